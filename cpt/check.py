@@ -1,0 +1,19 @@
+"""`cpt check`: every mistake of a recipe before GPU time is spent; shape and sense answer before torch is imported."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cpt.recipe.load import load_recipe
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
+) -> None:
+    """The three gates: shape, sense, reality."""
+    loaded = load_recipe(recipe, overrides or (), lora=lora)
+    raise typer.Exit(import_module("cpt.preflight").report(recipe, loaded))

@@ -1,0 +1,1 @@
+"""What a checkpoint becomes: an exported model."""

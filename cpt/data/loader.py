@@ -1,0 +1,55 @@
+"""Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the run was resumed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from cpt.data.collators import stack_rows
+from cpt.data.rows import Row
+
+
+class RankSampler(Sampler[int]):
+    """Global row numbers in the order in which one rank reads them."""
+
+    def __init__(self, *, micro_batch: int, num_micro_batches: int, rank: int, world_size: int, first_row: int) -> None:
+        self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
+        self.rank, self.world_size, self.first_row = rank, world_size, first_row
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.num_micro_batches):
+            first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
+            yield from range(first, first + self.micro_batch)
+
+    def __len__(self) -> int:
+        return self.num_micro_batches * self.micro_batch
+
+
+class CPTDataLoader(DataLoader[Row]):
+    """This rank's micro-batches of the rows from `first_row` to `rows_in_all`.
+
+    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. Resuming is `first_row` = rows
+    trained so far: nothing is read again. Every rank has equally many micro-batches; rows that are too few for one on each are left out.
+
+    Args:
+        rows: indexable by global row number: `PreparedData.rows`.
+        micro_batch: rows in a batch.
+        rows_in_all: where the run ends, counted from its very beginning.
+        torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset[Row],
+        *,
+        micro_batch: int,
+        rows_in_all: int,
+        rank: int = 0,
+        world_size: int = 1,
+        first_row: int = 0,
+        **torch_loader_options: Any,
+    ) -> None:
+        rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
+        sampler = RankSampler(micro_batch=micro_batch, num_micro_batches=rounds, rank=rank, world_size=world_size, first_row=first_row)
+        options = {"collate_fn": stack_rows, **torch_loader_options}
+        super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)

@@ -1,0 +1,155 @@
+"""The demo's corpus, out of what every Python installation carries: code as the domain, prose as general text.
+
+Domain: the standard library's sources, docstrings taken out. General: those docstrings, the language reference of `pydoc_data`,
+the licence and other text files. So the two sets share no text. A file is held out, or trained on, as a whole, with its code and its
+docstrings on the same side, and a passage that occurs twice is kept only once, so that nothing held out is seen in training.
+"""
+
+import ast
+import hashlib
+import json
+import re
+import sysconfig
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["domain", "general"]
+Part = Literal["train", "held_out"]
+
+HELD_OUT_PERCENT = 10
+MIN_CHARACTERS = 200
+MAX_CHARACTERS = 2000  # documents close at the first passage beyond this; a longer class or paragraph stays whole
+SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
+# Tables and generated text, tests (many distributions leave them out), and what is not the standard library at all.
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "lib2to3"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where the four jsonl files lie, and how many documents and UTF-8 bytes each holds."""
+
+    files: dict[tuple[Kind, Part], Path]
+    documents: dict[tuple[Kind, Part], int]
+    num_bytes: dict[tuple[Kind, Part], int]
+
+
+def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
+    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`.
+
+    Args:
+        library: the folder to read; by default this Python's standard library.
+    """
+    library = library or Path(sysconfig.get_path("stdlib"))
+    documents: dict[tuple[Kind, Part], list[str]] = {(k, p): [] for k in ("domain", "general") for p in ("train", "held_out")}  # type: ignore[misc]
+    seen: set[str] = set()
+    for name, kind, passages in read_library(library):
+        part: Part = "held_out" if is_held_out(name) else "train"
+        documents[kind, part] += join_passages(first_occurrences(passages, seen))
+    files = {}
+    for (kind, part), texts in documents.items():
+        path = files[kind, part] = folder / kind / f"{part}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return Corpus(
+        files=files,
+        documents={key: len(texts) for key, texts in documents.items()},
+        num_bytes={key: sum(len(text.encode()) for text in texts) for key, texts in documents.items()},
+    )
+
+
+def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
+    """Name, kind and passages of every readable file, in the order of their names."""
+    topics = library / "pydoc_data" / "topics.py"
+    if topics.exists():
+        for name, text in sorted(read_topics(topics).items()):
+            yield f"topic {name}", "general", paragraphs(text)
+    for path in sorted(library.rglob("*")):
+        name = path.relative_to(library).as_posix()
+        if path.suffix not in (".py", ".txt") or SKIPPED_FOLDERS & set(path.relative_to(library).parts) or name.startswith("_sysconfigdata"):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            code, docstrings = split_code(text) if path.suffix == ".py" else ([], paragraphs(text))
+        except (UnicodeDecodeError, SyntaxError):
+            continue  # a handful of files are there to be in another encoding, or to be wrong
+        yield name, "general", docstrings
+        yield name, "domain", code
+
+
+def read_topics(path: Path) -> dict[str, str]:
+    """The language reference that `help("topic")` prints: one literal dict in a module."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return ast.literal_eval(node.value)
+    return {}
+
+
+def split_code(text: str) -> tuple[list[str], list[str]]:
+    """A module as (its top-level statements without docstrings, the paragraphs of its docstrings)."""
+    tree = ast.parse(text)
+    lines: list[str | None] = [*text.splitlines()]
+    docstrings: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            docstrings += paragraphs(ast.get_docstring(node) or "")
+            take_out(lines, node.body[0], leave_pass=len(node.body) == 1)
+    starts = [min([node.lineno, *(d.lineno for d in decorators(node))]) - 1 for node in tree.body]
+    ends = [*starts[1:], len(lines)] if starts else []
+    statements = ["\n".join(line for line in lines[start:end] if line is not None) for start, end in zip(starts, ends, strict=True)]
+    return [re.sub(r"\n{4,}", "\n\n\n", statement.rstrip()) for statement in statements if statement.strip()], docstrings
+
+
+def decorators(node: ast.stmt) -> list[ast.expr]:
+    """The decorators above a definition: it begins with them."""
+    return node.decorator_list if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else []
+
+
+def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> None:
+    """Replace the lines of a docstring by None, in place; where it was the whole body, `pass` takes its place."""
+    assert docstring.end_lineno is not None
+    assert docstring.end_col_offset is not None
+    first, last = docstring.lineno - 1, docstring.end_lineno - 1
+    # Offsets count UTF-8 bytes. Code may stand on the same line: `def f(): "Do nothing."`
+    before = (lines[first] or "").encode()[: docstring.col_offset].decode()
+    after = (lines[last] or "").encode()[docstring.end_col_offset :].decode().lstrip("; ")
+    lines[first : last + 1] = [None] * (last + 1 - first)
+    rest = before + ("pass  " if leave_pass else "") + after
+    if rest.strip():
+        lines[first] = rest.rstrip()
+    elif last + 1 < len(lines) and not (lines[last + 1] or "").strip():
+        lines[last + 1] = None  # the blank line between the docstring and the code
+
+
+def paragraphs(text: str) -> list[str]:
+    """Passages between blank lines, with the common indentation taken off."""
+    return [block.rstrip() for block in re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip())) if block.strip()]
+
+
+def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:
+    """Leave out passages that came before anywhere; whitespace does not make a difference."""
+    for passage in passages:
+        key = " ".join(passage.split())
+        if len(key) < SHORT_PASSAGE:
+            yield passage
+        elif key not in seen:
+            seen.add(key)
+            yield passage
+
+
+def join_passages(passages: Iterable[str]) -> list[str]:
+    """Documents of neighbouring passages, about MAX_CHARACTERS long; what stays under MIN_CHARACTERS is dropped."""
+    documents: list[list[str]] = [[]]
+    for passage in passages:
+        documents[-1].append(passage)
+        if sum(map(len, documents[-1])) > MAX_CHARACTERS:
+            documents.append([])
+    texts = ("\n\n".join(document) for document in documents)
+    return [text for text in texts if len(text) >= MIN_CHARACTERS]
+
+
+def is_held_out(name: str) -> bool:
+    """One file in ten, by the hash of its name: the same on every machine."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT

@@ -1,0 +1,1 @@
+"""What a model is judged by: held-out text and samples."""

@@ -1,0 +1,106 @@
+"""The one door for users' code: a built-in's name, or `package.module:function`."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from difflib import SequenceMatcher
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cpt.errors import RecipeError
+
+
+def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The `kind` called `name`: `find("optimizer", "adamw", OPTIMIZERS)`.
+
+    Raises:
+        RecipeError: nothing has that name, or the user's module cannot be imported.
+    """
+    if name in built_in:
+        return built_in[name]
+    if ":" in name:
+        return import_named(name)
+    raise RecipeError(
+        f"no {kind} called `{name}`.{did_you_mean(name, built_in)} "
+        f"Built in: {', '.join(built_in)}. Your own: `package.module:function`."
+    )
+
+
+def import_named(name: str) -> Any:
+    """The object `package.module:attribute`; the folder that the command was started in counts as importable."""
+    module_name, _, attribute = name.partition(":")
+    module = import_user_module(module_name)
+    if not hasattr(module, attribute):
+        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}")
+    return getattr(module, attribute)
+
+
+def import_user_module(name: str) -> Any:
+    """Import the user's module `package.module`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module(name)
+    except ImportError as problem:
+        raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages.") from problem
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, object], key: str, given: Iterable[str] = ()) -> None:
+    """Refuse options that `function` does not take by name, and report those it needs, before anything is built.
+
+    Args:
+        key: where the options stand in the recipe, for the message: `optimizer`.
+        given: the keyword arguments that cpt itself passes by name.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise RecipeError(f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`.")
+    by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
+    for option in options:
+        if option not in by_name:
+            raise RecipeError(
+                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, by_name)} "
+                f"It takes: {', '.join(by_name) or 'none'}."
+            )
+    missing = [name for name, p in by_name.items() if p.default is p.empty and name not in options]
+    if missing:
+        raise RecipeError(f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__}).")
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """` Did you mean `x`?` or nothing."""
+    close = closest(name, choices)
+    return f" Did you mean `{close}`?" if close else ""
+
+
+def closest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that `name` was probably meant to be: few slips of the fingers away, or else much alike."""
+    word = simplified(name)
+    ranked = sorted((slips(word, simplified(choice)), -SequenceMatcher(None, name, choice).ratio(), choice) for choice in set(choices))
+    if not ranked:
+        return None
+    num_slips, unlikeness, choice = ranked[0]
+    is_near = num_slips <= (1 if len(word) < 4 else 2 if len(word) < 8 else 3)
+    return choice if is_near or -unlikeness > 0.75 else None
+
+
+def simplified(name: str) -> str:
+    """Without what writers vary: case and hyphens."""
+    return name.replace("-", "_").lower()
+
+
+def slips(word: str, other: str) -> int:
+    """How many letters changed, added, left out or swapped with their neighbour lie between two words."""
+    before: list[int] = []
+    above = list(range(len(other) + 1))
+    for i, letter in enumerate(word, start=1):
+        row = [i]
+        for j, wanted in enumerate(other, start=1):
+            cost = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == wanted:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, above = above, row
+    return above[-1]

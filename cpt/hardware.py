@@ -1,0 +1,138 @@
+"""What this machine has: GPUs, memory, disk, cores, compilers. Asks the system, not torch."""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cpt.errors import ResourceError
+
+GIB = 2**30
+CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+SHARED_MEMORY = Path("/dev/shm")
+INSTALL_LINES = {"g++": "apt-get install g++", "ninja": "pip install ninja"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU as its driver describes it."""
+
+    name: str
+    memory_gib: float
+    free_gib: float
+    driver: str
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run can count on here."""
+
+    gpus: list[Gpu]
+    cpu_cores: int
+    host_memory_gib: float
+    free_host_memory_gib: float
+    shared_memory_gib: float | None
+    free_disk_gib: float
+    programs: dict[str, str | None]
+
+
+def describe_machine(folder: Path = Path()) -> Machine:
+    """Everything at once; the disk is the one that `folder` lies on."""
+    return Machine(
+        gpus=find_gpus(),
+        cpu_cores=count_cpu_cores(),
+        host_memory_gib=host_memory_gib(),
+        free_host_memory_gib=min(psutil.virtual_memory().available / GIB, host_memory_gib()),
+        shared_memory_gib=shared_memory_gib(),
+        free_disk_gib=free_disk_gib(folder),
+        programs={name: find_program(name) for name in ("g++", "ninja", "nvcc")},
+    )
+
+
+def find_gpus() -> list[Gpu]:
+    """The NVIDIA GPUs that the driver shows; CUDA_VISIBLE_DEVICES does not hide any of them here."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs or a broken install: as good as no GPU
+        return []
+    return [parse_gpu(line) for line in answer.stdout.splitlines() if answer.returncode == 0 and line.count(",") == 4]
+
+
+def parse_gpu(line: str) -> Gpu:
+    """`NVIDIA H100 80GB HBM3, 81559, 80994, 580.95.05, 9.0`; the memory is in MiB."""
+    name, total, free, driver, capability = (cell.strip() for cell in line.split(","))
+    return Gpu(name, mib_in_gib(total), mib_in_gib(free), driver, capability)
+
+
+def mib_in_gib(cell: str) -> float:
+    """`[N/A]`, as GPUs with unified memory answer, counts as none."""
+    return float(cell) / 1024 if cell.replace(".", "", 1).isdigit() else 0.0
+
+
+def count_cpu_cores() -> int:
+    """Cores this process may use: its affinity and the container's quota considered."""
+    cores = len(os.sched_getaffinity(0))
+    if CGROUP_CPU_LIMIT.exists():
+        quota, period = CGROUP_CPU_LIMIT.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def host_memory_gib() -> float:
+    """Memory of the host, or of the container where it has less."""
+    total: int = psutil.virtual_memory().total
+    for limit in CGROUP_MEMORY_LIMITS:
+        if limit.exists() and (text := limit.read_text().strip()) != "max":
+            total = min(total, int(text))
+    return total / GIB
+
+
+def shared_memory_gib() -> float | None:
+    """Size of /dev/shm, which data workers and NCCL use; None where there is none."""
+    return shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.exists() else None
+
+
+def free_disk_gib(folder: Path) -> float:
+    """Free space where `folder` lies, or will lie once it is made."""
+    return shutil.disk_usage(nearest_existing(folder)).free / GIB
+
+
+def nearest_existing(folder: Path) -> Path:
+    """`folder`, or the first of its parents that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def find_program(name: str) -> str | None:
+    """Where `name` is: on the PATH, or beside this Python (a virtual environment that is not activated)."""
+    return shutil.which(name) or shutil.which(name, path=scripts_folder())
+
+
+def require_programs(*names: str, reason: str) -> None:
+    """Refuse to go on without the programs.
+
+    Args:
+        reason: what needs them, as the beginning of the message: `DeepSpeed on a CPU compiles its communication`.
+
+    Raises:
+        ResourceError: names each one that is missing, with its install line.
+    """
+    missing = [name for name in names if not find_program(name)]
+    if missing:
+        lines = "; ".join(INSTALL_LINES[name] for name in missing)
+        raise ResourceError(f"{reason} and needs {' and '.join(missing)}, not found here. Install: {lines}")
+
+
+def scripts_folder() -> str:
+    """The folder of this Python's own programs."""
+    return sysconfig.get_path("scripts")

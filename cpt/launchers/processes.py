@@ -1,0 +1,192 @@
+"""Join the run's processes: what the launcher did not set up is set up here, before the model is built."""
+
+import json
+import logging
+import os
+import shutil
+import socket
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import DeepSpeedPlugin
+
+from cpt.errors import LaunchError, ResourceError
+from cpt.hardware import Gpu, find_gpus, require_programs, scripts_folder
+from cpt.launchers.lost_processes import refuse_lost_processes
+from cpt.ranks import rank, world_size
+
+log = logging.getLogger(__name__)
+
+WITHOUT_PEER_TO_PEER = "RTX 40"  # NCCL hangs or fails between such cards unless it is told not to try
+DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
+
+
+@dataclass(frozen=True)
+class LaunchedAs:
+    """How this run was started."""
+
+    launcher: str
+    """accelerate, torchrun, deepspeed, or python where nothing but Python started it."""
+    rank: int
+    world_size: int
+    on_cpu: bool
+    """Train on the CPU: no accelerator here, or the recipe says so."""
+    deepspeed_config: str | dict[str, Any] | None
+    """What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config."""
+
+
+def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
+    """Make this process part of the run; call it before anything of the model or the data.
+
+    Args:
+        training: the recipe's `training:` section.
+
+    Raises:
+        LaunchError: the launcher started less than it was told to, or contradicts the recipe.
+        ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
+    """
+    refuse_lost_processes()
+    refuse_half_an_environment()
+    refuse_another_precision(training)
+    deepspeed_config = agree_on_deepspeed(training)
+    on_cpu = bool(training.get("use_cpu")) or os.environ.get("ACCELERATE_USE_CPU") == "True" or not torch.cuda.is_available()
+    launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config)
+    timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
+    quiet_known_noise()
+    if not on_cpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        turn_off_missing_links(find_gpus())
+    if deepspeed_config is not None:
+        prepare_deepspeed(on_cpu)
+    if deepspeed_config is not None or launched.world_size > 1:
+        start_process_group(on_cpu, timeout)
+    if deepspeed_config is not None:
+        hand_over_to_deepspeed(on_cpu, timeout)
+    return launched
+
+
+def name_of_launcher() -> str:
+    """Read from what each launcher leaves in the environment; accelerate uses torchrun inside."""
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return "accelerate"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun"
+    return "deepspeed" if "CROSS_SIZE" in os.environ else "python"
+
+
+def refuse_half_an_environment() -> None:
+    """WORLD_SIZE without RANK would make every process the main one."""
+    if world_size() > 1 and "RANK" not in os.environ:
+        raise LaunchError(
+            f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or set both."
+        )
+
+
+def refuse_another_precision(training: Mapping[str, Any]) -> None:
+    """transformers takes accelerate's precision where the recipe names none: then the launch would change the run."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no" and not training.get(precision):
+        raise LaunchError(
+            f"accelerate was started with mixed_precision {precision}, which the recipe does not ask for. "
+            f"Write `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
+        )
+
+
+def agree_on_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
+    """The DeepSpeed config of the recipe or of accelerate; both may name one only when they are equal."""
+    from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return from_recipe
+    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    from_accelerate = file or config_of_accelerate()
+    if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
+        named = file or "the values in its own config"
+        raise LaunchError(
+            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {named}, which differs. "
+            "Keep one: take `deepspeed` out of the recipe, or `deepspeed_config` out of accelerate's config."
+        )
+    return from_accelerate if from_recipe is None else from_recipe
+
+
+def config_of_accelerate() -> dict[str, Any]:
+    """The config that accelerate makes of `zero_stage` and the like; what it leaves out follows the recipe."""
+    config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
+    del config["steps_per_print"]  # infinite, which the Trainer sets again by itself
+    return {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_force_ds_cpu_optimizer": False, **config}
+
+
+def contents(config: str | dict[str, Any]) -> dict[str, Any]:
+    """What the config says, wherever it is written."""
+    if isinstance(config, dict):
+        return config
+    try:
+        read: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as problem:
+        raise LaunchError(f"DeepSpeed config {config}: {problem}") from problem
+    return read
+
+
+def quiet_known_noise() -> None:
+    """torch warns hundreds of times that DeepSpeed calls collectives by their old names."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*")
+
+
+def turn_off_missing_links(gpus: list[Gpu]) -> None:
+    """Tell NCCL what two or more RTX 4090 lack; `accelerate launch` does so by itself, torchrun and deepspeed do not."""
+    if len(gpus) < 2 or not any(WITHOUT_PEER_TO_PEER in gpu.name for gpu in gpus):
+        return
+    for variable in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"):
+        if variable not in os.environ:
+            os.environ[variable] = "1"
+            log.info("%s=1: cards of the RTX 40 series have no peer-to-peer.", variable)
+
+
+def prepare_deepspeed(on_cpu: bool) -> None:
+    """What DeepSpeed expects to find before it is imported: its device, a compiler, and a launcher's variables."""
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
+    if not shutil.which("ninja"):  # torch looks for it on the PATH only, where a virtual environment may be missing
+        os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    if "RANK" not in os.environ:
+        alone["MASTER_PORT"] = str(free_port())
+    for variable, value in alone.items():
+        os.environ.setdefault(variable, value)
+
+
+def free_port() -> int:
+    """A port that nothing on this machine listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
+    """Connect the processes: gloo for what lies in host memory, NCCL for the GPUs."""
+    if dist.is_initialized():
+        return
+    try:
+        dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise LaunchError(f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}") from problem
+
+
+def hand_over_to_deepspeed(on_cpu: bool, timeout: timedelta) -> None:
+    """Let DeepSpeed know the processes before the model is built: ZeRO-3 would build it for a world of one."""
+    try:
+        import deepspeed  # reads DS_ACCELERATOR when it is imported
+    except ImportError as problem:
+        raise ResourceError(
+            f"the recipe uses DeepSpeed, which cannot be imported: {problem}. Install it: pip install deepspeed"
+        ) from problem
+    deepspeed.init_distributed(dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, timeout=timeout, verbose=False)

@@ -1,0 +1,166 @@
+"""From the recipe's `model:` section to the model that is trained."""
+
+import logging
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from cpt.errors import CheckpointError, RecipeError
+from cpt.models.adapters import add_lora
+from cpt.models.attention import choose_attention
+from cpt.models.config import STATE_DICTS, load_config
+from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
+from cpt.models.hashes import check_hashes
+from cpt.models.inventory import count_model_parameters, vocabulary_size
+from cpt.models.rules import is_local
+from cpt.models.zero3 import build_partitioned
+from cpt.ranks import main_process_first
+from cpt.recipe.schema import Model
+
+logger = logging.getLogger(__name__)
+
+ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it: a shape that tensor cores take whole
+
+
+def build_model(
+    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel | PeftModel:
+    """Build the model, from weights or from scratch, ready for training.
+
+    Args:
+        model: the recipe's section.
+        tokenizer: decides how many tokens the model must know.
+        seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
+        dtype: what `dtype: auto` means in this run.
+
+    Raises:
+        RecipeError: the section contradicts itself, the weights or the tokenizer.
+        CheckpointError: weights are missing, damaged, or not those that `hashes` names.
+        ResourceError: the Hub, a package or a GPU that is needed is not there.
+    """
+    config = load_config(model)
+    if model.hashes:
+        main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
+    _check_vocabulary(model, config, tokenizer)
+    config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
+    if vars(config).get("router_aux_loss_coef"):
+        config.output_router_logits = True  # else transformers computes no balance loss
+
+    def build_whole() -> PreTrainedModel:
+        return _build_whole(model, config, tokenizer, getattr(torch, model.dtype) if model.dtype != "auto" else dtype)
+
+    with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
+        torch.manual_seed(seed)
+        built = build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
+        torch.manual_seed(seed)
+        return built if model.lora is None else add_lora(built, model.lora)
+
+
+def _build_whole(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
+    attention = _attention(model, config)
+    if model.from_scratch:
+        # Drawn in fp32 and then rounded: the same weights in every dtype.
+        built = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=model.trust_remote_code
+        ).to(dtype)
+        built.config.dtype = dtype
+        _take_special_tokens(built, tokenizer)
+    else:
+        built = _load_weights(model, config, attention, dtype)
+    _check_parameters(model, built)
+    if len(tokenizer) > vocabulary_size(config):
+        built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
+        logger.info("vocabulary grown to %d tokens; the new rows start near the mean of the old", len(tokenizer))
+    return built
+
+
+def _attention(model: Model, config: PreTrainedConfig) -> str | None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if model.trust_remote_code:
+            return None if model.attention == "auto" else model.attention
+        raise RecipeError(f"model.config.model_type: `{config.model_type}` is no causal language model, so it cannot be trained here.")
+    return choose_attention(model.attention, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+
+
+def _load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype) -> PreTrainedModel:
+    path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
+    try:
+        if state_dict := _converted_weights(path, model, config):
+            source = {"pretrained_model_name_or_path": None, "state_dict": state_dict}
+        else:
+            source = {"pretrained_model_name_or_path": path, "revision": model.revision or "main"}
+        built, info = AutoModelForCausalLM.from_pretrained(
+            **source,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
+        raise CheckpointError(
+            f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy the files again."
+        ) from problem
+    if missing := sorted(info["missing_keys"]):
+        raise CheckpointError(
+            f"model.path: {path} lacks {len(missing)} of the model's tensors ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). "
+            "They would be random. Fetch the files again, or give the config that the weights were trained with."
+        )
+    if unexpected := sorted(info["unexpected_keys"]):
+        logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), ", ".join(unexpected[:5]))
+    return built
+
+
+def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dict[str, torch.Tensor] | None:
+    """The tensors where they cannot be loaded as they lie: a bare state dict, or a published GPT-2 whose rows must be padded."""
+    if Path(path).suffix in STATE_DICTS:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(config, CptGPT2Config):
+        return None
+    published = AutoConfig.from_pretrained(path, revision=model.revision or "main")
+    if published.model_type == config.model_type:
+        return None
+    whole = AutoModelForCausalLM.from_pretrained(path, revision=model.revision or "main")
+    return pad_vocabulary(whole.state_dict(), config.vocab_size)
+
+
+def _take_special_tokens(built: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """New weights know no token yet, so bos, eos and pad are the tokenizer's, and not those that the config was published with."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(tokenizer, name)
+        setattr(built.config, name, token)
+        if built.generation_config is not None:
+            setattr(built.generation_config, name, token)
+
+
+def _check_vocabulary(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    known = vocabulary_size(config)
+    if len(tokenizer) > known and not model.resize_embeddings:
+        raise RecipeError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}: token ids past {known - 1} have no embedding. "
+            "Set `model.resize_embeddings: true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
+        )
+
+
+def _check_parameters(model: Model, built: PreTrainedModel) -> None:
+    if model.parameters is None and model.active_parameters is None:
+        return
+    count = count_model_parameters(built)
+    for key, expected, actual in (
+        ("parameters", model.parameters, count.total),
+        ("active_parameters", model.active_parameters, count.active),
+    ):
+        if expected is not None and expected != actual:
+            raise RecipeError(f"model.{key} says {expected:,}, the built model has {actual:,}. Correct model.config or model.{key}.")

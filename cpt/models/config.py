@@ -1,0 +1,174 @@
+"""Which architecture a `model:` section means: its config, without opening any weights."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean, import_user_module
+from cpt.models.families.gpt2 import CptGPT2Config
+from cpt.models.families.native import ACCEPTS
+from cpt.models.families.register import FAMILIES, register_families
+from cpt.models.rules import check_model_section, is_local, nemo_remedy
+from cpt.recipe.schema import Model
+
+# Keys of published config.json files that transformers renames or folds into others when it reads them.
+ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
+LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
+UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
+STATE_DICTS = (".pth", ".pt")
+
+
+def load_config(model: Model) -> PreTrainedConfig:
+    """The config of the model that `build_model` will build.
+
+    Raises:
+        RecipeError: the section contradicts itself, names nothing that exists, or the weights have another shape than `config` says.
+        ResourceError: the Hub cannot be reached, or wants a login.
+    """
+    register_families()
+    if model.import_ is not None:
+        import_user_module(model.import_)
+    if problems := check_model_section(model):
+        raise RecipeError("\n".join(problems))
+    written = None if model.config is None else config_from(model.config)
+    if model.from_scratch and written is not None:
+        return written
+    assert model.path is not None  # check_model_section has seen to it
+    if Path(model.path).suffix in STATE_DICTS:
+        return _config_beside_state_dict(model.path, written)
+    found = read_config(model)
+    if written is None or model.config is None:
+        return found
+    if found.model_type in ACCEPTS.get(written.model_type, ()):
+        found = _adopt(found, written)
+    _compare(model.config, written, found, model.path)
+    return found
+
+
+def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
+    """A config object from a recipe's `model.config`.
+
+    Raises:
+        RecipeError: the model type or a key is unknown, or a value has the wrong type.
+    """
+    register_families()
+    values = dict(written)
+    model_type = values.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        known = [*FAMILIES, *CONFIG_MAPPING.keys()]
+        raise RecipeError(
+            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} "
+            f"Ours: {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through `model.import`."
+        )
+    _check_keys(model_type, values)
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (StrictDataclassError, TypeError, ValueError, KeyError) as problem:
+        raise RecipeError(f"model.config ({model_type}): {' '.join(str(problem).split())}") from problem
+
+
+def read_config(model: Model) -> PreTrainedConfig:
+    """The config.json of the folder or Hub id.
+
+    Raises:
+        RecipeError: there is none, or it is of no known model type.
+        ResourceError: the Hub cannot be reached, or wants a login.
+    """
+    path = str(model.path)
+    if is_local(path):
+        _check_folder(path)
+        path = str(Path(path).expanduser())
+    try:
+        return AutoConfig.from_pretrained(path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code)
+    except OSError as problem:
+        raise _hub_error(path, model.revision, problem) from problem
+    except (ValueError, KeyError, StrictDataclassError) as problem:
+        reason = str(problem).split("\n")[0]
+        raise RecipeError(
+            f"model.path: the config.json of {path} cannot be read: {reason} "
+            "If its code comes with the weights, set model.trust_remote_code and model.revision; if it is yours, `model.import`."
+        ) from problem
+
+
+def _check_folder(path: str) -> None:
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise RecipeError(f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub.")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        if list(folder.glob("*.nemo")):
+            raise RecipeError(nemo_remedy(path, known_to_be_nemo=True))
+        raise RecipeError(f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained.")
+
+
+def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError | ResourceError:
+    cause: BaseException | None = problem
+    while cause is not None and not isinstance(cause, HfHubHTTPError | EntryNotFoundError):
+        cause = cause.__cause__
+    if isinstance(cause, GatedRepoError):
+        return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
+    if isinstance(cause, RepositoryNotFoundError):
+        return RecipeError(f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here.")
+    if isinstance(cause, EntryNotFoundError) and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
+        return RecipeError(nemo)
+    return ResourceError(
+        f"model.path: {path} is not a folder here, not in the Hub cache, and the Hub gives no config.json for it. "
+        f"With a network run: hf download {path}, or give the path of a local folder. ({' '.join(str(problem).split())[:200]})"
+    )
+
+
+def _has_nemo_file(path: str, revision: str | None) -> bool:
+    from huggingface_hub import list_repo_files
+
+    try:
+        return any(name.endswith(".nemo") for name in list_repo_files(path, revision=revision))
+    except (HfHubHTTPError, OSError):
+        return False
+
+
+def _config_beside_state_dict(path: str, written: PreTrainedConfig | None) -> PreTrainedConfig:
+    if not Path(path).expanduser().is_file():
+        raise RecipeError(f"model.path: {path} does not exist.")
+    if written is None:
+        raise RecipeError(f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`, ...).")
+    return written
+
+
+def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
+    """transformers takes any key in silence; a misspelt one would leave its default in place."""
+    config_class = CONFIG_MAPPING[model_type]
+    if not dataclasses.is_dataclass(config_class) or not config_class.__module__.startswith(("transformers.", "cpt.")):
+        return  # a user's own class may take what it likes
+    known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map) | LEGACY_KEYS | UNDECLARED_KEYS
+    for key in values:
+        if key not in known:
+            raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, known)}")
+
+
+def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
+    """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be compared."""
+    if found.model_type == "minimind":  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
+        return written
+    own = type(written)
+    values = {field.name: getattr(found, field.name) for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
+    if isinstance(written, CptGPT2Config):
+        values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
+        values |= {name: getattr(written, name) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return own(**values | {"architectures": None})
+
+
+def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
+    """Only what stands in the recipe is compared."""
+    names = {"rope_parameters" if key in ROPE_KEYS else key for key in keys} - {"torch_dtype", "architectures"}
+    differing = [name for name in sorted(names) if getattr(written, name) != getattr(found, name, None)]
+    if differing:
+        lines = [f"  {name}: {getattr(written, name)} in model.config, {getattr(found, name, 'absent')} in {path}" for name in differing]
+        raise RecipeError(
+            f"model.config is not the shape of {path}:\n"
+            + "\n".join(lines)
+            + "\nCorrect model.config, remove it, or say `model.from_scratch: true` to draw new weights of that shape."
+        )

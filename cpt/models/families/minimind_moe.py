@@ -1,0 +1,227 @@
+"""MiniMind's mixtures of experts: MiniMind2's has shared experts on Llama's attention, MiniMind-3's is a Qwen3-MoE."""
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, LlamaModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import initialization as init
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaPreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder
+
+
+def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
+    """How unevenly the experts are used, without a coefficient: 1 for each layer that uses them evenly.
+
+    Per layer: experts x sum over the experts of (share of the choices x mean score), as in MiniMind's code. MiniMind2 counts within
+    each sequence (`seq_aux`) and then takes the mean, MiniMind-3 counts over the whole batch.
+
+    Args:
+        router_logits: per layer [B x T, E].
+        top_k: experts that a token chooses.
+        num_sequences: B to count within each sequence, 1 to count over the whole batch.
+    """
+    total = torch.zeros((), device=router_logits[0].device)
+    for logits in router_logits:
+        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])  # B sequences, T tokens, E experts
+        chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
+        total = total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
+    return total
+
+
+class BalancedForCausalLM:
+    """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers' MoEs have it."""
+
+    def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
+        """The family's way to count."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        output_router_logits: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> MoeCausalLMOutputWithPast:
+        """Arguments and outputs are those of transformers' Qwen3MoeForCausalLM."""
+        wants_router_logits = self.config.output_router_logits if output_router_logits is None else output_router_logits
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_router_logits=wants_router_logits,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[:, kept, :])
+
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        aux_loss = None
+        if wants_router_logits and self.training:
+            aux_loss = self.balance(outputs.router_logits, num_sequences=hidden_states.shape[0])
+            if loss is not None:
+                loss = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device)
+        return MoeCausalLMOutputWithPast(
+            loss=loss,
+            aux_loss=aux_loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            router_logits=outputs.get("router_logits"),
+        )
+
+
+@strict
+class MiniMind3MoEConfig(Qwen3MoeConfig):
+    """MiniMind-3's mixture (github.com/jingyaogong/minimind at d65ef2c); the defaults are its 198M model."""
+
+    model_type = "minimind3_moe"
+    default_theta = 1e6
+
+    vocab_size: int = 6400
+    hidden_size: int = 768
+    intermediate_size: int = 2432
+    moe_intermediate_size: int = 2432
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int | None = None  # hidden / heads, as MiniMind has it
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    num_experts: int = 4
+    num_experts_per_tok: int = 1
+    norm_topk_prob: bool = True
+    output_router_logits: bool = True
+    router_aux_loss_coef: float = 5e-4
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+
+class MiniMind3MoEForCausalLM(BalancedForCausalLM, Qwen3MoeForCausalLM):
+    """Qwen3-MoE's layers with MiniMind-3's balance loss."""
+
+    config: MiniMind3MoEConfig
+
+    def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
+        """Over the batch; each of a token's choices counts whole."""
+        top_k = self.config.num_experts_per_tok
+        return top_k * balance_loss(router_logits, top_k, num_sequences=1)
+
+
+class MiniMind2MoEConfig(LlamaConfig):
+    """MiniMind2's mixture (github.com/jingyaogong/minimind at c090b69); the defaults are its 145M model."""
+
+    model_type = "minimind2_moe"
+    default_theta = 1e6
+    attribute_map = {"num_local_experts": "num_experts"}
+
+    vocab_size: int = 6400
+    hidden_size: int = 640
+    intermediate_size: int = 1728  # of one expert, routed or shared
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = 2
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+    num_experts: int = 4
+    n_shared_experts: int = 1
+    num_experts_per_tok: int = 2
+    output_router_logits: bool = True
+    router_aux_loss_coef: float = 0.01
+
+    @property
+    def moe_intermediate_size(self) -> int:
+        """Width of one expert, by the name that transformers' expert layers read."""
+        return self.intermediate_size
+
+    @property
+    def norm_topk_prob(self) -> bool:
+        """The scores of a token's experts always add up to 1."""
+        return True
+
+
+class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
+    """Routed experts as Qwen3-MoE has them (softmax, top-k, renormalised), plus the experts that every token passes."""
+
+    def __init__(self, config: MiniMind2MoEConfig) -> None:
+        super().__init__(config)
+        self.shared_experts = nn.ModuleList(LlamaMLP(config) for _ in range(config.n_shared_experts))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        routed = super().forward(hidden_states)
+        return sum((shared(hidden_states) for shared in self.shared_experts), routed)
+
+
+class MiniMind2MoELayer(LlamaDecoderLayer):
+    """A Llama layer whose feed-forward part is the mixture."""
+
+    def __init__(self, config: MiniMind2MoEConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.mlp = MiniMind2MoEBlock(config)
+
+
+class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
+    """What transformers must know to record, split and initialise the layers."""
+
+    config: MiniMind2MoEConfig
+    _no_split_modules = ["MiniMind2MoELayer"]
+    _can_record_outputs = {
+        "router_logits": OutputRecorder(Qwen3MoeTopKRouter, index=0),
+        "hidden_states": MiniMind2MoELayer,
+        "attentions": LlamaAttention,
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Qwen3MoeExperts):
+            init.normal_(module.gate_up_proj, mean=0.0, std=self.config.initializer_range)
+            init.normal_(module.down_proj, mean=0.0, std=self.config.initializer_range)
+        elif isinstance(module, Qwen3MoeTopKRouter):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+
+
+class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
+    """Llama's forward pass over the mixture's layers."""
+
+    def __init__(self, config: MiniMind2MoEConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers))
+        self.post_init()
+
+
+class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, LlamaForCausalLM):
+    """MiniMind2's mixture with its head."""
+
+    def __init__(self, config: MiniMind2MoEConfig) -> None:
+        super(LlamaForCausalLM, self).__init__(config)  # LlamaForCausalLM's own __init__ would build Llama's layers first
+        self.model = MiniMind2MoEModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
+        """Within each sequence."""
+        return balance_loss(router_logits, self.config.num_experts_per_tok, num_sequences)

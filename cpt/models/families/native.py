@@ -1,0 +1,155 @@
+"""Each of our families under the transformers architecture that it equals: for export, and to start from published weights."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
+from transformers import (
+    GPT2Config,
+    GraniteMoeSharedConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from cpt.models.families.gpt2 import CptGPT2Config
+from cpt.models.families.minimind import MiniMind2Config, MiniMind3Config
+from cpt.models.families.minimind_moe import MiniMind2MoEConfig, MiniMind3MoEConfig
+
+StateDict = dict[str, torch.Tensor]
+
+# Our model type -> the model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls itself.
+ACCEPTS = {
+    "cpt-gpt2": ("gpt2",),
+    "minimind2": ("llama", "minimind"),
+    "minimind2_moe": ("minimind",),
+    "minimind3": ("qwen3", "minimind"),
+    "minimind3_moe": ("qwen3_moe", "minimind"),
+}
+
+
+def native_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
+    """The config of the transformers architecture with the same logits; None when `config` is not one of our families."""
+    match config:
+        case CptGPT2Config():
+            native = _same_fields(config, GPT2Config, "GPT2LMHeadModel")
+            native.vocab_size = config.unpadded_vocab_size
+            return native
+        case MiniMind2MoEConfig():
+            return _granite_config(config)
+        case MiniMind2Config():
+            return _same_fields(config, LlamaConfig, "LlamaForCausalLM")
+        case MiniMind3MoEConfig():
+            native = _same_fields(config, Qwen3MoeConfig, "Qwen3MoeForCausalLM")
+            native.output_router_logits = False
+            native.head_dim = config.head_dim  # Qwen3-MoE reads it, but does not declare it
+            return native
+        case MiniMind3Config():
+            return _same_fields(config, Qwen3Config, "Qwen3ForCausalLM")
+    return None
+
+
+def native_state_dict(config: PreTrainedConfig, state_dict: StateDict) -> StateDict:
+    """The tensors of a saved model of ours, as a checkpoint of the native architecture names and shapes them."""
+    match config:
+        case CptGPT2Config():
+            vocabulary = ("wte.weight", "lm_head.weight")
+            tokens = config.unpadded_vocab_size
+            return {name: t[:tokens].contiguous() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
+        case MiniMind2MoEConfig():
+            return _granite_state_dict(config, state_dict)
+    return state_dict
+
+
+def export_native(folder: Path) -> bool:
+    """Rewrite a saved model of ours in place, so that plain `from_pretrained` loads it without this package.
+
+    Returns:
+        False when the folder holds an architecture of transformers already (nothing is changed).
+    """
+    config_file = folder / "config.json"
+    written = json.loads(config_file.read_text())
+    config_class = CONFIG_CLASSES.get(written["model_type"])
+    if config_class is None:
+        return False
+    config = config_class.from_dict(written)
+    native = native_config(config)
+    assert native is not None, f"{config.model_type} has no native architecture"
+    if config.model_type in ("cpt-gpt2", "minimind2_moe"):  # the others have the very same tensors
+        _rewrite_weights(folder, lambda tensors: native_state_dict(config, tensors))
+    native.save_pretrained(folder)
+    return True
+
+
+CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
+    config_class.model_type: config_class
+    for config_class in (CptGPT2Config, MiniMind2Config, MiniMind2MoEConfig, MiniMind3Config, MiniMind3MoEConfig)
+}
+
+
+def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str) -> PreTrainedConfig:
+    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(native_class)}
+    values |= {"architectures": [architecture], "use_cache": True}
+    return native_class(**values)
+
+
+def _granite_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
+    """GraniteMoeShared with every multiplier at 1 is a Llama with routed and shared experts."""
+    shared = {field.name for field in dataclasses.fields(GraniteMoeSharedConfig)} & {field.name for field in dataclasses.fields(config)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    values |= {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "use_cache": True,
+        "attention_multiplier": config.head_dim**-0.5,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "num_local_experts": config.num_experts,
+        "shared_intermediate_size": config.intermediate_size * config.n_shared_experts,
+        "output_router_logits": False,
+    }
+    return GraniteMoeSharedConfig(**values)
+
+
+def _granite_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
+    renamed = {name: tensor for name, tensor in state_dict.items() if ".mlp." not in name}
+    for layer in range(config.num_hidden_layers):
+        ours, theirs = f"model.layers.{layer}.mlp", f"model.layers.{layer}"
+
+        def stack(part: str, dim: int, group: str, count: int, ours: str = ours) -> torch.Tensor:
+            tensors = [state_dict[f"{ours}.{group}.{index}.{part}_proj.weight"] for index in range(count)]
+            return torch.stack(tensors) if group == "experts" else torch.cat(tensors, dim=dim)
+
+        moe, experts, shared = f"{theirs}.block_sparse_moe", config.num_experts, config.n_shared_experts
+        renamed[f"{moe}.router.layer.weight"] = state_dict[f"{ours}.gate.weight"]
+        renamed[f"{moe}.input_linear.weight"] = torch.cat([stack(p, 0, "experts", experts) for p in ("gate", "up")], dim=1)
+        renamed[f"{moe}.output_linear.weight"] = stack("down", 0, "experts", experts)
+        if shared == 0:
+            continue
+        # Several shared experts side by side are one wide expert.
+        renamed[f"{theirs}.shared_mlp.input_linear.weight"] = torch.cat([stack(p, 0, "shared_experts", shared) for p in ("gate", "up")])
+        renamed[f"{theirs}.shared_mlp.output_linear.weight"] = stack("down", 1, "shared_experts", shared)
+    return renamed
+
+
+def _rewrite_weights(folder: Path, convert: Callable[[StateDict], StateDict]) -> None:
+    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest size."""
+    old_files = sorted(folder.glob("model*.safetensors"))
+    tensors: StateDict = {}
+    for file in old_files:
+        tensors |= load_file(file)
+    largest = max(file.stat().st_size for file in old_files)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        save_torch_state_dict(convert(tensors), scratch, max_shard_size=largest, metadata={"format": "pt"})
+        for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
+            file.unlink()
+        for file in Path(scratch).iterdir():
+            shutil.move(file, folder / file.name)

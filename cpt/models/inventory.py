@@ -1,0 +1,73 @@
+"""What a model contains, told from its config alone: parameters, active parameters, whether packed documents stay apart."""
+
+import inspect
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from cpt.models.families.register import register_families
+from cpt.models.zero3 import without_zero3
+
+# State that runs along the row: such layers carry one document into the next, whatever the attention mask says.
+RECURRENT = re.compile(
+    r"mamba|ssm|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Numbers of parameters; a tied head counts once."""
+
+    total: int
+    active: int
+    """Those that one token passes through: all but the experts that the router does not choose (embeddings included)."""
+
+
+def count_parameters(config: PreTrainedConfig) -> ParameterCount:
+    """Count on the meta device: no memory, about a second for any size."""
+    return count_model_parameters(build_on_meta(config))
+
+
+def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
+    """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    idle = sum(
+        parameter.numel() * (1 - model.config.num_experts_per_tok / _number_of_experts(model.config))
+        for name, parameter in model.named_parameters()
+        if ".experts." in name
+    )
+    return ParameterCount(total=total, active=total - round(idle))
+
+
+def isolates_documents(config: PreTrainedConfig) -> bool:
+    """True when position_ids that restart keep the documents of a packed row apart (no mask given, no cache).
+
+    False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear attention): those
+    would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where `forward` takes no position_ids.
+    """
+    model = build_on_meta(config)
+    along_the_row = any(isinstance(module, nn.Conv1d) or RECURRENT.search(type(module).__name__) for module in model.modules())
+    return not along_the_row and "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def vocabulary_size(config: PreTrainedConfig) -> int:
+    """How many token ids the model knows: its embedding's rows, without those that our GPT-2 only pads with."""
+    return getattr(config, "unpadded_vocab_size", config.vocab_size)
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without its weights."""
+    register_families()
+    with without_zero3(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _number_of_experts(config: PreTrainedConfig) -> int:
+    # transformers has three names for it; most configs know more than one of them
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if (number := getattr(config, name, None)) is not None:
+            return number
+    raise ValueError(f"{config.model_type} has experts, but its config does not say how many")

@@ -1,0 +1,1 @@
+"""Callbacks that watch a run and never change it."""

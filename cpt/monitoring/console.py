@@ -1,0 +1,64 @@
+"""Tell the person at the terminal how the run goes: a progress bar, or one line for each log where output is a file."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class ConsoleProgress(TrainerCallback):
+    """The main process prints loss, learning rate and speed at each log, and the evaluation's figures."""
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self.name = name
+        self.console = console or Console()
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Open the bar."""
+        self.first_step, self.started = state.global_step, time.perf_counter()
+        if state.is_world_process_zero and self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self.progress = Progress(*columns, console=self.console)
+            self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)
+            self.progress.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Move the bar."""
+        if self.progress:
+            self.progress.update(self.task, completed=state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any) -> None:
+        """One line of figures."""
+        if state.is_world_process_zero:
+            line = describe_logs(logs)
+            if line:
+                self.console.print(f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}", highlight=False)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the bar."""
+        if self.progress:
+            self.progress.stop()
+
+    def time_to_go(self, state: TrainerState) -> str:
+        """`  12:34 to go`, for output without a bar."""
+        done = state.global_step - self.first_step
+        if self.progress or not done:
+            return ""
+        seconds = round((time.perf_counter() - self.started) / done * (state.max_steps - state.global_step))
+        return f"  {seconds // 60}:{seconds % 60:02d} to go"
+
+
+def describe_logs(logs: dict[str, Any]) -> str:
+    """The figures of one log as a line; empty for the Trainer's closing summary."""
+    if "loss" in logs:
+        line = f"loss {logs['loss']:.4f}  learning rate {logs['learning_rate']:.2e}"
+        if "grad_norm" in logs:
+            line += f"  gradient norm {logs['grad_norm']:.2f}"
+        if "tokens_per_second" in logs:
+            line += f"  {logs['tokens_per_second']:,.0f} tokens/s"
+        return line
+    sets = [key.removeprefix("eval_").removesuffix("_loss") for key in logs if key.startswith("eval_") and key.endswith("_loss")]
+    return "held out: " + ", ".join(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte" for name in sets) if sets else ""

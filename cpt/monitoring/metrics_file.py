@@ -1,0 +1,35 @@
+"""Write each logged metric to metrics.jsonl, one JSON object a line, with the tokens trained and their speed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class MetricsFile(TrainerCallback):
+    """Appends to `path`; on a resume the lines after the checkpoint's step are taken out first, so no step stands there twice."""
+
+    def __init__(self, path: Path, tokens_per_step: int) -> None:
+        self.path = path
+        self.tokens_per_step = tokens_per_step
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Forget what the checkpoint does not know."""
+        if state.is_world_process_zero:
+            keep_lines_until(self.path, state.global_step)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any) -> None:
+        """One line for each log."""
+        if state.is_world_process_zero:
+            line = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **logs}
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def keep_lines_until(path: Path, step: int) -> None:
+    """Keep the lines of a JSONL file whose `step` is not after `step`; a fresh start keeps none."""
+    if path.exists():
+        lines = path.read_text().splitlines() if step else []
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+        path.write_text("".join(f"{line}\n" for line in kept))

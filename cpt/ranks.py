@@ -1,0 +1,60 @@
+"""Which of the run's processes this one is, and how all of them agree."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import cpt.errors
+from cpt.errors import CptError
+
+Result = TypeVar("Result")
+
+
+def rank() -> int:
+    """Number of this process among all of the run, as the launcher set it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """How many processes the run has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """True for the one process that writes files and talks to the user."""
+    return rank() == 0
+
+
+def tell(message: str) -> None:
+    """Print a sentence for the user, once for all processes."""
+    if is_main_process():
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()
+
+
+def main_process_first(work: Callable[[], Result]) -> Result:
+    """Run `work` on the main process, then, when it succeeded, on all the others.
+
+    A CptError of the main process is raised on every rank, so that no process waits for one that has given up.
+    """
+    if world_size() == 1:
+        return work()
+    import torch.distributed as dist
+
+    result: Result | None = None
+    failure: list[tuple[str, str] | None] = [None]
+    if is_main_process():
+        try:
+            result = work()
+        except CptError as problem:
+            failure = [(type(problem).__name__, str(problem))]
+        except BaseException as problem:
+            failure = [("CptError", f"the main process failed: {problem!r}")]
+            dist.broadcast_object_list(failure, src=0)
+            raise
+    dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        kind, message = failure[0]
+        raise getattr(cpt.errors, kind)(message)
+    return result if is_main_process() else work()  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""The recipe: its schema and its loader. Knows nothing of torch."""

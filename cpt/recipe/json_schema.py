@@ -1,0 +1,89 @@
+"""The recipe as a JSON schema, so that editors complete its keys and underline mistakes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT
+from cpt.recipe.schema import Recipe
+from cpt.recipe.training_keys import LORA_IS_SET
+
+YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
+GROUPED_DIGITS = {"type": "string", "pattern": r"^[0-9]+(_[0-9]+)+$", "description": "1_000_000: a number to cpt, text to most editors."}
+JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array", "dict": "object", "null": "null"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema (draft 2020-12) of a recipe, `training:` and `model.lora` as the installed versions have them."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    sections = {**schema["$defs"], "Recipe": schema}
+    for section in sections.values():
+        allow_base(section)
+    for node in every_object(schema):
+        allow_grouped_digits(node)
+        allow_files(node)
+    schema["properties"]["training"] = or_file(passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}, strict=False))
+    lora = passed_on(LORA_CONFIG, LORA_IS_SET, strict=True)
+    sections["Model"]["properties"]["lora"] = {"anyOf": [*or_file(lora)["anyOf"], {"type": "null"}]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "if": {"properties": {"stage": {"enum": list(STAGE_CONFIGS)}}},
+        "then": {"properties": {"training": or_file(passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}, strict=True))}},
+    }
+
+
+def allow_base(section: dict[str, Any]) -> None:
+    """`base: file.yaml` stands for the required keys."""
+    section["properties"]["base"] = {**YAML_FILE, "description": "A file to build on: what stands beside it goes on top."}
+    if required := section.pop("required", None):
+        section["anyOf"] = [{"required": required}, {"required": ["base"]}]
+
+
+def every_object(node: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping in the schema, children first."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for child in list(children):
+        yield from every_object(child)
+    if isinstance(node, dict):
+        yield node
+
+
+def allow_files(node: dict[str, Any]) -> None:
+    """Where a section is expected, the path of a file will do."""
+    if "$ref" in node:
+        reference = {"$ref": node.pop("$ref")}
+        node["anyOf"] = [reference, YAML_FILE]
+
+
+def allow_grouped_digits(node: dict[str, Any]) -> None:
+    """A whole number may be written 1_000_000."""
+    if node.get("type") == "integer":
+        number = {key: node.pop(key) for key in list(node) if key not in ("default", "description", "title")}
+        node["anyOf"] = [number, GROUPED_DIGITS]
+
+
+def or_file(section: dict[str, Any]) -> dict[str, Any]:
+    """The section, or the path of a file that holds it."""
+    return {"anyOf": [section, YAML_FILE], "description": section["description"]}
+
+
+def passed_on(config: str, ours: set[str], *, strict: bool) -> dict[str, Any]:
+    """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
+    properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
+    properties["base"] = YAML_FILE
+    return {
+        "type": "object",
+        "description": f"Passed on unchanged to {config.replace(':', '.')}.",
+        "properties": properties,
+        **({"additionalProperties": False} if strict else {}),
+    }
+
+
+def type_of(key: Key) -> dict[str, Any]:
+    """One key's type and help text."""
+    types = sorted(JSON_TYPES[kind] for kind in key.kinds)
+    schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0]}
+    if key.enums and set(key.kinds) <= {"str", "null"}:
+        schema = {"enum": [*key.choices(), *([None] if "null" in key.kinds else [])]}
+    return {**schema, "description": key.description} if key.description else schema

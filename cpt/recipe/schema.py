@@ -1,0 +1,222 @@
+"""The recipe: every key a user may write, with its default and its meaning."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def whole_number(value: object) -> object:
+    """1e9 is a whole number too, though Python reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(whole_number)]
+Positive = Annotated[Whole, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Section(BaseModel):
+    """Part of a recipe: unknown keys are errors, values are not bent into shape, and nothing changes after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class Component(BaseModel):
+    """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    name: str
+    """A built-in's name, or your own `package.module:function`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the name."""
+        return dict(self.model_extra or {})
+
+
+class Model(Section):
+    """Which model is trained, and from which weights."""
+
+    path: str | None = None
+    """Hub id or local folder of the weights to start from."""
+    revision: str | None = None
+    """Commit, tag or branch on the Hub; `trust_remote_code` needs a full commit hash."""
+    from_scratch: bool = False
+    """Keep the architecture, draw new weights."""
+    config: dict[str, Any] | None = None
+    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path` it is the shape that the weights must have."""
+    parameters: Positive | None = None
+    """Number of parameters that the architecture is known to have (a tied head counted once); the built model must agree."""
+    active_parameters: Positive | None = None
+    """Of a mixture of experts: parameters that one token passes through."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights in memory. `auto`: bfloat16 where something else keeps fp32 master weights (DeepSpeed's bf16), else float32."""
+    attention: str = "auto"
+    """auto, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is right here."""
+    lora: dict[str, Any] | None = None
+    """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). Null trains all parameters."""
+    resize_embeddings: bool = False
+    """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
+    trust_remote_code: bool = False
+    """Run code that comes with the weights. Needs `revision` to be a full commit hash."""
+    hashes: dict[str, str] = {}
+    """File name -> sha256 that the weights must have, as the Hub shows it."""
+    import_: str | None = Field(None, alias="import")
+    """Your own `package.module` that registers a model family with AutoConfig and AutoModelForCausalLM."""
+
+
+class Tokenizer(Section):
+    """Which tokenizer turns text into ids."""
+
+    path: str | None = None
+    """Hub id or local folder; by default the model's."""
+    revision: str | None = None
+    """Commit, tag or branch on the Hub; by default the model's where the path is the model's."""
+
+
+class Source(Section):
+    """Where documents come from."""
+
+    path: str
+    """Local file, folder or glob of txt, jsonl, parquet or csv, or a dataset's id on the Hub."""
+    name: str | None = None
+    """How reports call it; by default the last part of the path."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the training tokens, relative to the other sources."""
+    text_column: str = "text"
+    """Column or JSON key that holds the text."""
+    subset: str | None = None
+    """Configuration of a Hub dataset."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    revision: str | None = None
+    """Revision of a Hub dataset."""
+    max_documents: Positive | None = None
+    """Take only the first so many documents (of a Hub dataset: fetch no more than these)."""
+    filters: list[Component] = []
+    """Filters for this source, after those of `data.filters`."""
+
+
+class Data(Section):
+    """What the model reads."""
+
+    sequence_length: Positive = 2048
+    """Tokens in one row."""
+    sources: list[Source] = Field(min_length=1)
+    """The mixture: weights are shares of tokens."""
+    total_tokens: Positive | None = None
+    """Length that the mixture was designed for; `budget` must agree."""
+    filters: list[Component] = []
+    """Functions that give the reason to drop a document, for all sources."""
+    packing: Literal["best_fit", "none"] = "best_fit"
+    """best_fit: several whole documents in a row, isolated from each other. none: one document in a row, padded."""
+
+
+class Budget(Section):
+    """How long to train, in tokens (positions of rows, padding included)."""
+
+    tokens: Positive | None = None
+    """Stop after so many tokens."""
+    epochs: float | None = Field(None, gt=0)
+    """Or after so many times the tokens of all sources together."""
+    global_batch_tokens: Positive | None = None
+    """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of GPUs."""
+
+
+class Optimizer(Component):
+    """The optimizer with its options: `{name: adamw, learning_rate: 1e-5, weight_decay: 0.1}`."""
+
+    name: str = "adamw"
+    learning_rate: float = Field(1e-5, gt=0)
+    """Peak learning rate; the schedule multiplies it."""
+
+
+class Schedule(Component):
+    """The learning rate over tokens: `{name: cosine, warmup_tokens: 10_000_000, floor: 0.1}`."""
+
+    name: str = "cosine"
+
+
+class Checkpoints(Section):
+    """What is saved on the way."""
+
+    every_tokens: Positive | None = None
+    """Save each time so many tokens were trained."""
+    every_steps: Positive | None = None
+    """Or each so many optimizer steps. Neither: only the end is saved."""
+    keep: Positive | None = 3
+    """How many checkpoints stay; null keeps all."""
+
+
+class Monitoring(Section):
+    """Who watches the run."""
+
+    trackers: list[str] = []
+    """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
+    project: str | None = None
+    """The tracker's project; the run is called like the recipe."""
+
+
+class HeldOut(Section):
+    """Documents that the model is judged by and never trained on."""
+
+    path: str
+    """Local file, folder or glob, or a dataset's id on the Hub."""
+    name: str | None = None
+    """How reports call it; by default the last part of the path."""
+    text_column: str = "text"
+    """Column or JSON key that holds the text."""
+    subset: str | None = None
+    """Configuration of a Hub dataset."""
+    split: str = "train"
+    """Split of a Hub dataset."""
+    revision: str | None = None
+    """Revision of a Hub dataset."""
+    max_documents: Positive | None = None
+    """Take only the first so many documents."""
+
+
+class Evaluation(Section):
+    """What the run is judged by, before, during and after."""
+
+    every_tokens: Positive | None = None
+    """Evaluate each time so many tokens were trained."""
+    every_steps: Positive | None = None
+    """Or each so many optimizer steps. Neither: before the first and after the last step."""
+    held_out_share: Share | None = None
+    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated."""
+    perplexity: list[HeldOut] = []
+    """Further held-out sets: loss, perplexity and bits per byte of each."""
+    prompts: list[str] = []
+    """Beginnings that the model continues greedily before and after the run."""
+
+
+class Recipe(Section):
+    """One YAML file is one run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run's folder is output_dir/name."""
+    description: str = ""
+    """What the run is for, in a sentence."""
+    tags: list[str] = []
+    """Words to find the run by."""
+    stage: str = "cpt"
+    """pretrain, cpt, or your own `package.module` with CONFIG, COLUMNS and build_trainer."""
+    seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 42
+    """Decides the order of the data, new weights and dropout."""
+    output_dir: Annotated[Path, Field(strict=False)] = Path("runs")
+    """Folder of the runs, relative to where the command is started."""
+    model: Model
+    tokenizer: Tokenizer = Tokenizer()
+    data: Data
+    budget: Budget
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    checkpoints: Checkpoints = Checkpoints()
+    monitoring: Monitoring = Monitoring()
+    evaluation: Evaluation = Evaluation()
+    training: dict[str, Any] = {}
+    """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments)."""

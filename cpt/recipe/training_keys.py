@@ -1,0 +1,121 @@
+"""The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
+
+from cpt.errors import ResourceError
+from cpt.extend import closest
+from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
+from cpt.recipe.references import find_file
+from cpt.recipe.sections import all_keys
+from cpt.recipe.shape import one_of
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
+from cpt.recipe.words import expected, fits, kind_of
+from cpt.recipe.yaml_lines import shown_path
+
+LORA_IS_SET = {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "auto_mapping", "peft_version", "revision"}
+
+
+def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
+    """Check the keys of `training:` and `model.lora`, and give whole numbers and paths the form that Hugging Face wants."""
+    training, lora = node_at(root, ("training",)), node_at(root, ("model", "lora"))
+    if training is not None and isinstance(training.value, dict):
+        config = config_of_stage(root)
+        for key, node in training.value.items() if config else ():
+            check_training_key(key, node, root, config or "", mistakes)
+        find_deepspeed_file(training, mistakes)
+    if lora is not None and isinstance(lora.value, dict):
+        for key, node in lora.value.items():
+            if key in LORA_IS_SET:
+                mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
+            else:
+                check_key(("model", "lora", key), node, LORA_CONFIG, mistakes)
+
+
+def config_of_stage(root: Node) -> str | None:
+    """The config class that receives `training:`, None where only the stage's own code can tell."""
+    stage = node_at(root, ("stage",))
+    if stage is not None and isinstance(stage.value, str) and "." in stage.value:
+        return config_of_users_stage(stage.value)
+    return STAGE_CONFIGS.get(str(stage.value) if stage else "cpt", STAGE_CONFIGS["cpt"])
+
+
+def config_of_users_stage(module: str) -> str | None:
+    """`module:CONFIG`, if the module's source shows which class that is; if not, the class itself judges when it is built."""
+    try:
+        keys_of_config(f"{module}:CONFIG")
+    except ResourceError:
+        return None
+    return f"{module}:CONFIG"
+
+
+def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: Mistakes) -> None:
+    """Ours, without effect, gone, unknown, or of the wrong type?"""
+    location = ("training", key)
+    if key in MOVED:
+        mistakes.add(node.place, same_knob(key, node, root))
+    elif key in NO_EFFECT:
+        mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {NO_EFFECT[key]}. Remove it")
+    elif key in REMOVED and key not in keys_of_config(config):
+        mistakes.add(node.place, f"`{dotted(location)}` is gone from transformers: {REMOVED[key]}")
+    else:
+        check_key(location, node, config, mistakes)
+
+
+def same_knob(key: str, node: Node, root: Node) -> str:
+    """Where a key is written here, and that it is written there already, if so."""
+    ours = node_at(root, MOVED[key])
+    if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
+        return f"`training.{key}` is not written here: write {new_home(key)}"
+    there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
+    here = f"line {node.place.line}" if node.place.line else "the command line"
+    return f"one knob is set twice: `{dotted(MOVED[key])}` ({there}) and `training.{key}` ({here}). Keep `{dotted(MOVED[key])}`"
+
+
+def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
+    """Does the class have the key, and is the value of its type?"""
+    keys, key = keys_of_config(config), str(location[-1])
+    if key not in keys:
+        class_name = config.partition(":")[2]
+        mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{hint(key, keys)}")
+        return
+    problem = wrong_value(node, keys[key])
+    if problem:
+        mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
+    elif isinstance(node.value, float) and "float" not in keys[key].kinds and "int" in keys[key].kinds:
+        node.value = int(node.value)
+
+
+def wrong_value(node: Node, key: Key) -> str | None:
+    """Why the value cannot stand there, or None."""
+    if not fits(plain_kind(node), key.kinds):
+        return expected(key.kinds, plain_kind(node))
+    if isinstance(node.value, str) and key.enums and node.value not in key.choices():
+        return one_of(key.choices(), node.value)
+    return None
+
+
+def plain_kind(node: Node) -> object:
+    """The value, of mappings and lists as much as their kind needs."""
+    if kind_of(node.value) == "dict":
+        return {name: None for name in node.value}
+    return [None for _ in node.value] if kind_of(node.value) == "list" else node.value
+
+
+def hint(key: str, keys: dict[str, Key]) -> str:
+    """The Hugging Face key that was meant, or ours of that name."""
+    ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
+    usable = [name for name in keys if name not in NO_EFFECT and name not in LORA_IS_SET]
+    near = closest(key, [*usable, *MOVED])
+    if len(ours) == 1:
+        return f" It is `{ours[0]}`."
+    if near in MOVED and near not in usable:
+        return f" Did you mean {new_home(near)}?"
+    return f" Did you mean `{near}`?" if near else ""
+
+
+def find_deepspeed_file(training: Node, mistakes: Mistakes) -> None:
+    """Replace the path under `training.deepspeed` by the file it means, as seen from the current folder."""
+    node = training.value.get("deepspeed")
+    if node is not None and isinstance(node.value, str) and not node.value.lstrip().startswith("{"):
+        path = find_file(node, mistakes)
+        if path is not None:
+            node.value = shown_path(path)

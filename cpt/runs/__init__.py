@@ -1,0 +1,1 @@
+"""The record of each run: its folder, recipe, environment and outcome."""

@@ -1,0 +1,145 @@
+"""The run's folder: what ran (recipe, environment, hashes) and how it stands (status.json)."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cpt.errors import CheckpointError, CptError, RecipeError
+from cpt.ranks import is_main_process, main_process_first
+from cpt.recipe.difference import differing_keys
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.runs.environment import describe_environment
+
+RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, output_dir/name."""
+
+    folder: Path
+
+    @property
+    def export_folder(self) -> Path:
+        """Where the finished model lies."""
+        return self.folder / EXPORT
+
+    @property
+    def is_finished(self) -> bool:
+        """True when the run came to its end and its model was exported."""
+        return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
+
+    def status(self) -> dict[str, Any]:
+        """The last status that was written; empty before the first."""
+        path = self.folder / STATUS
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def write_status(self, state: str, **details: Any) -> None:
+        """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
+        if is_main_process():
+            status = {"state": state, "updated": datetime.now(UTC).isoformat(timespec="seconds"), "pid": os.getpid(), **details}
+            write_json(self.folder / STATUS, status)
+
+    def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
+        """Record what the run reads, or make sure that the data are those it began with.
+
+        Args:
+            fingerprint: of the data in their present state.
+            describe: gives the hashes of data, tokenizer and weights; called once in a run's life.
+
+        Raises:
+            CheckpointError: the data are others, so the run's position in them means nothing.
+        """
+        path = self.folder / INPUTS
+        known = json.loads(path.read_text())["data"]["fingerprint"] if path.exists() else None
+        if known not in (None, fingerprint):
+            raise CheckpointError(
+                f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or filters changed "
+                f"since. Put them back, or start anew with --new. What it began with is in {path}."
+            )
+        if known is None and is_main_process():
+            write_json(path, describe())
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Keep status.json true while the run runs, fails or ends."""
+        started = time.time()
+        self.write_status("running")
+        try:
+            yield
+        except BaseException as problem:
+            code = 2 if isinstance(problem, CptError) else 130 if isinstance(problem, KeyboardInterrupt) else 1
+            self.write_status("failed", error=type(problem).__name__, message=str(problem), exit_code=code)
+            raise
+        self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
+
+
+def start_run(recipe: Recipe, *, new: bool = False) -> Run:
+    """Make the run's folder and record, or find the one that this recipe has already.
+
+    Args:
+        new: where the name is taken, append -2, -3, ... instead of going on there.
+
+    Raises:
+        RecipeError: the folder belongs to another recipe, or cannot be written.
+    """
+    folder = main_process_first(lambda: (claim_new_folder if new else claim_folder)(recipe))
+    return Run(folder)
+
+
+def claim_folder(recipe: Recipe) -> Path:
+    """output_dir/name, when it is new or belongs to this very recipe."""
+    folder = recipe.output_dir / recipe.name
+    saved = folder / RECIPE
+    if not saved.exists():
+        return write_record(recipe, folder)
+    differences = differing_keys(load_recipe(saved), recipe)
+    if differences:
+        listing = "\n".join(f"  {line}" for line in differences)
+        raise RecipeError(
+            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\n"
+            "Give this run a name of its own (name=...), or add --new to start it beside the other one."
+        )
+    return folder
+
+
+def claim_new_folder(recipe: Recipe) -> Path:
+    """The first of output_dir/name, name-2, name-3, ... that is free; ranks after the main one find it by its recipe."""
+    number = 1
+    while True:
+        name = recipe.name if number == 1 else f"{recipe.name}-{number}"
+        folder = recipe.output_dir / name
+        if not is_main_process():
+            following = recipe.output_dir / f"{recipe.name}-{number + 1}"
+            if not following.exists():
+                return folder
+        elif not folder.exists():
+            return write_record(recipe, folder)
+        number += 1
+
+
+def write_record(recipe: Recipe, folder: Path) -> Path:
+    """What is known before the run starts: the resolved recipe, and the environment it runs in."""
+    if not is_main_process():
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / ENVIRONMENT, describe_environment())
+        (folder / RECIPE).write_text(dump_recipe(recipe))
+    except OSError as problem:
+        raise RecipeError(f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write.") from problem
+    return folder
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write the file whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    beside.replace(path)

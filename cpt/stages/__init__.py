@@ -1,0 +1,1 @@
+"""One small module per training method; trainer.py holds what all of them share."""

@@ -1,0 +1,28 @@
+"""Find the module of a stage by its name in the recipe."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+
+from cpt.errors import RecipeError
+from cpt.extend import did_you_mean, import_user_module
+
+STAGES: Mapping[str, str] = {"pretrain": "cpt.stages.pretrain", "cpt": "cpt.stages.cpt"}
+PARTS = ("CONFIG", "COLUMNS", "build_trainer")
+
+
+def find_stage(name: str) -> ModuleType:
+    """The module of a stage: a built-in one, or the user's `package.module`.
+
+    Raises:
+        RecipeError: there is none, or it lacks one of CONFIG, COLUMNS, build_trainer.
+    """
+    if name in STAGES:
+        return import_module(STAGES[name])
+    if "." not in name:
+        raise RecipeError(f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own: `package.module`.")
+    module: ModuleType = import_user_module(name)
+    missing = [part for part in PARTS if part not in vars(module)]
+    if missing:
+        raise RecipeError(f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}.")
+    return module

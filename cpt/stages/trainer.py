@@ -1,0 +1,149 @@
+"""The trainer that all stages share: Hugging Face's, reading our loader, with our optimizer, schedule and evaluation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
+
+from cpt.data.build import HeldOutSet
+from cpt.data.loader import CPTDataLoader
+from cpt.evaluation.perplexity import evaluate_held_out
+from cpt.optim.build import build_optimizer
+from cpt.optim.offloaded_adamw import replay_step_counter
+from cpt.optim.schedules import build_schedule
+from cpt.recipe.schema import Recipe
+from cpt.stages.arguments import RunLength
+
+
+class CPTTrainer(Trainer):
+    """Hugging Face's Trainer over rows that are a function of their global number.
+
+    Args:
+        rows: map-style dataset; row i is what the run trains on as its i-th row, whatever the number of processes.
+        length: steps and rows of the run.
+        held_out: what `evaluate` measures, by name.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: TrainingArguments,
+        *,
+        rows: Dataset[dict[str, torch.Tensor]],
+        length: RunLength,
+        held_out: Mapping[str, HeldOutSet] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
+        self.recipe = recipe
+        self.length = length
+        self.held_out = held_out or {}
+        self.first_step = 0
+
+    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+        """Train to the end of the budget, from a checkpoint where one is given.
+
+        Args:
+            resume_from_checkpoint: folder of a checkpoint; the data goes on at its row, without reading what came before.
+        """
+        if resume_from_checkpoint is not None:
+            self.first_step = TrainerState.load_from_json(str(Path(resume_from_checkpoint) / "trainer_state.json")).global_step
+            self.args.eval_on_start = False
+        return super().train(str(resume_from_checkpoint) if resume_from_checkpoint is not None else None, **options)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The rows of this process, from the first step on that is still to be trained."""
+        arguments = self.args
+        workers = arguments.dataloader_num_workers
+        return CPTDataLoader(
+            self.train_dataset,
+            micro_batch=arguments.per_device_train_batch_size,
+            rows_in_all=self.length.rows,
+            rank=arguments.process_index,
+            world_size=arguments.world_size,
+            first_row=self.first_step * self.length.rows_per_step,
+            num_workers=workers,
+            pin_memory=arguments.dataloader_pin_memory,
+            persistent_workers=arguments.dataloader_persistent_workers,
+            prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
+            # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
+            generator=torch.Generator().manual_seed(arguments.seed),
+        )
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The recipe's optimizer."""
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.recipe.optimizer, model or self.model, offloaded=self.offloads_optimizer)
+        return self.optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The recipe's schedule, in tokens."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_schedule(
+                self.recipe.schedule,
+                optimizer or self.optimizer,
+                tokens_per_step=self.length.tokens_per_step,
+                total_tokens=self.length.tokens,
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """The Trainer's loss, with the experts' auxiliary loss averaged over the step instead of summed.
+
+        A model adds its whole auxiliary loss to each micro-batch, while its cross entropy is already divided by the tokens
+        of the whole step. Left so, accumulation over n micro-batches on w processes would weigh the auxiliary loss n x w times.
+        """
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
+        if auxiliary is not None and num_items_in_batch is not None and model.training:
+            weight = self.accelerator.unwrap_model(model).config.router_aux_loss_coef
+            added = self.args.world_size if self.args.average_tokens_across_devices else 1
+            loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation."""
+        model: PreTrainedModel = self.model
+        figures = evaluate_held_out(model, self.held_out, batch_size=self.args.per_device_eval_batch_size)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """True where DeepSpeed keeps the optimizer's states in host memory."""
+        if not self.is_deepspeed_enabled:
+            return False
+        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
+        device = zero.get("offload_optimizer", {}).get("device", "none")
+        return bool(device in ("cpu", "nvme") and self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_force_ds_cpu_optimizer", True))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Let DeepSpeed's CPU AdamW go on exactly where it stood."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.offloads_optimizer:
+            kernel = self.optimizer.optimizer.optimizer  # inside accelerate's wrapper and DeepSpeed's ZeRO optimizer
+            replay_step_counter(kernel, steps_made(kernel))
+
+
+def steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps the loaded states have made."""
+    return max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
+

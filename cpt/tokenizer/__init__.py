@@ -1,0 +1,1 @@
+"""Tokenizers: loaded with a model, or trained."""

@@ -1,0 +1,99 @@
+"""Train a byte-level BPE tokenizer: any text comes back from its tokens byte for byte, and no token is unknown."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from cpt.errors import DataError, RecipeError
+
+# MiniMind's three, at its ids 0, 1 and 2: padding, begin and end of a document (and of a chat turn).
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BYTES = 256
+# Words with the space or sign before them, each digit alone, runs of signs, line ends, spaces: the rule of Qwen2 and its successors.
+WORDS = Regex(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_bpe(
+    documents: Iterable[str],
+    vocabulary_size: int,
+    folder: Path,
+    *,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    show_progress: bool = False,
+) -> PreTrainedTokenizerFast:
+    """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
+
+    The same documents give the same files. The vocabulary has exactly the asked size: special tokens first, then bytes, then merges.
+
+    Args:
+        special_tokens: padding, begin of document, end of document, and any more that the vocabulary is to hold.
+
+    Raises:
+        RecipeError: the size has no room for the bytes and the special tokens.
+        DataError: no text, or too little of it to fill the vocabulary.
+    """
+    smallest = BYTES + len(special_tokens)
+    if vocabulary_size < smallest:
+        raise RecipeError(
+            f"a vocabulary of {vocabulary_size:,} tokens is too small: the bytes and {len(special_tokens)} special tokens "
+            f"already take {smallest}. Ask for more; 4,000 suits a small model, 32,000 and up a large one."
+        )
+    tokenizer = untrained_tokenizer()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in special_tokens],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=show_progress,
+    )
+    tokenizer.train_from_iterator(non_empty(documents), trainer)
+    reached = tokenizer.get_vocab_size()
+    if reached < vocabulary_size:
+        raise DataError(
+            f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at {reached:,}. "
+            f"Give more text, or ask for at most {reached:,}."
+        )
+    pad, begin, end = special_tokens[:3]
+    # With a begin token in front, the first word of a document is learned and judged like any other.
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    trained = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end)
+    if {pad, begin, end} >= set(SPECIAL_TOKENS):
+        trained.chat_template = CHAT_TEMPLATE
+    folder.mkdir(parents=True, exist_ok=True)
+    trained.save_pretrained(folder)
+    return trained
+
+
+def untrained_tokenizer() -> Tokenizer:
+    """BPE over the UTF-8 bytes of words; nothing is normalised, so nothing is lost."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(WORDS, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def non_empty(documents: Iterable[str]) -> Iterator[str]:
+    """Pass documents on, and refuse when none of them has text."""
+    anything = False
+    for document in documents:
+        if document.strip():
+            anything = True
+            yield document
+    if not anything:
+        raise DataError("there is no text to train a tokenizer on: every document is empty. Check the files and the text column.")

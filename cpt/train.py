@@ -1,0 +1,69 @@
+"""The whole run on one screen: `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt train`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+if not __package__:  # started as a file: import from the repository root, not from inside cpt/
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import typer
+
+from cpt.checkpoints.export import export_model
+from cpt.checkpoints.resume import latest_checkpoint
+from cpt.cli import main
+from cpt.data.build import build_data
+from cpt.launchers.processes import join_processes
+from cpt.models.build import build_model
+from cpt.preflight import refuse_mistakes
+from cpt.ranks import tell
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.runs.record import start_run
+from cpt.stages.arguments import training_arguments, weights_dtype
+from cpt.stages.build import build_trainer
+from cpt.stages.inputs import describe_inputs
+from cpt.tokenizer.load import load_tokenizer
+
+
+def train(recipe: Recipe, *, new: bool = False) -> Path:
+    """Run the recipe, going on from its newest checkpoint, and return the folder of the exported model.
+
+    Args:
+        new: start beside a run of the same name instead of going on with it.
+
+    Raises:
+        CptError: one of its children, for whatever the user can mend.
+    """
+    launch = join_processes(recipe.training)
+    run = start_run(recipe, new=new)
+    if run.is_finished:
+        tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
+        return run.export_folder
+    with run.reporting():
+        refuse_mistakes(recipe)
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+        data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+        arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
+        model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
+        run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
+        trainer = build_trainer(recipe, model, tokenizer, data, arguments)
+        trainer.train(resume_from_checkpoint=latest_checkpoint(run.folder))
+        export_model(trainer, recipe, tokenizer, run.export_folder)
+    tell(f"The model is in {run.export_folder}.")
+    return run.export_folder
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
+) -> None:
+    """Run a recipe."""
+    train(load_recipe(recipe, overrides or (), lora=lora), new=new)
+
+
+if __name__ == "__main__":
+    main(["train", *sys.argv[1:]])

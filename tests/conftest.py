@@ -1,0 +1,59 @@
+"""What many tests need: a small corpus, a tokenizer trained on it, and a recipe that trains in seconds."""
+
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import pytest
+from tiny import TINY_LLAMA, write_documents
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with domain.jsonl, general.jsonl and held_out.jsonl."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for seed, (name, count) in enumerate({"domain": 120, "general": 120, "held_out": 12}.items()):
+        write_documents(folder / f"{name}.jsonl", count, seed)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer of 320 entries."""
+    from cpt.tokenizer.train_bpe import train_bpe
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    texts = [json.loads(line)["text"] for line in (corpus / "domain.jsonl").read_text().splitlines()]
+    train_bpe(texts, 320, folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict:
+    """Sections of a run of 8 steps; change what a test is about, then `write_recipe`."""
+    return {
+        "name": "tiny",
+        "stage": "pretrain",
+        "output_dir": str(tmp_path / "runs"),
+        "model": {"from_scratch": True, "config": TINY_LLAMA},
+        "tokenizer": {"path": str(tokenizer_folder)},
+        "data": {
+            "sequence_length": 64,
+            "sources": [
+                {"path": str(corpus / "domain.jsonl"), "weight": 0.7},
+                {"path": str(corpus / "general.jsonl"), "weight": 0.3},
+            ],
+        },
+        "budget": {"tokens": 8 * 256, "global_batch_tokens": 256},
+        "optimizer": {"learning_rate": 3e-3},
+        "training": {"per_device_train_batch_size": 2, "logging_steps": 1},
+    }
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenised text goes to a folder of the test session, not to the user's cache."""
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path_factory.getbasetemp() / "cpt-cache"))

@@ -1,0 +1,81 @@
+"""Start real runs in processes of their own, each of the five ways, and read what they leave behind."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+WAYS = ("cpt", "python", "torchrun", "accelerate", "deepspeed")
+
+
+def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = None) -> list[str]:
+    """The words before the recipe."""
+    program = "cpt/train.py"
+    match way:
+        case "cpt":
+            return [str(BIN / "cpt"), "train"]
+        case "python":
+            return [sys.executable, program]
+        case "torchrun":
+            return [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}", program]
+        case "accelerate":
+            config = {"compute_environment": "LOCAL_MACHINE", "num_processes": processes, "main_process_port": free_port(), "use_cpu": False}
+            config |= (
+                {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": deepspeed}}
+                if deepspeed
+                else {"distributed_type": "MULTI_GPU" if processes > 1 else "NO", "use_cpu": processes == 1}
+            )
+            (folder / "accelerate.yaml").write_text(yaml.safe_dump(config))
+            return [str(BIN / "accelerate"), "launch", "--config_file", str(folder / "accelerate.yaml"), program]
+        case "deepspeed":
+            return [str(BIN / "deepspeed"), "--num_gpus", str(processes), "--master_port", str(free_port()), program]
+    raise ValueError(way)
+
+
+def launch(recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    """Run the recipe to its end."""
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    for inherited in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(inherited, None)
+    words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+
+
+def losses(run: Path) -> list[float]:
+    """The training loss of each step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def zero_profile(folder: Path, stage: int, *, offload: bool = False) -> str:
+    """A DeepSpeed profile for two processes on the CPU."""
+    zero: dict = {"stage": stage, "reduce_bucket_size": 10_000}
+    if stage == 3:
+        zero |= {"stage3_gather_16bit_weights_on_model_save": True, "stage3_param_persistence_threshold": 0}
+    if offload:
+        zero |= {"offload_optimizer": {"device": "cpu"}}
+        if stage == 3:
+            zero |= {"offload_param": {"device": "cpu"}}
+    profile = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+    }
+    path = folder / f"zero{stage}{'_offload' if offload else ''}.json"
+    path.write_text(json.dumps(profile))
+    return str(path)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, TrainerControl, TrainerState
+
+from cpt.evaluation.samples import PromptSamples, continue_prompts
+from cpt.tokenizer.train_bpe import train_bpe
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_bpe(["def one(x):\n    return x\n"] * 9, 262, tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def model(tokenizer):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, attention_dropout=0.5, bos_token_id=1, eos_token_id=2, **shape)
+    return LlamaForCausalLM(config).train()
+
+
+def greedy_by_hand(model, tokenizer, prompt, steps):
+    ids = tokenizer(prompt)["input_ids"]
+    begin = len(ids)
+    model.eval()
+    for _ in range(steps):
+        ids.append(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item())
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    model.train()
+    return tokenizer.decode(ids[begin:], skip_special_tokens=True)
+
+
+def test_the_continuation_is_the_most_likely_token_each_time(model, tokenizer):
+    prompts = ["def", "    return x", "x"]
+    expected = [greedy_by_hand(model, tokenizer, prompt, 12) for prompt in prompts]
+    assert continue_prompts(model, tokenizer, prompts, max_new_tokens=12) == expected
+
+
+def test_a_sampling_generation_config_is_set_aside_and_comes_back(model, tokenizer):
+    greedy = continue_prompts(model, tokenizer, ["def"], max_new_tokens=12)
+    model.generation_config = GenerationConfig(do_sample=True, temperature=3.0, repetition_penalty=2.0, max_new_tokens=1)
+    assert continue_prompts(model, tokenizer, ["def"], max_new_tokens=12) == greedy
+    assert model.generation_config.repetition_penalty == 2.0
+
+
+def test_training_goes_on_as_if_nothing_was_generated(model, tokenizer):
+    model.config.use_cache = False
+    random_state = torch.get_rng_state()
+    continue_prompts(model, tokenizer, ["def"], max_new_tokens=4)
+    assert model.config.use_cache is False
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training for module in model.modules())
+
+
+def test_gradient_checkpointing_does_not_change_the_text(model, tokenizer):
+    plain = continue_prompts(model, tokenizer, ["def"], max_new_tokens=8)
+    model.gradient_checkpointing_enable()
+    assert continue_prompts(model, tokenizer, ["def"], max_new_tokens=8) == plain
+    assert model.is_gradient_checkpointing
+
+
+def test_a_wrapped_model_and_a_fresh_adapter_write_the_same(model, tokenizer):
+    class Engine(nn.Module):  # what DDP and DeepSpeed do: the model is `module`
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    plain = continue_prompts(model, tokenizer, ["def"], max_new_tokens=8)
+    assert continue_prompts(Engine(model), tokenizer, ["def"], max_new_tokens=8) == plain
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert continue_prompts(adapted, tokenizer, ["def"], max_new_tokens=8) == plain
+
+
+def test_samples_are_written_before_the_first_and_after_the_last_step_only(model, tokenizer, tmp_path):
+    samples = PromptSamples(tmp_path / "run" / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3)
+    for step in (0, 7):  # the second begin is a resumed run's
+        samples.on_train_begin(None, TrainerState(global_step=step), TrainerControl(), model=model)
+    samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
+    lines = [json.loads(line) for line in samples.path.read_text().splitlines()]
+    assert [(line["step"], line["prompt"]) for line in lines] == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
+    assert lines[0]["continuation"] == continue_prompts(model, tokenizer, ["def"], max_new_tokens=3)[0]

@@ -1,0 +1,30 @@
+import io
+
+from rich.console import Console
+from transformers import TrainerControl, TrainerState
+
+from cpt.monitoring.console import ConsoleProgress, describe_logs
+
+
+def test_a_training_log_is_one_line_with_its_units():
+    line = describe_logs({"loss": 2.5, "learning_rate": 1e-4, "grad_norm": 1.234, "tokens_per_second": 12345.6})
+    assert line == "loss 2.5000  learning rate 1.00e-04  gradient norm 1.23  12,346 tokens/s"
+
+
+def test_an_evaluation_names_each_held_out_set():
+    line = describe_logs({"eval_code_loss": 1.0, "eval_code_bits_per_byte": 0.75, "eval_code_tokens": 10})
+    assert line == "held out: code 0.7500 bits per byte"
+
+
+def test_the_closing_summary_is_not_repeated():
+    assert describe_logs({"train_runtime": 3.0}) == ""
+
+
+def test_without_a_terminal_each_log_is_a_plain_line():
+    out = io.StringIO()
+    callback = ConsoleProgress("demo", Console(file=out, width=200))
+    state = TrainerState(global_step=0, max_steps=10, is_world_process_zero=True)
+    callback.on_train_begin(None, state, TrainerControl())
+    state.global_step = 5
+    callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
+    assert out.getvalue().startswith("demo  step 5/10  0:00 to go  loss 2.0000")

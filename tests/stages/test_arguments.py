@@ -1,0 +1,74 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Recipe
+from cpt.stages.arguments import run_length, training_arguments, weights_dtype
+
+
+def recipe(**changes):
+    sections = {
+        "name": "a-run",
+        "model": {"path": "some/model"},
+        "data": {"sequence_length": 64, "sources": [{"path": "a.txt"}]},
+        "budget": {"tokens": 10_000, "global_batch_tokens": 512},
+        "training": {"per_device_train_batch_size": 2},
+    }
+    return Recipe.model_validate({**sections, **changes})
+
+
+def arguments(recipe, tmp_path, held_out=("a",)):
+    return training_arguments(recipe, tmp_path, SimpleNamespace(num_tokens=1000, held_out=held_out))
+
+
+def test_the_budget_is_rounded_up_to_whole_steps():
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (20, 8, 4, 10_240)
+
+
+def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
+
+
+def test_epochs_are_passes_over_all_sources():
+    assert run_length(recipe(budget={"epochs": 1.5, "global_batch_tokens": 512}), 5120).steps == 15
+
+
+def test_a_global_batch_that_does_not_divide_is_refused_with_the_figures():
+    with pytest.raises(RecipeError, match="500.*multiple"):
+        run_length(recipe(budget={"tokens": 1000, "global_batch_tokens": 500}), 0)
+
+
+def test_intervals_in_tokens_become_steps(tmp_path):
+    made = arguments(recipe(checkpoints={"every_tokens": 1500, "keep": 2}, evaluation={"every_steps": 7}), tmp_path)
+    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (3, 2, 7, True)
+
+
+def test_without_intervals_only_the_end_is_saved_and_evaluated(tmp_path):
+    made = arguments(recipe(), tmp_path)
+    assert (made.save_steps, made.eval_steps, made.max_steps) == (20, 20, 20)
+
+
+def test_without_held_out_documents_nothing_is_evaluated(tmp_path):
+    assert arguments(recipe(), tmp_path, held_out=()).eval_strategy == "no"
+
+
+def test_hugging_faces_own_keys_pass_unchanged(tmp_path):
+    made = arguments(recipe(training={"max_grad_norm": 0.5, "logging_steps": 3}), tmp_path)
+    assert (made.max_grad_norm, made.logging_steps, made.logging_nan_inf_filter) == (0.5, 3, False)
+
+
+def test_what_hugging_face_refuses_is_a_recipe_error(tmp_path):
+    with pytest.raises(RecipeError, match="TrainingArguments says"):
+        arguments(recipe(training={"logging_strategy": "sometimes"}), tmp_path)
+
+
+def test_weights_are_in_bfloat16_only_where_something_keeps_fp32_ones(tmp_path):
+    bf16 = recipe(training={"bf16": True})
+    assert weights_dtype(bf16, arguments(bf16, tmp_path)) == torch.float32
+    adapter = recipe(training={"bf16": True}, model={"path": "some/model", "lora": {}})
+    assert weights_dtype(adapter, arguments(adapter, tmp_path)) == torch.bfloat16

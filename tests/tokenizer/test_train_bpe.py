@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+
+from cpt.errors import DataError, RecipeError
+from cpt.tokenizer.train_bpe import BYTES, SPECIAL_TOKENS, train_bpe, untrained_tokenizer
+
+TEXT = [f"def {word}_{other}(first, second):\n    return first + {word} * {other}\n" for word in "one two three four".split() for other in "nine eight seven six five".split()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_bpe(TEXT, 300, tmp_path_factory.mktemp("tokenizer"))
+
+
+@given(st.text())
+def test_any_text_comes_back_byte_for_byte(trained, text):
+    ids = trained(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert trained.decode(ids) == text
+
+
+def test_the_vocabulary_has_the_asked_size_with_the_special_tokens_first(trained):
+    assert len(trained) == 300
+    assert trained.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2]
+    assert (trained.pad_token_id, trained.bos_token_id, trained.eos_token_id) == (0, 1, 2)
+    assert set(pre_tokenizers.ByteLevel.alphabet()) <= set(trained.get_vocab())
+
+
+def test_the_saved_folder_loads_with_auto_tokenizer(tmp_path):
+    trained = train_bpe(TEXT, 300, tmp_path / "new" / "folder")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "new" / "folder")
+    assert loaded.is_fast
+    assert loaded(TEXT)["input_ids"] == trained(TEXT)["input_ids"]
+    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == SPECIAL_TOKENS
+
+
+def test_a_text_begins_with_the_begin_token_after_reloading_too(trained, tmp_path):
+    trained.save_pretrained(tmp_path)
+    for tokenizer in (trained, AutoTokenizer.from_pretrained(tmp_path)):
+        assert tokenizer("def")["input_ids"][0] == tokenizer.bos_token_id
+        assert tokenizer("def", add_special_tokens=False)["input_ids"] == tokenizer("def")["input_ids"][1:]
+
+
+def test_the_same_documents_give_the_same_files(tmp_path):
+    for name in ("a", "b"):
+        train_bpe(iter(TEXT), 300, tmp_path / name)
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+
+
+def test_digits_stand_alone_and_words_take_the_space_before_them():
+    pieces = untrained_tokenizer().pre_tokenizer.pre_tokenize_str("born in 2024")
+    assert [piece for piece, _ in pieces] == ["born", "Ġin", "Ġ", "2", "0", "2", "4"]
+
+
+def test_a_special_token_inside_text_is_one_token(trained):
+    assert trained("<|im_end|>", add_special_tokens=False)["input_ids"] == [2]
+
+
+def test_the_chat_template_frames_each_turn_and_marks_the_assistants(trained):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    text = trained.apply_chat_template(messages, tokenize=False)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n"
+    encoded = trained.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    marked = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
+    assert trained.decode(marked) == "Yes?<|im_end|>"
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="already take 259"):
+        train_bpe(TEXT, BYTES + 2, tmp_path)
+
+
+def test_too_little_text_says_the_size_it_reached(tmp_path):
+    with pytest.raises(DataError, match=r"at 2\d\d\. Give more text"):
+        train_bpe(["a few words"], 4000, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("documents", [[], ["", "  \n"]])
+def test_no_text_at_all_is_refused(tmp_path, documents):
+    with pytest.raises(DataError, match="no text"):
+        train_bpe(documents, 300, tmp_path)
