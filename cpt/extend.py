@@ -1,14 +1,19 @@
 """The one door for users' code: a built-in's name, or `package.module:function`."""
 
 import inspect
+import re
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from cpt.errors import RecipeError
+
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys and values"}
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -19,21 +24,27 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
     """
     if name in built_in:
         return built_in[name]
-    if ":" in name:
-        return import_named(name)
-    raise RecipeError(
-        f"no {kind} called `{name}`.{did_you_mean(name, built_in)} "
-        f"Built in: {', '.join(built_in)}. Your own: `package.module:function`."
-    )
+    if ":" not in name:
+        raise RecipeError(
+            f"no {kind} called `{name}`.{did_you_mean(name, built_in)} "
+            f"Built in: {', '.join(built_in)}. Your own: `package.module:function`."
+        )
+    found = import_named(name)
+    if not callable(found):
+        raise RecipeError(f"`{name}` is a {type(found).__name__}, but a function is needed for the {kind}.")
+    function: Callable[..., Any] = found
+    return function
 
 
 def import_named(name: str) -> Any:
     """The object `package.module:attribute`; the folder that the command was started in counts as importable."""
     module_name, _, attribute = name.partition(":")
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+        raise RecipeError(f"`{name}`: write it as `package.module:function`.")
     module = import_user_module(module_name)
-    if not hasattr(module, attribute):
-        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}")
-    return getattr(module, attribute)
+    if attribute not in vars(module):
+        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, vars(module))}")
+    return vars(module)[attribute]
 
 
 def import_user_module(name: str) -> Any:
@@ -48,7 +59,7 @@ def import_user_module(name: str) -> Any:
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, object], key: str, given: Iterable[str] = ()) -> None:
-    """Refuse options that `function` does not take by name, and report those it needs, before anything is built.
+    """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before anything is built.
 
     Args:
         key: where the options stand in the recipe, for the message: `optimizer`.
@@ -58,15 +69,57 @@ def check_options(function: Callable[..., Any], options: Mapping[str, object], k
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise RecipeError(f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`.")
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
-    for option in options:
+    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that stand beside the options
+    hints = hints_of(function)
+    for option, value in options.items():
         if option not in by_name:
             raise RecipeError(
-                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, by_name)} "
+                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, {*by_name, *beside})} "
                 f"It takes: {', '.join(by_name) or 'none'}."
             )
+        if not fits(value, hints.get(option, Any)):
+            raise RecipeError(f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}.")
     missing = [name for name, p in by_name.items() if p.default is p.empty and name not in options]
     if missing:
         raise RecipeError(f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__}).")
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The function's type hints; none where they name what only a type checker knows."""
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+
+
+def fits(value: object, hint: Any) -> bool:
+    """False where a value out of a recipe is certainly not what the hint says."""
+    origin = get_origin(hint)
+    if origin in (typing.Union, UnionType):
+        return any(fits(value, part) for part in get_args(hint))
+    if origin is typing.Literal:
+        return value in get_args(hint)
+    kind = origin or hint
+    if kind is NoneType:
+        return value is None
+    if kind in (int, float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and (kind is float or float(str(value)).is_integer())
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return isinstance(value, dict)
+    if isinstance(kind, type) and issubclass(kind, Iterable):
+        items = get_args(hint)[:1] or (Any,)
+        return isinstance(value, list) and all(fits(item, items[0]) for item in value)
+    return True
+
+
+def in_words(hint: Any) -> str:
+    """`a number or null` for `float | None`."""
+    parts = get_args(hint) if get_origin(hint) in (typing.Union, UnionType) else (hint,)
+    words = ["null" if part is NoneType else IN_WORDS.get(get_origin(part) or part, str(part)) for part in parts]
+    return " or ".join(words).replace("collections.abc.Sequence", "a list of ").replace("typing.Literal", "one of ")
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

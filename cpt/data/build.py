@@ -1,6 +1,7 @@
 """From the recipe's `data` section to the rows that are trained on and the rows that the model is judged by."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.check import check_names, filters_of, keyed_sources
+from cpt.data.check import filters_of, keyed_sources
 from cpt.data.ingest import tokenize_source
 from cpt.data.mixture import MixtureRows
 from cpt.data.packing import pack_once
 from cpt.data.rows import PackedRows, Row
-from cpt.data.sources import AnySource, name_of
+from cpt.data.sources import AnySource
 from cpt.data.store import TokenStore, default_cache_dir, key_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError
+from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.schema import Data, Evaluation
+from cpt.recipe.sense import reported_name
 
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
@@ -125,7 +127,7 @@ def prepare(data: Data, evaluation: Evaluation, packer: Packer, seed: int) -> Pr
     held_out, reports, training = {}, [], []
     total_weight = sum(source.weight for source in data.sources)
     for number, source in enumerate(data.sources):
-        name, store = name_of(source), store_of[f"data.sources[{number}]"]
+        name, store = reported_name(source), store_of[f"data.sources[{number}]"]
         kept_out = in_held_out_share(store, evaluation.held_out_share)
         chosen = np.flatnonzero(~kept_out & ~np.isin(store.hashes, judged))
         if not len(chosen):
@@ -138,10 +140,22 @@ def prepare(data: Data, evaluation: Evaluation, packer: Packer, seed: int) -> Pr
             log.warning(f"{name}: none of its {len(chosen):,} documents fell into `evaluation.held_out_share`, so it is not evaluated.")
         reports.append(report(name, store, rows, chosen, source.weight / total_weight))
     for held_out_source, store in zip(evaluation.perplexity, judges, strict=True):
-        name = name_of(held_out_source)
+        name = reported_name(held_out_source)
         held_out[name] = packer.held_out(name, store, np.arange(len(store.hashes)))
     mixture = MixtureRows(training, [source.weight for source in data.sources], seed)
     return PreparedData(mixture, held_out, reports, sum(r.tokens for r in reports), fingerprint(mixture, packer))
+
+
+def check_names(data: Data, evaluation: Evaluation) -> None:
+    """Refuse two sources, or two held-out sets, of one name: reports could not tell them apart."""
+    sources, held_out = ([reported_name(source) for source in section] for section in (data.sources, evaluation.perplexity))
+    groups = {"data.sources": sources, "evaluation.perplexity": held_out}
+    if evaluation.held_out_share is not None:  # then each source has a held-out set of its name
+        groups["data.sources` and `evaluation.perplexity"] = list({*sources}) + held_out
+    for where, names in groups.items():
+        twice = [f"`{name}`" for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise RecipeError(f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own.")
 
 
 def in_held_out_share(store: TokenStore, share: float | None) -> NDArray[np.bool_]:

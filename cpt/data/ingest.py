@@ -11,11 +11,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.data.filters import Filter, FilterLists, build_filters, reason_to_drop, source_text
-from cpt.data.sources import AnySource, Document, find_files, hash_file, is_local, name_of, open_source
+from cpt.data.sources import AnySource, Document, find_files, hash_file, is_local, open_source
 from cpt.data.store import TokenStore, TokenWriter, key_of, publish_once
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.ranks import is_main_process
+from cpt.recipe.sense import reported_name
 
 FORMAT = 1  # of the store; counts up when old folders must not be read
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
@@ -36,7 +37,7 @@ def tokenize_source(source: AnySource, filters: FilterLists, encoder: DocumentEn
         writer = TokenWriter(folder, encoder.dtype)
         text_digest = xxh3_128()
         dropped: Counter[str] = Counter()
-        for batch in batches(keep(show_progress(open_source(source, key), name_of(source)), checks, name_of(source), dropped)):
+        for batch in batches(keep(show_progress(open_source(source, key), reported_name(source)), checks, reported_name(source), dropped)):
             raws = [document.text.encode() for document in batch]
             text_digest.update(b"\0".join(raws))
             ids, lengths = encoder.encode([document.text for document in batch])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cpt.data.collators import stack_rows
@@ -51,5 +52,11 @@ class CPTDataLoader(DataLoader[Row]):
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
         sampler = RankSampler(micro_batch=micro_batch, num_micro_batches=rounds, rank=rank, world_size=world_size, first_row=first_row)
-        options = {"collate_fn": stack_rows, **torch_loader_options}
+        # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
+        options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
+        self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
+
+    def __len__(self) -> int:
+        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it, resumed or not."""
+        return self.micro_batches_in_all

@@ -53,15 +53,6 @@ def is_local(path: str) -> bool:
     )
 
 
-def name_of(source: AnySource) -> str:
-    """What reports call a source: its name, or the last part of its path that is no pattern."""
-    if source.name:
-        return source.name
-    parts = [part for part in Path(source.path).parts if not GLOB.search(part)]
-    last = Path(parts[-1]) if parts else Path(source.path)
-    return (last.stem if last.suffix.lower() in READERS else last.name) or source.path
-
-
 def find_files(source: AnySource, key: str) -> list[Path]:
     """The files that a local source means, in sorted order.
 

@@ -52,7 +52,9 @@ def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
     for (kind, part), texts in documents.items():
         path = files[kind, part] = folder / kind / f"{part}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        # Ordered by hash, so that the first n documents are a fair sample (`max_documents`) and no order is learned.
+        ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ordered), encoding="utf-8")
     return Corpus(
         files=files,
         documents={key: len(texts) for key, texts in documents.items()},

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
@@ -20,6 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "target_modules": "all-linear",
     "task_type": "CAUSAL_LM",
 }
+MAMBA_EXCLUDED = ("out_proj", "conv1d")  # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter
 
 
 def check_lora_options(options: Mapping[str, Any]) -> None:
@@ -41,10 +43,13 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         RecipeError: an option is unknown, or no layer of the model matches `target_modules`.
     """
     check_lora_options(options)
+    chosen = DEFAULTS | dict(options)
+    if chosen["target_modules"] == "all-linear" and any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters learn nothing.
     model.enable_input_require_grads()
     try:
-        adapted = get_peft_model(model, LoraConfig(**DEFAULTS | dict(options)), autocast_adapter_dtype=True)
+        adapted = get_peft_model(model, LoraConfig(**chosen), autocast_adapter_dtype=True)
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
     trainable, total = adapted.get_nb_trainable_parameters()

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -96,19 +97,14 @@ def _attention(model: Model, config: PreTrainedConfig) -> str | None:
 
 def _load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype) -> PreTrainedModel:
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
+    options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
     try:
         if state_dict := _converted_weights(path, model, config):
-            source = {"pretrained_model_name_or_path": None, "state_dict": state_dict}
+            model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            built, info = model_class.from_pretrained(None, state_dict=state_dict, **options)
         else:
-            source = {"pretrained_model_name_or_path": path, "revision": model.revision or "main"}
-        built, info = AutoModelForCausalLM.from_pretrained(
-            **source,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            trust_remote_code=model.trust_remote_code,
-            output_loading_info=True,
-        )
+            options |= {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+            built, info = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
             f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy the files again."

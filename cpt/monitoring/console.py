@@ -35,7 +35,7 @@ class ConsoleProgress(TrainerCallback):
         if state.is_world_process_zero:
             line = describe_logs(logs)
             if line:
-                self.console.print(f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}", highlight=False)
+                self.console.print(f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}", highlight=False, soft_wrap=True)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the bar."""
@@ -45,7 +45,7 @@ class ConsoleProgress(TrainerCallback):
     def time_to_go(self, state: TrainerState) -> str:
         """`  12:34 to go`, for output without a bar."""
         done = state.global_step - self.first_step
-        if self.progress or not done:
+        if self.progress or not done or state.global_step >= state.max_steps:
             return ""
         seconds = round((time.perf_counter() - self.started) / done * (state.max_steps - state.global_step))
         return f"  {seconds // 60}:{seconds % 60:02d} to go"

@@ -36,7 +36,7 @@ def differing_keys(before: Recipe, after: Recipe, ignoring: Sequence[str] = SAME
     return [
         f"{key}: {shown(old)} -> {shown(new)}"
         for key, old, new in differences(before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True), ())
-        if not any(fnmatch(key, pattern) or fnmatch(key, f"{pattern}.*") for pattern in ignoring)
+        if not any(fnmatch(key, pattern) or fnmatch(key, f"{pattern}[.[]*") for pattern in ignoring)
     ]
 
 

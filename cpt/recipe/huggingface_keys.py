@@ -48,7 +48,9 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     module, _, name = config.partition(":")
     found = find_class(module, name)
     if found is None or not (keys := keys_of_class(found)):
-        raise ResourceError(f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt knows.")
+        raise ResourceError(
+            f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt knows."
+        )
     return keys
 
 
@@ -60,7 +62,9 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
         if above := find_class(found.source.module, name):
             keys.update(keys_of_class(above))
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
-            raise ResourceError(f"cannot find `{name}`, the base of {found.node.name} in {found.source.path}. Install a version that cpt knows.")
+            raise ResourceError(
+                f"cannot find `{name}`, the base of {found.node.name} in {found.source.path}. Install a version that cpt knows."
+            )
     if any("dataclass" in ast.unparse(decorator) for decorator in found.node.decorator_list):
         for node in found.node.body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_argument(node):
@@ -136,7 +140,7 @@ def metadata_of(field: ast.AnnAssign) -> dict[str, ast.expr]:
     for keyword in field_keywords(field):
         if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
             pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
-            return {name.value: value for name, value in pairs if isinstance(name, ast.Constant)}
+            return {name.value: value for name, value in pairs if isinstance(name, ast.Constant) and isinstance(name.value, str)}
     return {}
 
 
@@ -168,5 +172,7 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
     found = find_class(module, name)
     if found is None or not any("Enum" in last_name(base) for base in found.node.bases):
         return ()
-    values: list[Any] = [node.value.value for node in found.node.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    values: list[Any] = [
+        node.value.value for node in found.node.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    ]
     return tuple(value for value in values if isinstance(value, str))

@@ -1,5 +1,7 @@
 """The recipe as a JSON schema, so that editors complete its keys and underline mistakes."""
 
+import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +24,20 @@ def json_schema() -> dict[str, Any]:
     for node in every_object(schema):
         allow_grouped_digits(node)
         allow_files(node)
-    schema["properties"]["training"] = or_file(passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}, strict=False))
-    lora = passed_on(LORA_CONFIG, LORA_IS_SET, strict=True)
-    sections["Model"]["properties"]["lora"] = {"anyOf": [*or_file(lora)["anyOf"], {"type": "null"}]}
+    training, lora = passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}), passed_on(LORA_CONFIG, LORA_IS_SET)
+    schema["properties"]["training"] = or_file(training)
+    sections["Model"]["properties"]["lora"] = {"anyOf": [{**lora, "propertyNames": names_in(lora)}, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "if": {"properties": {"stage": {"enum": list(STAGE_CONFIGS)}}},
-        "then": {"properties": {"training": or_file(passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}, strict=True))}},
+        "then": {"properties": {"training": {"propertyNames": names_in(training)}}},
     }
+
+
+def command() -> None:
+    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line."""
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
 def allow_base(section: dict[str, Any]) -> None:
@@ -68,16 +75,16 @@ def or_file(section: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [section, YAML_FILE], "description": section["description"]}
 
 
-def passed_on(config: str, ours: set[str], *, strict: bool) -> dict[str, Any]:
+def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
     """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
     properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
-    properties["base"] = YAML_FILE
-    return {
-        "type": "object",
-        "description": f"Passed on unchanged to {config.replace(':', '.')}.",
-        "properties": properties,
-        **({"additionalProperties": False} if strict else {}),
-    }
+    description = f"Passed on unchanged to {config.replace(':', '.')}."
+    return {"type": "object", "description": description, "properties": {**properties, "base": YAML_FILE}}
+
+
+def names_in(section: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a section, and no others."""
+    return {"enum": list(section["properties"])}
 
 
 def type_of(key: Key) -> dict[str, Any]:

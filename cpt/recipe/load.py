@@ -15,7 +15,7 @@ from cpt.recipe.sense import check_sense
 from cpt.recipe.shape import check_shape
 from cpt.recipe.training_keys import check_passed_on_keys
 from cpt.recipe.tree import Mistakes, Node, plain
-from cpt.recipe.yaml_lines import Unreadable, read_yaml
+from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 from cpt.recipe.yaml_writing import write_yaml
 
 
@@ -50,7 +50,7 @@ def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mist
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
     try:
         root = read_yaml(path, mistakes)
-    except Unreadable:
+    except UnreadableError:
         mistakes.raise_if_any()
         raise
     root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
@@ -71,7 +71,7 @@ def sound_sections(values: dict[str, Any], faulty: set[str]) -> dict[str, Any]:
 
 def section_value(field: FieldInfo, value: Any) -> Any:
     """One section, as the recipe would hold it."""
-    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)
+    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
     return adapter.validate_python(value)
 
 

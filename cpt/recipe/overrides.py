@@ -1,11 +1,12 @@
 """`key.path=value` from the command line, on top of what the files say."""
 
+import re
 from collections.abc import Sequence
 
 from cpt.recipe.references import resolved
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Mistakes, Node, Place, dotted
-from cpt.recipe.yaml_lines import Unreadable, read_value
+from cpt.recipe.tree import Mistakes, Node, Place
+from cpt.recipe.yaml_lines import UnreadableError, read_value
 
 
 def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
@@ -18,9 +19,9 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             continue
         try:
             value = read_value(text, place, mistakes)
-        except Unreadable:
+        except UnreadableError:
             continue
-        put(root, key.strip().split("."), value, mistakes)
+        put(root, steps_of(key.strip()), value, mistakes)
         root = resolved(root, Recipe, mistakes, trail=())
     return root
 
@@ -32,6 +33,11 @@ def turn_on_lora(root: Node) -> None:
         model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
 
 
+def steps_of(key: str) -> list[str]:
+    """`data.sources.0.weight` or `data.sources[0].weight`, step by step."""
+    return re.sub(r"\[(\d+)\]", r".\1", key).split(".")
+
+
 def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
     """Write `value` at the location that the steps lead to, making sections on the way."""
     here = root
@@ -39,7 +45,7 @@ def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
         is_last = number == len(steps) - 1
         if isinstance(here.value, list):
             if not step.isdigit() or int(step) >= len(here.value):
-                entries = f"`{dotted(steps[:number])}` has {len(here.value)} entries, counted from 0"
+                entries = f"`{'.'.join(steps[:number])}` has {len(here.value)} entries, counted from 0"
                 mistakes.add(value.place, f"{entries}: there is no `{step}`")
                 return
             if is_last:
@@ -50,7 +56,7 @@ def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
         if here.value is None:
             here.value = {}
         if not isinstance(here.value, dict):
-            mistakes.add(value.place, f"`{dotted(steps[:number])}` is a single value: nothing stands below it")
+            mistakes.add(value.place, f"`{'.'.join(steps[:number])}` is a single value: nothing stands below it")
             return
         if is_last:
             here.value[step] = value

@@ -7,7 +7,7 @@ from typing import Any
 import cpt
 from cpt.recipe.sections import child_annotation, is_free_mapping, item_in, section_in
 from cpt.recipe.tree import Mistakes, Node, merged
-from cpt.recipe.yaml_lines import Unreadable, read_yaml, shown_path
+from cpt.recipe.yaml_lines import UnreadableError, read_yaml, shown_path
 
 REPOSITORY = Path(cpt.__file__).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
         return Node({}, written.place, broken=True)
     try:
         root = read_yaml(path, mistakes)
-    except Unreadable:
+    except UnreadableError:
         return Node({}, written.place, broken=True)
     return resolved(root, annotation, mistakes, (*trail, path.resolve()))
 

@@ -11,8 +11,7 @@ def whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(whole_number)]
-Positive = Annotated[Whole, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -47,7 +46,7 @@ class Model(Section):
     from_scratch: bool = False
     """Keep the architecture, draw new weights."""
     config: dict[str, Any] | None = None
-    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path` it is the shape that the weights must have."""
+    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path`, the weights' shape."""
     parameters: Positive | None = None
     """Number of parameters that the architecture is known to have (a tied head counted once); the built model must agree."""
     active_parameters: Positive | None = None
@@ -55,7 +54,7 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto`: bfloat16 where something else keeps fp32 master weights (DeepSpeed's bf16), else float32."""
     attention: str = "auto"
-    """auto, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is right here."""
+    """auto, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is right."""
     lora: dict[str, Any] | None = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). Null trains all parameters."""
     resize_embeddings: bool = False
@@ -64,7 +63,7 @@ class Model(Section):
     """Run code that comes with the weights. Needs `revision` to be a full commit hash."""
     hashes: dict[str, str] = {}
     """File name -> sha256 that the weights must have, as the Hub shows it."""
-    import_: str | None = Field(None, alias="import")
+    import_: str | None = Field(default=None, alias="import")
     """Your own `package.module` that registers a model family with AutoConfig and AutoModelForCausalLM."""
 
 
@@ -84,7 +83,7 @@ class Source(Section):
     """Local file, folder or glob of txt, jsonl, parquet or csv, or a dataset's id on the Hub."""
     name: str | None = None
     """How reports call it; by default the last part of the path."""
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
     text_column: str = "text"
     """Column or JSON key that holds the text."""
@@ -120,7 +119,7 @@ class Budget(Section):
 
     tokens: Positive | None = None
     """Stop after so many tokens."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)
     """Or after so many times the tokens of all sources together."""
     global_batch_tokens: Positive | None = None
     """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of GPUs."""
@@ -130,7 +129,7 @@ class Optimizer(Component):
     """The optimizer with its options: `{name: adamw, learning_rate: 1e-5, weight_decay: 0.1}`."""
 
     name: str = "adamw"
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate; the schedule multiplies it."""
 
 
@@ -205,7 +204,7 @@ class Recipe(Section):
     """Words to find the run by."""
     stage: str = "cpt"
     """pretrain, cpt, or your own `package.module` with CONFIG, COLUMNS and build_trainer."""
-    seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(whole_number)] = 42
     """Decides the order of the data, new weights and dropout."""
     output_dir: Annotated[Path, Field(strict=False)] = Path("runs")
     """Folder of the runs, relative to where the command is started."""

@@ -1,12 +1,11 @@
 """The second gate: do the sections fit together? One small function per rule.
 
-A rule asks for the sections that it needs by the names of its parameters, and runs when nothing else is wrong with them. It looks at values,
-never at whether a default was written out, so that a resolved recipe gives the same answer as the short one.
+A rule asks for the sections that it needs by the names of its parameters, and runs when nothing else is wrong with them.
+It looks at values, never at whether a default was written out: a resolved recipe gives the same answer as the short one.
 """
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,28 @@ from typing import Any
 from cpt.extend import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.moved_keys import MOVED, new_home
-from cpt.recipe.schema import Budget, Checkpoints, Component, Data, Evaluation, HeldOut, Model, Monitoring, Optimizer, Schedule, Source, Tokenizer
+from cpt.recipe.schema import (
+    Budget,
+    Checkpoints,
+    Component,
+    Data,
+    Evaluation,
+    HeldOut,
+    Model,
+    Monitoring,
+    Optimizer,
+    Schedule,
+    Source,
+    Tokenizer,
+)
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of
 
 DEFAULT_MICRO_BATCH = 8
 """What transformers takes for per_device_train_batch_size."""
+
+DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".parquet", ".csv", ".tsv"}
+
+Named = list[tuple[Location, str]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,8 @@ def stage_exists(stage: str) -> Found:
     if stage not in STAGE_CONFIGS and not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", stage):
         yield Senseless(
             ("stage",),
-            f"no stage called `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} There are {', '.join(STAGE_CONFIGS)}; your own: `package.module`",
+            f"no stage called `{stage}`.{did_you_mean(stage, STAGE_CONFIGS)} "
+            f"Built in: {', '.join(STAGE_CONFIGS)}. Your own: `package.module`",
         )
 
 
@@ -76,10 +93,12 @@ def cpt_continues_from_weights(stage: str, model: Model) -> Found:
 def weights_come_from_somewhere(model: Model) -> Found:
     """A model is loaded from a path, or drawn from a config."""
     if not model.from_scratch and model.path is None:
-        yield Senseless(("model",), "`model.path` is missing: the weights to start from. For new weights: `from_scratch: true` with a `config`")
+        yield Senseless(
+            ("model",), "`model.path` is missing: the weights to start from. For new weights: `from_scratch: true` with a `config`"
+        )
     if model.from_scratch and model.path is None and model.config is None:
         yield Senseless(("model", "from_scratch"), "new weights need an architecture: give `model.config`, or the `model.path` that has it")
-    if model.from_scratch and model.path is None and model.config is not None and "model_type" not in model.config:
+    if model.config is not None and "model_type" not in model.config:
         yield Senseless(("model", "config"), "`model.config.model_type` is missing: which architecture is it? (llama, qwen3, gpt2, ...)")
 
 
@@ -98,10 +117,10 @@ def lora_needs_trained_weights(model: Model) -> Found:
 def foreign_code_is_pinned(model: Model) -> Found:
     """Code from the Hub is the code that was read."""
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is not None
-    if model.trust_remote_code and not is_pinned and not (model.path and Path(model.path).is_dir()):
+    if model.trust_remote_code and not is_pinned:
         yield Senseless(
             ("model", "trust_remote_code"),
-            "running code from the Hub needs `model.revision` to be a full commit hash (40 hex digits), so that it cannot change",
+            "code that comes with the weights must be pinned: `model.revision` must be a full commit hash (40 hex digits)",
             ("model", "revision"),
         )
 
@@ -112,6 +131,12 @@ def revisions_belong_to_a_path(model: Model, tokenizer: Tokenizer) -> Found:
         yield Senseless(("model", "revision"), "`model.revision` has no effect without `model.path`")
     if tokenizer.revision is not None and tokenizer.path is None and model.path is None:
         yield Senseless(("tokenizer", "revision"), "`tokenizer.revision` has no effect without `tokenizer.path`")
+
+
+def hashes_are_of_loaded_weights(model: Model) -> Found:
+    """What is not loaded cannot have the wrong hash."""
+    if model.hashes and model.from_scratch:
+        yield Senseless(("model", "hashes"), "`model.hashes` has no effect: no weights are loaded", ("model", "from_scratch"))
 
 
 def active_parameters_are_a_part(model: Model) -> Found:
@@ -150,12 +175,16 @@ def budget_agrees_with_mixture(budget: Budget, data: Data) -> Found:
 def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -> Found:
     """A step is a whole number of micro-batches, on one GPU at least."""
     micro_batch = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
-    if budget.global_batch_tokens is not None and isinstance(micro_batch, int) and budget.global_batch_tokens % (micro_batch * data.sequence_length):
+    if (
+        budget.global_batch_tokens is not None
+        and isinstance(micro_batch, int)
+        and budget.global_batch_tokens % (micro_batch * data.sequence_length)
+    ):
         at_once = micro_batch * data.sequence_length
         yield Senseless(
             ("budget", "global_batch_tokens"),
-            f"{budget.global_batch_tokens:,} tokens do not divide into micro-batches of {micro_batch} rows x {data.sequence_length:,} tokens "
-            f"= {at_once:,}. The next that does: {-(-budget.global_batch_tokens // at_once) * at_once}",
+            f"{budget.global_batch_tokens:,} tokens do not divide into micro-batches of {micro_batch} rows "
+            f"x {data.sequence_length:,} tokens = {at_once:,}. The next that does: {-(-budget.global_batch_tokens // at_once) * at_once}",
             ("data", "sequence_length"),
         )
 
@@ -184,7 +213,8 @@ def something_is_held_out(evaluation: Evaluation) -> Found:
     for key, interval in {"every_tokens": evaluation.every_tokens, "every_steps": evaluation.every_steps}.items():
         if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
             yield Senseless(
-                ("evaluation", key), f"`evaluation.{key}` has no effect: nothing is held out. Give `evaluation.held_out_share` or `evaluation.perplexity`"
+                ("evaluation", key),
+                f"`evaluation.{key}` has no effect: nothing is held out. Give `evaluation.held_out_share` or `evaluation.perplexity`",
             )
 
 
@@ -195,29 +225,31 @@ def project_has_a_tracker(monitoring: Monitoring) -> Found:
 
 
 def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
-    """Reports can tell the sources apart, and the held-out sets."""
-    yield from repeated(data.sources, ("data", "sources"))
-    yield from repeated(evaluation.perplexity, ("evaluation", "perplexity"))
-
-
-def repeated(entries: Iterable[Source | HeldOut], location: Location) -> Found:
-    """Entries that reports could not tell apart."""
-    names = [reported_name(entry) for entry in entries]
-    counts = Counter(names)
-    for index, name in enumerate(names):
-        if counts[name] > 1 and names.index(name) < index:
-            text = f"two entries are called `{name}`: give this one a `name` of its own"
-            yield Senseless((*location, index), text, (*location, names.index(name)))
+    """Reports can tell the sources apart, and the held-out sets, those that are shares of sources included."""
+    sources: Named = [(("data", "sources", index), reported_name(source)) for index, source in enumerate(data.sources)]
+    held_out: Named = [(("evaluation", "perplexity", index), reported_name(entry)) for index, entry in enumerate(evaluation.perplexity)]
+    groups: list[Named] = [sources + held_out] if evaluation.held_out_share is not None else [sources, held_out]
+    for group in groups:
+        first: dict[str, Location] = {}
+        for location, name in group:
+            if name in first:
+                yield Senseless(location, f"a second `{name}`: give this one a `name` of its own", first[name])
+            first.setdefault(name, location)
 
 
 def reported_name(entry: Source | HeldOut) -> str:
-    """How reports call it: its name, or the last part of its path."""
-    return entry.name or entry.path.rstrip("/").rpartition("/")[2]
+    """How reports call it: its name, or the last part of its path that is no pattern, without the ending of a document file."""
+    parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
+    last = Path(parts[-1]) if parts else Path(entry.path)
+    return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
 
 
 def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
     """Options of Hub datasets do nothing for local files."""
-    places: dict[Location, Iterable[Source | HeldOut]] = {("data", "sources"): data.sources, ("evaluation", "perplexity"): evaluation.perplexity}
+    places: dict[Location, Iterable[Source | HeldOut]] = {
+        ("data", "sources"): data.sources,
+        ("evaluation", "perplexity"): evaluation.perplexity,
+    }
     for location, entries in places.items():
         for index, entry in enumerate(entries):
             given = {"subset": entry.subset, "revision": entry.revision, "split": None if entry.split == "train" else entry.split}
@@ -227,7 +259,7 @@ def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
 
 def is_surely_local(path: str) -> bool:
     """True for what no dataset on the Hub is called."""
-    return any(sign in path for sign in "*?[~") or path.startswith((".", "/")) or Path(path).suffix in {".txt", ".jsonl", ".json", ".parquet", ".csv"}
+    return any(sign in path for sign in "*?[") or path.startswith((".", "/", "~")) or Path(path).suffix.lower() in DOCUMENT_FILES
 
 
 def built_in_options_have_our_names(optimizer: Optimizer, schedule: Schedule) -> Found:
@@ -255,7 +287,8 @@ def kept_checkpoints_are_made(checkpoints: Checkpoints) -> Found:
     """Only what is saved can be kept."""
     if checkpoints.keep != Checkpoints().keep and checkpoints.every_tokens is None and checkpoints.every_steps is None:
         yield Senseless(
-            ("checkpoints", "keep"), "`checkpoints.keep` has no effect: only the end is saved. Give `checkpoints.every_tokens` or `every_steps`"
+            ("checkpoints", "keep"),
+            "`checkpoints.keep` has no effect: only the end is saved. Give `checkpoints.every_tokens` or `every_steps`",
         )
 
 
@@ -267,6 +300,7 @@ RULES: list[Callable[..., Found]] = [
     lora_needs_trained_weights,
     foreign_code_is_pinned,
     revisions_belong_to_a_path,
+    hashes_are_of_loaded_weights,
     active_parameters_are_a_part,
     budget_is_given_once,
     budget_agrees_with_mixture,

@@ -108,5 +108,3 @@ def kinds_of(annotation: Any) -> list[str]:
         return ["list"]
     inner = without_none(annotation)
     return [inner.__name__] if inner in (bool, int, float, str) else ["str"]
-
-

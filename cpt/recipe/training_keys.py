@@ -1,5 +1,7 @@
 """The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
 
+from collections.abc import Mapping
+
 from cpt.errors import ResourceError
 from cpt.extend import closest
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
@@ -96,20 +98,20 @@ def wrong_value(node: Node, key: Key) -> str | None:
 def plain_kind(node: Node) -> object:
     """The value, of mappings and lists as much as their kind needs."""
     if kind_of(node.value) == "dict":
-        return {name: None for name in node.value}
+        return dict.fromkeys(node.value)
     return [None for _ in node.value] if kind_of(node.value) == "list" else node.value
 
 
-def hint(key: str, keys: dict[str, Key]) -> str:
+def hint(key: str, keys: Mapping[str, Key]) -> str:
     """The Hugging Face key that was meant, or ours of that name."""
     ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
-    usable = [name for name in keys if name not in NO_EFFECT and name not in LORA_IS_SET]
+    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
     near = closest(key, [*usable, *MOVED])
     if len(ours) == 1:
         return f" It is `{ours[0]}`."
-    if near in MOVED and near not in usable:
-        return f" Did you mean {new_home(near)}?"
-    return f" Did you mean `{near}`?" if near else ""
+    if near is None:
+        return ""
+    return f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."
 
 
 def find_deepspeed_file(training: Node, mistakes: Mistakes) -> None:

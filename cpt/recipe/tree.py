@@ -116,5 +116,5 @@ def merged(over: Node, base: Node) -> Node:
 
 
 def dotted(location: Iterable[str | int]) -> str:
-    """`data.sources.0.weight`, as the command line writes it."""
-    return ".".join(map(str, location))
+    """`data.sources[0].weight`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")

@@ -26,7 +26,7 @@ CONSTANTS = {
 }
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """The file cannot be read on; the mistake is noted already."""
 
 
@@ -34,7 +34,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     """The file's keys and values.
 
     Raises:
-        Unreadable: there is no tree to give; `mistakes` says why.
+        UnreadableError: there is no tree to give; `mistakes` says why.
     """
     shown = shown_path(path)
     try:
@@ -48,7 +48,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     else:
         return read_text(data, shown, mistakes)
     mistakes.add(Place(shown, 1), reason)
-    raise Unreadable
+    raise UnreadableError
 
 
 def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
@@ -58,14 +58,14 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}")
-        raise Unreadable from None
+        raise UnreadableError from None
     root = TreeBuilder(text, shown, mistakes).build()
     if root is None or root.value is None:
         mistakes.add(Place(shown, 1), "the file is empty: it holds no keys")
-        raise Unreadable
+        raise UnreadableError
     if not isinstance(root.value, dict):
-        mistakes.add(root.place, f"expected `key: value` lines, got a list or a single value")
-        raise Unreadable
+        mistakes.add(root.place, "expected `key: value` lines, got a list or a single value")
+        raise UnreadableError
     return root
 
 
@@ -126,7 +126,7 @@ class TreeBuilder:
             self.mistakes.add(Place(self.shown, self.line_of(problem.problem_mark)), self.explain(problem))
         except yaml.reader.ReaderError as problem:
             self.mistakes.add(Place(self.shown, self.line_of_first_control_character()), f"not YAML: {problem.reason}")
-        raise Unreadable
+        raise UnreadableError
 
     def node(self, event: Any, depth: int) -> Node:
         """The node that begins with `event`."""
@@ -193,19 +193,24 @@ class TreeBuilder:
         return copied(target)
 
     def place(self, event: Any) -> Place:
+        """Where the event begins."""
         return Place(self.shown, self.line_of(event.start_mark))
 
     def line_of(self, mark: Any) -> int:
+        """The line as editors count it."""
         return self.fixed_line if self.fixed_line is not None else (mark.line + 1 if mark else 1)
 
     def note(self, event: Any, text: str) -> None:
+        """A mistake that reading can go on after."""
         self.mistakes.add(self.place(event), text)
 
     def fail(self, event: Any, text: str) -> NoReturn:
+        """A mistake that ends the reading."""
         self.note(event, text)
-        raise Unreadable
+        raise UnreadableError
 
     def line_of_first_control_character(self) -> int:
+        """The line of what YAML does not allow in a text; the parser gives no usable position."""
         before = re.split(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", self.text, maxsplit=1)[0]
         return before.count("\n") + 1 if self.fixed_line is None else self.fixed_line
 

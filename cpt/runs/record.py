@@ -18,6 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 
 RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
+PROGRESS = ("step", "steps", "checkpoint")  # of the status: what stays true when the state changes
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Run:
     def write_status(self, state: str, **details: Any) -> None:
         """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
         if is_main_process():
-            status = {"state": state, "updated": datetime.now(UTC).isoformat(timespec="seconds"), "pid": os.getpid(), **details}
-            write_json(self.folder / STATUS, status)
+            progress = {key: value for key, value in self.status().items() if key in PROGRESS}
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
         """Record what the run reads, or make sure that the data are those it began with.

@@ -41,6 +41,8 @@ class CPTTrainer(Trainer):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
+        if arguments.ddp_find_unused_parameters is None:  # only a router may leave parameters out, and looking for them costs each step
+            arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
         self.recipe = recipe
         self.length = length

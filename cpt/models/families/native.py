@@ -63,7 +63,7 @@ def native_state_dict(config: PreTrainedConfig, state_dict: StateDict) -> StateD
         case CptGPT2Config():
             vocabulary = ("wte.weight", "lm_head.weight")
             tokens = config.unpadded_vocab_size
-            return {name: t[:tokens].contiguous() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
+            return {name: t[:tokens].clone() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
         case MiniMind2MoEConfig():
             return _granite_state_dict(config, state_dict)
     return state_dict

@@ -1,0 +1,2 @@
+def refuse_mistakes(recipe):
+    pass

@@ -1,0 +1,72 @@
+import pytest
+
+from cpt.data.filters import build_filters, length, pattern, reason_to_drop, source_text
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Component
+
+
+def view(text):
+    return {"text": text, "source": "s", "where": "s.txt"}
+
+
+def test_length_gives_the_reason():
+    assert length(view("abc"), min_characters=4) == "shorter than 4 characters"
+    assert length(view("abc"), max_characters=2) == "longer than 2 characters"
+    assert length(view("abc"), min_characters=3, max_characters=3) is None
+
+
+def test_pattern_drops_and_requires():
+    assert pattern(view("see Lorem ipsum"), drop="[Ll]orem") == "matches [Ll]orem"
+    assert pattern(view("text"), require=r"\d") == r"does not match \d"
+    assert pattern(view("text 1"), drop="x{2}", require=r"\d") is None
+
+
+@pytest.mark.parametrize("options", [{}, {"drop": "("}])
+def test_pattern_without_a_regular_expression_is_refused(options):
+    with pytest.raises(RecipeError, match="filter `pattern`"):
+        pattern(view("text"), **options)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t "])
+def test_a_document_without_visible_characters_is_empty(text):
+    assert reason_to_drop(view(text), []) == "empty"
+
+
+def test_the_first_refusing_filter_gives_the_reason():
+    filters = build_filters(
+        {"data.filters": [Component(name="length", max_characters=2)], "k": [Component(name="pattern", drop="a")]},
+    )
+    assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == ["longer than 2 characters", "matches a", None]
+
+
+@pytest.mark.parametrize(
+    "component, message",
+    [
+        (Component(name="lenght"), "no filter called `lenght`. Did you mean `length`"),
+        (Component(name="length", min_chars=3), r"`data.filters\[0\].min_chars` is not an option of length"),
+        (Component(name="no_such_module:check"), "cannot import `no_such_module`"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_its_place(component, message):
+    with pytest.raises(RecipeError, match=message):
+        build_filters({"data.filters": [component]})
+
+
+@pytest.fixture
+def my_filters(tmp_path, monkeypatch):
+    (tmp_path / "my_lab_filters.py").write_text(
+        "def no_tables(document, *, mark='|'):\n    return 'table' if mark in document['text'] else None\n"
+        "def truthy(document):\n    return True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_users_filter_is_called_by_its_name(my_filters):
+    filters = build_filters({"data.filters": [Component(name="my_lab_filters:no_tables", mark="#")]})
+    assert [reason_to_drop(view(text), filters) for text in ("a # b", "a | b")] == ["table", None]
+    assert "mark='|'" in source_text("my_lab_filters:no_tables")
+
+
+def test_a_filter_that_returns_no_reason_is_refused(my_filters):
+    with pytest.raises(RecipeError, match="filter truthy returned True. It must return the reason"):
+        reason_to_drop(view("text"), build_filters({"data.filters": [Component(name="my_lab_filters:truthy")]}))

@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from cpt.data.build import build_data
+from cpt.data.loader import CPTDataLoader
+from cpt.recipe.schema import Data
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loader")
+    for name in "ab":
+        (folder / f"{name}.csv").write_text("text\n" + "".join(f"{name}{number} {'x' * (number % 23)}\n" for number in range(200)))
+    data = Data(sources=[{"path": str(folder / "a.csv"), "weight": 2}, {"path": str(folder / "b.csv")}], sequence_length=16)
+    return build_data(data, tokenizer, seed=7, cache_dir=folder).rows
+
+
+def batches(rows, **options):
+    return list(CPTDataLoader(rows, **{"micro_batch": 2, "rows_in_all": 48, **options}))
+
+
+def same(first, second):
+    return len(first) == len(second) and all(torch.equal(a[key], b[key]) for a, b in zip(first, second, strict=True) for key in a)
+
+
+def row_set(batch_list):
+    return sorted(tuple(row) for batch in batch_list for row in batch["input_ids"].tolist())
+
+
+def test_a_batch_holds_the_rows_in_order(rows):
+    (batch, *_) = batches(rows, micro_batch=3)
+    assert batch.keys() == {"input_ids", "labels", "position_ids"}
+    assert torch.equal(batch["labels"], torch.stack([rows[number]["labels"] for number in range(3)]))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_change_nothing(rows, context):
+    assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_size):
+    ranks = [batches(rows, rank=rank, world_size=world_size) for rank in range(world_size)]
+    accumulation = 4 // world_size  # 8 rows a step
+    for step in range(6):
+        mine = [batch for rank in ranks for batch in rank[step * accumulation : (step + 1) * accumulation]]
+        assert row_set(mine) == row_set([{"input_ids": torch.stack([rows[n]["input_ids"] for n in range(step * 8, step * 8 + 8)])}])
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_a_step_is_the_same_set_of_rows_for_any_micro_batch(rows, micro_batch):
+    taken = batches(rows, micro_batch=micro_batch, rows_in_all=8)
+    assert row_set(taken) == row_set(batches(rows, micro_batch=8, rows_in_all=8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_loader_gives_what_the_straight_one_would(rows, workers):
+    straight = batches(rows)
+    for done in range(0, len(straight), 1 if workers == 0 else 10):
+        assert same(batches(rows, first_row=done * 2, num_workers=workers), straight[done:])
+
+
+def test_a_run_may_go_on_with_another_number_of_processes(rows):
+    rest = [batches(rows, first_row=16, rank=rank, world_size=4) for rank in range(4)]
+    assert row_set([batch for rank in rest for batch in rank]) == row_set(batches(rows)[8:])
+
+
+def test_it_knows_how_many_batches_come(rows):
+    loader = CPTDataLoader(rows, micro_batch=2, rows_in_all=48, first_row=8, world_size=4, rank=3)
+    assert len(list(loader)) == 5 and loader.batch_size == 2
+    assert len(loader) == 6, "of the whole run: the Trainer derives its steps from it"
+    assert batches(rows, first_row=48) == batches(rows, first_row=50) == []
+
+
+def test_reading_leaves_the_global_random_state_alone(rows):
+    before = torch.get_rng_state()
+    batches(rows, num_workers=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_rank_has_equally_many_batches_when_rows_do_not_divide(rows):
+    assert {len(batches(rows, rows_in_all=47, rank=rank, world_size=4)) for rank in range(4)} == {5}
+
+
+def test_far_rows_cost_no_more_than_near_ones(rows):
+    (batch,) = batches(rows, first_row=10**9, rows_in_all=10**9 + 2)
+    assert torch.equal(batch["input_ids"][1], rows[10**9 + 1]["input_ids"])
+
+
+def test_a_subclass_may_change_the_batches(rows):
+    class Reversed(CPTDataLoader):
+        def __iter__(self):
+            return iter(list(super().__iter__())[::-1])
+
+    assert same(list(Reversed(rows, micro_batch=2, rows_in_all=48)), batches(rows)[::-1])

@@ -1,0 +1,79 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpt.data.build import build_data
+from cpt.recipe.schema import Data
+
+PAD = 257
+FIXTURES_ARE_READ_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+
+
+@pytest.fixture
+def rows_of(tokenizer, source, tmp_path):
+    def build(texts, sequence_length=16, packing="best_fit"):
+        data = Data(sources=[source("a", texts)], sequence_length=sequence_length, packing=packing)
+        return build_data(data, tokenizer, seed=1, cache_dir=tmp_path / "cache").rows.sources[0]
+
+    return build
+
+
+def pieces(row):
+    """The documents and pieces of documents of a row, the padding among them."""
+    begins = (row["position_ids"] == 0).nonzero().flatten().tolist()
+    return [row["input_ids"][a:b].tolist() for a, b in zip(begins, [*begins[1:], None], strict=True)]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none"])
+@FIXTURES_ARE_READ_ONLY
+@given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
+def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packing, texts):
+    rows = rows_of(texts, packing=packing)
+    found = [piece for row in rows for piece in pieces(row) if PAD not in piece]
+    expected = [ids[at : at + 16] for text in texts for ids in [tokenizer(text)["input_ids"] + [256]] for at in range(0, len(ids), 16)]
+    assert sorted(found) == sorted(expected)
+
+
+@FIXTURES_ARE_READ_ONLY
+@given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
+def test_labels_are_the_ids_but_for_first_tokens_and_padding(rows_of, texts):
+    for row in rows_of(texts):
+        unlabelled = (row["position_ids"] == 0) | (row["input_ids"] == PAD)
+        assert (row["labels"][unlabelled] == -100).all()
+        assert torch.equal(row["labels"][~unlabelled], row["input_ids"][~unlabelled])
+
+
+def test_positions_count_each_document_and_the_padding_from_zero(rows_of):
+    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
+    assert row["position_ids"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
+    assert row["input_ids"][-3:].tolist() == [PAD] * 3
+
+
+def test_rows_are_int64_of_the_sequence_length(rows_of):
+    (row,) = rows_of(["abc"])
+    assert set(row) == {"input_ids", "labels", "position_ids"}
+    assert {(values.dtype, values.shape) for values in row.values()} == {(torch.int64, (16,))}
+
+
+def test_a_row_may_be_changed_without_changing_the_store(rows_of):
+    rows = rows_of(["abc"])
+    rows[0]["input_ids"].zero_()
+    assert rows[0]["input_ids"].any()
+
+
+def test_rows_are_a_sequence(rows_of):
+    rows = rows_of(["a" * 100])
+    assert len(list(rows)) == len(rows) == 7
+    assert torch.equal(rows[-1]["input_ids"], rows[6]["input_ids"]) and len(rows[2:5]) == 3
+    for number in (7, -8):
+        with pytest.raises(IndexError):
+            rows[number]
+
+
+def test_rows_travel_to_other_processes_by_name(rows_of):
+    rows = rows_of(["a" * 10_000])
+    assert len(pickle.dumps(rows)) < 1000
+    assert torch.equal(pickle.loads(pickle.dumps(rows))[3]["input_ids"], rows[3]["input_ids"])

@@ -1,0 +1,89 @@
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from cpt.data.tokenization import DocumentEncoder
+from cpt.errors import RecipeError
+
+EOS = 256
+
+
+def documents(encoder, texts):
+    ids, lengths = encoder.encode(texts)
+    return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])]
+
+
+def test_every_document_ends_with_one_eos(tokenizer):
+    encoded = documents(DocumentEncoder(tokenizer), ["one", "", "twö"])
+    assert [tokenizer.decode(ids) for ids in encoded] == ["one<|endoftext|>", "<|endoftext|>", "twö<|endoftext|>"]
+
+
+def test_bos_stands_once_if_the_tokenizer_puts_one(tokenizer):
+    with_bos = copy.deepcopy(tokenizer)
+    with_bos.add_special_tokens({"bos_token": "<s>"})
+    assert documents(DocumentEncoder(with_bos), ["a"])[0][0] != with_bos.bos_token_id
+    special = [("<s>", with_bos.bos_token_id), ("<|endoftext|>", EOS)]
+    with_bos.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A <|endoftext|>", special_tokens=special)
+    (ids,) = documents(DocumentEncoder(with_bos), ["a"])
+    assert ids == [with_bos.bos_token_id, *with_bos("a", add_special_tokens=False)["input_ids"], EOS]
+
+
+def test_a_special_token_written_in_a_text_is_text(tokenizer):
+    text = "a<|endoftext|>b<pad>"
+    (ids,) = documents(DocumentEncoder(tokenizer), [text])
+    assert ids.count(EOS) == 1 and tokenizer.decode(ids[:-1]) == text
+
+
+@given(st.lists(st.text() | st.sampled_from(["<|endoftext|>", "x <pad>", "<|endof"]), min_size=1, max_size=5))
+def test_no_text_ends_a_document_and_none_is_changed(tokenizer, texts):
+    for text, ids in zip(texts, documents(DocumentEncoder(tokenizer), texts), strict=True):
+        assert ids.count(EOS) == 1 and tokenizer.decode(ids[:-1]) == text
+
+
+def test_a_special_token_that_is_vocabulary_too_is_spelled_in_pieces():
+    """SentencePiece's Unigram finds `</s>` in text, whatever the tokenizer's settings."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -3.0) for character in "</s>ab")]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), eos_token="</s>", unk_token="<unk>")
+    (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>bx"])
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b", "<unk>", "</s>"]
+
+
+def test_added_words_that_are_not_special_are_found(tokenizer):
+    grown = copy.deepcopy(tokenizer)
+    grown.add_tokens(["benzene"])
+    assert grown.convert_tokens_to_ids("benzene") in documents(DocumentEncoder(grown), ["a benzene ring"])[0]
+
+
+def test_a_tokenizer_without_eos_is_refused():
+    backend = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    with pytest.raises(RecipeError, match="no end-of-sequence token.*tokenizer.path"):
+        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def test_the_users_tokenizer_keeps_its_settings(tokenizer):
+    mine = copy.deepcopy(tokenizer)
+    mine.backend_tokenizer.enable_truncation(4)
+    before = mine("ab<|endoftext|>cdefg")["input_ids"]
+    assert len(documents(DocumentEncoder(mine), ["abcdefg"])[0]) == 8
+    assert mine("ab<|endoftext|>cdefg")["input_ids"] == before
+
+
+def test_ids_are_kept_in_two_bytes_where_they_fit(tokenizer):
+    assert DocumentEncoder(tokenizer).dtype == np.uint16
+    words = {f"w{number}": number for number in range(2**16)}
+    large = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w2")), eos_token="w0")
+    assert DocumentEncoder(large).dtype == np.uint16
+    large.add_tokens(["one more"])
+    assert DocumentEncoder(large).dtype == np.uint32
+
+
+def test_the_fingerprint_follows_what_the_tokenizer_does(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    assert DocumentEncoder(other).fingerprint == DocumentEncoder(tokenizer).fingerprint
+    other.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert DocumentEncoder(other).fingerprint != DocumentEncoder(tokenizer).fingerprint

@@ -1,0 +1,102 @@
+"""What every family must do; the native ones and the slow grid show that nothing is special about ours."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import TINY, make_tokenizer, tiny_config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from cpt.models.adapters import merge_lora
+from cpt.models.build import build_model
+from cpt.models.families.register import FAMILIES, register_families
+from cpt.recipe.schema import Model
+
+FAST = ("cpt-gpt2", "minimind2_moe")
+GRID = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+ISOLATING = [p for p in GRID if "nemotron_h" not in str(p)]
+IDS, POSITIONS = torch.arange(3, 63).view(2, 30), torch.cat([torch.arange(11), torch.arange(19)]).repeat(2, 1)
+
+
+def build(model_type: str, **section) -> PreTrainedModel:
+    return build_model(Model(from_scratch=True, config=tiny_config(model_type), **section), make_tokenizer(), seed=3)
+
+
+def test_registering_twice_is_no_mistake():
+    register_families()
+    register_families()
+    assert type(AutoConfig.for_model("minimind2")) is FAMILIES["minimind2"][0]
+
+
+@pytest.mark.parametrize("model_type", GRID)
+def test_a_saved_model_loads_with_equal_logits(model_type: str, tmp_path: Path):
+    model = build(model_type).eval()
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert torch.equal(loaded.eval()(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("model_type", ISOLATING)
+def test_packed_logits_are_those_of_each_document_alone(model_type: str):
+    model = build(model_type).eval()
+    packed = model(input_ids=IDS, position_ids=POSITIONS, use_cache=False).logits
+    alone = torch.cat([model(input_ids=part, use_cache=False).logits for part in (IDS[:, :11], IDS[:, 11:])], dim=1)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", GRID)
+def test_it_generates_the_same_with_and_without_a_cache(model_type: str):
+    model = build(model_type).eval()
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    cached = model.generate(IDS[:, :5], use_cache=True, **options)
+    assert cached.shape == (2, 11)
+    assert torch.equal(cached, model.generate(IDS[:, :5], use_cache=False, **options))
+
+
+@pytest.mark.parametrize("model_type", GRID)
+def test_gradient_checkpointing_gives_equal_gradients(model_type: str):
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(model_type).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(input_ids=IDS, position_ids=POSITIONS, labels=IDS, use_cache=False).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, checkpointed = gradients
+    assert plain.keys() == checkpointed.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-7, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("model_type", GRID)
+def test_lora_trains_saves_reloads_and_merges(model_type: str, tmp_path: Path):
+    from peft import PeftModel
+
+    model = build(model_type, lora={"r": 4}).train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=IDS, labels=IDS, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    model.save_pretrained(tmp_path)
+    trained = model.eval()(IDS).logits
+    assert torch.equal(PeftModel.from_pretrained(build(model_type), tmp_path).eval()(IDS).logits, trained)
+    torch.testing.assert_close(merge_lora(model).eval()(IDS).logits, trained, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", GRID)
+def test_the_loss_counts_each_token_once_over_accumulated_batches(model_type: str):
+    model = build(model_type).eval()
+    labels = IDS.clone()
+    labels[0, :20] = -100
+    whole = model(input_ids=IDS, labels=labels, use_cache=False).loss
+    if "qwen3_moe" in model_type:  # its loss holds the balance of the batch, in evaluation too
+        pytest.skip("its loss is more than the cross-entropy")
+    num_items = (labels[:, 1:] != -100).sum()
+    halves = [model(input_ids=IDS[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=num_items, use_cache=False).loss for i in (0, 1)]
+    torch.testing.assert_close(sum(halves), whole)

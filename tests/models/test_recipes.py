@@ -1,0 +1,29 @@
+"""Every file in recipes/models: loads, and has the number of parameters that it states."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cpt.models.config import config_from
+from cpt.models.inventory import count_parameters
+from cpt.recipe.schema import Model
+
+FOLDER = Path(__file__).parents[2] / "recipes" / "models"
+FILES = sorted(FOLDER.glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_stated_number_of_parameters_is_that_of_the_built_model(file: Path):
+    model = Model.model_validate(yaml.safe_load(file.read_text()))
+    count = count_parameters(config_from(model.config))
+    assert count.total == model.parameters
+    assert count.active == (model.active_parameters or model.parameters)
+
+
+def test_all_models_of_the_plan_are_there():
+    names = {f"{file.parent.name}/{file.stem}" for file in FILES}
+    assert names == {
+        *("gpt2/124m", "llama/1b", "llama/3b", "llama/7b", "qwen/1.5b", "qwen/7b", "deepseek/7b_moe", "nemotron/8b", "nemotron_h/8b"),
+        *("minimind/26m", "minimind/104m", "minimind/145m_moe", "minimind/64m", "minimind/198m_moe"),
+    }
