@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import load_with_places
 
 
 def command(
@@ -15,5 +15,5 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
 ) -> None:
     """The three gates: shape, sense, reality."""
-    loaded = load_recipe(recipe, overrides or (), lora=lora)
-    raise typer.Exit(import_module("cpt.preflight").report(recipe, loaded))
+    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    raise typer.Exit(import_module("cpt.preflight").report(recipe, loaded, root))

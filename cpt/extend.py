@@ -13,7 +13,15 @@ from typing import Any, get_args, get_origin
 
 from cpt.errors import RecipeError
 
-IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys and values"}
+IN_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "keys and values",
+    NoneType: "null",
+}
 
 
 def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -42,9 +50,9 @@ def import_named(name: str) -> Any:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
         raise RecipeError(f"`{name}`: write it as `package.module:function`.")
     module = import_user_module(module_name)
-    if attribute not in vars(module):
-        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, vars(module))}")
-    return vars(module)[attribute]
+    if not hasattr(module, attribute):
+        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}")
+    return getattr(module, attribute)
 
 
 def import_user_module(name: str) -> Any:
@@ -117,9 +125,15 @@ def fits(value: object, hint: Any) -> bool:
 
 def in_words(hint: Any) -> str:
     """`a number or null` for `float | None`."""
-    parts = get_args(hint) if get_origin(hint) in (typing.Union, UnionType) else (hint,)
-    words = ["null" if part is NoneType else IN_WORDS.get(get_origin(part) or part, str(part)) for part in parts]
-    return " or ".join(words).replace("collections.abc.Sequence", "a list of ").replace("typing.Literal", "one of ")
+    origin = get_origin(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(in_words(part) for part in get_args(hint))
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    kind = origin or hint
+    if isinstance(kind, type) and kind not in IN_WORDS and issubclass(kind, Iterable):
+        return IN_WORDS[dict] if issubclass(kind, Mapping) else IN_WORDS[list]
+    return IN_WORDS.get(kind, str(hint))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

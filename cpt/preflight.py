@@ -1,2 +1,291 @@
-def refuse_mistakes(recipe):
-    pass
+"""The reality gate: names, options, files, packages, disk and DeepSpeed, all checked before anything is built."""
+
+import importlib.util
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from huggingface_hub import constants as hub
+from huggingface_hub.errors import GatedRepoError
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from cpt.data.check import check_sources, unchecked_sources
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.extend import check_options, did_you_mean, find
+from cpt.hardware import GIB, find_gpus, free_disk_gib, nearest_existing, require_programs
+from cpt.models.adapters import check_lora_options
+from cpt.models.attention import choose_attention
+from cpt.models.config import config_from, load_config
+from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, vocabulary_size
+from cpt.models.rules import is_local
+from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer
+from cpt.optim.schedules import SCHEDULES, build_schedule
+from cpt.ranks import tell
+from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Node, place_of
+from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
+from cpt.stages.find import find_stage
+from cpt.tokenizer.load import load_tokenizer
+
+TRACKERS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
+    "comet_ml": "comet_ml",
+    "swanlab": "swanlab",
+}
+FIELDS = "|".join(Recipe.model_fields)
+KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
+SECONDS_TO_REACH_THE_HUB = 2
+
+
+@dataclass
+class PreflightReport:
+    """What the gate found; a mistake's class says what its remedy is."""
+
+    mistakes: list[CptError] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def run(self, check: Callable[[], Any]) -> Any:
+        """The check's result, or None with its complaint noted."""
+        try:
+            return check()
+        except CptError as problem:
+            self.mistakes.append(problem)
+            return None
+
+
+def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> None:
+    """Stop the run before it costs anything.
+
+    Args:
+        deepspeed: the profile in force, where accelerate's config names it and not the recipe.
+        root: the recipe's tree (of `load_with_places`), so that mistakes are shown with their lines.
+
+    Raises:
+        CptError: all mistakes at once, in the class of their remedy, or a RecipeError where they differ in that.
+    """
+    mistakes = check_reality(recipe, deepspeed=deepspeed).mistakes
+    if mistakes:
+        kinds = {type(mistake) for mistake in mistakes}
+        kind = kinds.pop() if len(kinds) == 1 else RecipeError
+        raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
+
+
+def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
+    """Print what the gate found, and return the exit code of `cpt check`."""
+    found = check_reality(recipe)
+    for mistake in found.mistakes:
+        tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
+    if found.unchecked:
+        tell(f"{len(found.unchecked)} thing{'s' if len(found.unchecked) > 1 else ''} unchecked: {'; '.join(found.unchecked)}")
+    tell(f"{path}: {len(found.mistakes)} mistake(s)." if found.mistakes else f"{path}: no mistakes.")
+    return 2 if found.mistakes else 0
+
+
+def placed(message: str, root: Node | None) -> str:
+    """The message with the file and line of the key that it speaks of first."""
+    key = KEY.search(message)
+    if root is None or key is None:
+        return message
+    location = tuple(int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group()))
+    place = place_of(root, location)
+    return message if message.startswith(f"{place.file}:") else f"{place}: {message}"
+
+
+def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:
+    """Look at everything that the recipe refers to; seconds, no GPU, nothing is written."""
+    found = PreflightReport()
+    profile = found.run(lambda: check_deepspeed(recipe, deepspeed or recipe.training.get("deepspeed"), found))
+    check_names(recipe, found, offloaded=profile is not None and offloads(profile, "optimizer"))
+    found.mistakes += [DataError(complaint) for complaint in check_sources(recipe.data, recipe.evaluation)]
+    found.unchecked += unchecked_sources(recipe.data, recipe.evaluation)
+    found.mistakes += missing_packages(recipe)
+    model = check_model(recipe, found)
+    check_tokenizer(recipe, model, found)
+    if found.run(lambda: probe_output_folder(recipe)) and model is not None:
+        found.run(lambda: check_free_disk(recipe, model, with_master_weights=profile is not None))
+    return found
+
+
+def check_names(recipe: Recipe, found: PreflightReport, *, offloaded: bool) -> None:
+    """Stage, optimizer and schedule exist, and take the options they are given."""
+    found.run(lambda: find_stage(recipe.stage))
+    found.run(lambda: try_optimizer(recipe, offloaded))
+    found.run(lambda: try_schedule(recipe))
+
+
+def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """As `find`, with the key in front, so that its line can be shown."""
+    try:
+        return find(kind, name, built_in)
+    except RecipeError as problem:
+        raise RecipeError(f"`{kind}.name`: {problem}") from problem
+
+
+def try_optimizer(recipe: Recipe, offloaded: bool) -> None:
+    """Build it for a model of one layer; one that offloads has to be compiled first, so only its options are looked at."""
+    check_options(find_named("optimizer", recipe.optimizer.name, OPTIMIZERS), recipe.optimizer.options, "optimizer")
+    if offloaded and recipe.optimizer.name in OFFLOADED:
+        return
+    try:
+        build_optimizer(recipe.optimizer, nn.Linear(2, 2, bias=False), offloaded=offloaded)
+    except (TypeError, ValueError, IndexError) as problem:
+        raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
+
+
+def try_schedule(recipe: Recipe) -> None:
+    """Ask for the factor of the first step."""
+    check_options(find_named("schedule", recipe.schedule.name, SCHEDULES), recipe.schedule.options, "schedule")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    try:
+        build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
+    except (TypeError, ValueError, ZeroDivisionError) as problem:
+        raise RecipeError(f"`schedule.name`: {recipe.schedule.name} refuses its options: {problem}") from problem
+
+
+def missing_packages(recipe: Recipe) -> Iterator[CptError]:
+    """Trackers and kernels that the recipe names and that are not installed."""
+    for number, tracker in enumerate(recipe.monitoring.trackers):
+        if tracker not in INTEGRATION_TO_CALLBACK:
+            known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} transformers has: {', '.join(INTEGRATION_TO_CALLBACK)}."
+            yield RecipeError(f"`monitoring.trackers[{number}]`: no tracker called `{tracker}`.{known}")
+        elif tracker in TRACKERS and importlib.util.find_spec(TRACKERS[tracker]) is None:
+            yield ResourceError(f"`monitoring.trackers[{number}]`: {tracker} is not installed. Install it: pip install {TRACKERS[tracker]}")
+    if recipe.training.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
+        yield ResourceError("`training.use_liger_kernel`: Liger is not installed. Install it: pip install liger-kernel")
+
+
+def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
+    """Read the profile, note its mistakes, and see that what it has to compile can be compiled."""
+    if not given:
+        return None
+    if not find_gpus():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
+    profile = read_profile(given)
+    found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
+    if not torch.accelerator.is_available():
+        found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
+    elif offloads(profile, "optimizer"):
+        found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: offload_optimizer compiles its optimizer"))
+    return profile
+
+
+def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
+    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows it."""
+    if recipe.model.lora is not None:
+        found.run(lambda: check_lora_options(recipe.model.lora or {}))
+    config = found.run(lambda: find_config(recipe, found))
+    if config is None:
+        return None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if recipe.model.trust_remote_code:
+            found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
+        else:
+            found.mistakes.append(RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one."))
+        return None
+    model = build_on_meta(config)
+    found.run(lambda: choose_attention(recipe.model.attention, type(model)))
+    found.run(lambda: check_rows(recipe, model))
+    return model
+
+
+def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
+    """The model's config: from the recipe, a folder, or the Hub if it can be asked."""
+    model = recipe.model
+    if model.path is None or is_local(model.path):
+        return load_config(model)
+    if hub_is_reachable():
+        try:
+            return load_config(model)
+        except ResourceError as problem:
+            if isinstance(problem.__cause__, GatedRepoError):
+                raise
+    found.unchecked.append(f"`model.path`: {model.path} (Hub)")
+    return config_from(model.config) if model.config and "model_type" in model.config else None
+
+
+def hub_is_reachable() -> bool:
+    """One connection, tried for two seconds: the Hub's own client would try for most of a minute."""
+    if hub.HF_HUB_OFFLINE:
+        return False
+    if "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ:
+        return True
+    address = urlparse(hub.ENDPOINT)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS_TO_REACH_THE_HUB).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
+    """The model can read the rows that the recipe makes."""
+    if recipe.data.packing == "best_fit" and not isolates_documents(model.config):
+        raise RecipeError(
+            f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
+            "other. Write `packing: none`."
+        )
+    length = recipe.data.sequence_length
+    for name, module in model.named_modules():
+        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings")
+        if positions and module.num_embeddings < length:
+            raise RecipeError(
+                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions. Make it that or less."
+            )
+
+
+def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+    """A tokenizer that lies here loads, and the model has a row for each of its tokens."""
+    path = recipe.tokenizer.path or recipe.model.path
+    if path is not None and not is_local(path):
+        found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
+        return
+    tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
+    if tokenizer is None or model is None or recipe.model.resize_embeddings:
+        return
+    known = vocabulary_size(model.config)
+    if len(tokenizer) > known:
+        found.mistakes.append(
+            RecipeError(
+                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others have no embedding. "
+                "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
+            )
+        )
+
+
+def probe_output_folder(recipe: Recipe) -> bool:
+    """Write a file where the run's folder is or will be made."""
+    folder = recipe.output_dir / recipe.name
+    place = nearest_existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError as problem:
+        raise RecipeError(
+            f"`output_dir`: cannot write to {place} ({problem.strerror}), where {folder} belongs. Choose another."
+        ) from problem
+
+
+def check_free_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> None:
+    """Room for the exported model and one checkpoint."""
+    parameters = count_model_parameters(model).total
+    bytes_each = 2 if recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
+    states = 0 if recipe.model.lora is not None else 12 if with_master_weights else 8  # two fp32 moments, and the master weights
+    needed = parameters * (2 * bytes_each + states) / GIB
+    free = free_disk_gib(recipe.output_dir / recipe.name)
+    if needed > free:
+        raise ResourceError(
+            f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and one "
+            f"checkpoint of it take about {needed:.0f} GiB (an estimate). Free some, or choose another disk."
+        )

@@ -175,9 +175,14 @@ def all_held_out(source: AnySource, number: int, documents: int) -> str:
 
 def report(name: str, store: TokenStore, rows: PackedRows, chosen: NDArray[np.int64], share: float) -> SourceReport:
     """Count what became of a source, and say it once."""
-    tokens = int(np.diff(store.offsets)[chosen].sum())
+    lengths = np.diff(store.offsets)[chosen]
+    tokens = int(lengths.sum())
     what, held_out = store.description, len(store.hashes) - len(chosen)
     if is_main_process():
+        if len(chosen) >= 10 and lengths.max() > tokens / 2:
+            log.warning(
+                f"{name}: one of {len(chosen):,} documents makes up {lengths.max() / tokens:.0%} of the tokens. Is it one document?"
+            )
         dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in what.dropped.items())
         padding = 1 - tokens / (len(rows) * rows.sequence_length)
         counts = f"{len(chosen):,} documents, {tokens:,} tokens in {len(rows):,} rows ({padding:.2%} padding)"

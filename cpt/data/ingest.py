@@ -1,5 +1,6 @@
 """Read, filter and tokenise a source once; later runs find its tokens in the store."""
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from cpt.errors import DataError
 from cpt.ranks import is_main_process
 from cpt.recipe.sense import reported_name
 
+log = logging.getLogger("cpt")
 FORMAT = 1  # of the store; counts up when old folders must not be read
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 
@@ -31,6 +33,8 @@ def tokenize_source(source: AnySource, filters: FilterLists, encoder: DocumentEn
     """
     checks = build_filters(filters)
     states = file_states(source, key)
+    if not states and source.revision is None and is_main_process():
+        log.warning(f"{source.path}: once stored, its tokens are used even if it changes on the Hub. Pin it: `{key}.revision`.")
 
     def fill(folder: Path) -> None:
         files = {name: hash_file(Path(name), key) for name, *_ in states}
@@ -51,7 +55,7 @@ def tokenize_source(source: AnySource, filters: FilterLists, encoder: DocumentEn
     content = {
         "format": FORMAT,
         "files": states,
-        "hub": None if is_local(source.path) else [source.path, source.subset, source.split, source.revision],
+        "hub": None if states else [source.path, source.subset, source.split, source.revision],
         "text_column": source.text_column,
         "max_documents": source.max_documents,
         "filters": [

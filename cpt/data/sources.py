@@ -9,7 +9,7 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from cpt.data.readers import READERS, Rows, first_line, text_of
-from cpt.errors import CptError, DataError, ResourceError
+from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import HeldOut, Source
 
 AnySource = Source | HeldOut
@@ -116,8 +116,6 @@ def read_hub(source: AnySource, key: str) -> Rows:
         for number, row in enumerate(rows, start=1):
             where = f"{source.path}: row {number}"
             yield where, text_of(row, source.text_column, where, key)
-    except CptError:
-        raise
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
         raise DataError(
             f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`: {first_line(problem)} "

@@ -47,10 +47,13 @@ def publish_once(folder: Path, fill: Callable[[Path], None]) -> Path:
             if not folder.exists():
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir()
-                fill(unfinished)
-                for file in [*unfinished.iterdir(), unfinished]:
-                    sync(file)
-                unfinished.rename(folder)
+                try:
+                    fill(unfinished)
+                    for file in [*unfinished.iterdir(), unfinished]:
+                        sync(file)
+                    unfinished.rename(folder)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)  # gone already where all went well
                 sync(folder.parent)
     except OSError as problem:
         what = f"{folder.parent}: cannot keep tokenised data there ({problem.strerror or problem})"

@@ -42,28 +42,34 @@ class DocumentEncoder:
             self._fast.encode_special_tokens = True
         model = self._fast.to_str() if self._fast is not None else json.dumps([type(tokenizer).__name__, sorted(vocabulary.items())])
         self.fingerprint = xxh3_128_hexdigest(f"{model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode())
-        unknown = tokenizer.unk_token_id
-        self._special = {i: t for t, i in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True) if i != unknown}
+        self._special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        if tokenizer.unk_token_id not in (self.eos, self.bos):  # it may stand in a text; GPT-2's is its EOS, which may not
+            self._special.pop(tokenizer.unk_token_id, None)
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of all texts, one document after the other, and how many each has."""
-        before = [] if self.bos is None else [self.bos]
-        documents = [np.array([*before, *ids, self.eos], dtype=self.dtype) for ids in self._encode_texts(texts)]
-        return np.concatenate(documents), np.array([len(document) for document in documents], dtype=np.int64)
+        before, after = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
+        encoded = self._encode_texts(texts)
+        lengths = np.array([len(before) + len(ids) + 1 for ids in encoded], np.int64)
+        return np.concatenate([part for ids in encoded for part in (before, ids, after)]), lengths
 
-    def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
         # The place for a faster encoder (gigatoken): it must give the same ids as Hugging Face's, proven at the start of a run.
-        encoded = self._encode_batch(texts)
-        return [ids if self._special.keys().isdisjoint(ids) else self._without_special(ids) for ids in encoded]
+        return [self._without_special(ids) if self._has_special(ids) else ids for ids in self._encode_batch(texts)]
 
-    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
-            return [encoding.ids for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
-        return self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]  # type: ignore[return-value]
+            return [np.array(encoding.ids, self.dtype) for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return [np.array(ids, self.dtype) for ids in encoded]
 
-    def _without_special(self, ids: list[int]) -> list[int]:
+    def _has_special(self, ids: Ids) -> bool:
+        return bool(np.isin(ids, list(self._special)).any())
+
+    def _without_special(self, ids: Ids) -> Ids:
         """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling in pieces."""
-        return [plain for i in ids for plain in (self._spelled(self._special[i]) if i in self._special else [i])]
+        plain = [self._spelled(self._special[i]) if i in self._special else [i] for i in ids.tolist()]
+        return np.array([i for part in plain for i in part], self.dtype)
 
     def _spelled(self, token: str) -> list[int]:
         if len(token) < 2:
@@ -71,11 +77,9 @@ class DocumentEncoder:
                 f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it. Choose another."
             )
         half = len(token) // 2
-        ids = []
-        for part in (token[:half], token[half:]):
-            found = self._encode_batch([part])[0]
-            ids += found if self._special.keys().isdisjoint(found) else self._spelled(part)
-        return ids
+        parts = token[:half], token[half:]
+        encoded = zip(parts, self._encode_batch(parts), strict=True)
+        return [i for part, ids in encoded for i in (self._spelled(part) if self._has_special(ids) else ids.tolist())]
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -70,7 +70,11 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
             yield f"topic {name}", "general", paragraphs(text)
     for path in sorted(library.rglob("*")):
         name = path.relative_to(library).as_posix()
-        if path.suffix not in (".py", ".txt") or SKIPPED_FOLDERS & set(path.relative_to(library).parts) or name.startswith("_sysconfigdata"):
+        if (
+            path.suffix not in (".py", ".txt")
+            or SKIPPED_FOLDERS & set(path.relative_to(library).parts)
+            or name.startswith("_sysconfigdata")
+        ):
             continue
         try:
             text = path.read_text(encoding="utf-8")

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from cpt.data.tokenization import adds_bos
 from cpt.evaluation.mode import evaluation_mode
@@ -79,7 +87,11 @@ def plain_greedy(model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens:
     """Set aside what the model's own generation config adds (sampling, penalties) and the training's `use_cache=False`."""
     before, used_cache = model.generation_config, model.config.use_cache
     model.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, use_cache=True
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=True,
     )
     model.config.use_cache = True
     try:

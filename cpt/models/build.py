@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -65,6 +65,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
         built = build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
+        if model.dtype != "auto" and built.dtype != getattr(torch, model.dtype):
+            raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
         torch.manual_seed(seed)
         return built if model.lora is None else add_lora(built, model.lora)
 
@@ -88,11 +90,13 @@ def _build_whole(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTo
 
 
 def _attention(model: Model, config: PreTrainedConfig) -> str | None:
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        if model.trust_remote_code:
-            return None if model.attention == "auto" else model.attention
-        raise RecipeError(f"model.config.model_type: `{config.model_type}` is no causal language model, so it cannot be trained here.")
-    return choose_attention(model.attention, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights: transformers will tell
+        return None if model.attention == "auto" else model.attention
+    return choose_attention(model.attention, _model_class(config))
+
+
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
 def _load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype) -> PreTrainedModel:
@@ -100,15 +104,15 @@ def _load_weights(model: Model, config: PreTrainedConfig, attention: str | None,
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
     try:
         if state_dict := _converted_weights(path, model, config):
-            model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            built, info = model_class.from_pretrained(None, state_dict=state_dict, **options)
+            loaded = _model_class(config).from_pretrained(None, state_dict=state_dict, **options)
         else:
             options |= {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-            built, info = AutoModelForCausalLM.from_pretrained(path, **options)
+            loaded = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
             f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy the files again."
         ) from problem
+    built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(
             f"model.path: {path} lacks {len(missing)} of the model's tensors ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_user_module
@@ -35,6 +35,13 @@ def load_config(model: Model) -> PreTrainedConfig:
         import_user_module(model.import_)
     if problems := check_model_section(model):
         raise RecipeError("\n".join(problems))
+    config = _resolve(model)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
+        raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here.")
+    return config
+
+
+def _resolve(model: Model) -> PreTrainedConfig:
     written = None if model.config is None else config_from(model.config)
     if model.from_scratch and written is not None:
         return written

@@ -23,7 +23,7 @@ def without_zero3() -> Iterator[None]:
     if not is_deepspeed_zero3_enabled():
         yield
         return
-    config = hf_deepspeed._hf_deepspeed_config_weak_ref()  # the only way to find it again afterwards
+    config = hf_deepspeed._hf_deepspeed_config_weak_ref()  # type: ignore[misc]  # the only way to find it again afterwards
     hf_deepspeed.unset_hf_deepspeed_config()
     try:
         yield

@@ -15,6 +15,7 @@ class ConsoleProgress(TrainerCallback):
         self.name = name
         self.console = console or Console()
         self.progress: Progress | None = None
+        self.first_step, self.started = 0, time.perf_counter()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the bar."""

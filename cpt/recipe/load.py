@@ -14,7 +14,7 @@ from cpt.recipe.sections import keys_of
 from cpt.recipe.sense import check_sense
 from cpt.recipe.shape import check_shape
 from cpt.recipe.training_keys import check_passed_on_keys
-from cpt.recipe.tree import Mistakes, Node, plain
+from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 from cpt.recipe.yaml_writing import write_yaml
 
@@ -40,7 +40,9 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     check_passed_on_keys(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
-    check_sense(sound_sections(values, faulty) if recipe is None else dict(recipe), root, mistakes)
+    faulty |= {key for key, child in root.value.items() if holds_broken(child)}
+    if not root.broken:
+        check_sense(sound_sections(values, faulty), root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
     return recipe, root

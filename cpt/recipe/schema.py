@@ -129,6 +129,7 @@ class Optimizer(Component):
     """The optimizer with its options: `{name: adamw, learning_rate: 1e-5, weight_decay: 0.1}`."""
 
     name: str = "adamw"
+    """A built-in's name, or your own `package.module:function`."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate; the schedule multiplies it."""
 
@@ -137,6 +138,7 @@ class Schedule(Component):
     """The learning rate over tokens: `{name: cosine, warmup_tokens: 10_000_000, floor: 0.1}`."""
 
     name: str = "cosine"
+    """A built-in's name, or your own `package.module:function`."""
 
 
 class Checkpoints(Section):

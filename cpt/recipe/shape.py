@@ -24,20 +24,20 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
     for problem in problems:
         location = tuple(problem["loc"])
         if not is_broken(root, location):
-            mistakes.add(place_of(root, location), sentence(problem, location, root))
+            mistakes.add(place_of(root, location), sentence(problem, location))
     return None, {str(problem["loc"][0]) for problem in problems}
 
 
-def sentence(problem: ErrorDetails, location: Location, root: Node) -> str:
+def sentence(problem: ErrorDetails, location: Location) -> str:
     """What is wrong, in one sentence."""
     if problem["type"] == "extra_forbidden":
-        return unknown_key(location, root)
+        return unknown_key(location)
     if problem["type"] == "missing":
-        return missing_key(location, root)
+        return missing_key(location)
     return f"`{dotted(location)}`: {wrong_value(problem, annotation_at(location))}"
 
 
-def unknown_key(location: Location, root: Node) -> str:
+def unknown_key(location: Location) -> str:
     """`modle` is not a recipe key. Did you mean `model`?"""
     *above, key = location
     name = str(key)
@@ -62,18 +62,13 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
 
 
-def missing_key(location: Location, root: Node) -> str:
-    """A required key that is not there; a misspelt one beside it is told by itself."""
-    return f"`{dotted(location)}` is missing.{hint_of_missing(location)}"
-
-
-def hint_of_missing(location: Location) -> str:
-    """What the key is for, from the schema."""
+def missing_key(location: Location) -> str:
+    """`data.sources` is missing, and what it is for."""
     section = section_in(annotation_at(location[:-1]))
     field = keys_of(section).get(str(location[-1])) if section else None
     inner = section_in(field.annotation) if field else None
-    text = (field.description if field else None) or (inner.__doc__ if inner else None)
-    return f" {text}" if text else ""
+    purpose = (field.description if field else None) or (inner.__doc__ if inner else None)
+    return f"`{dotted(location)}` is missing.{f' {purpose}' if purpose else ''}"
 
 
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:

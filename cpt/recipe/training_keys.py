@@ -6,6 +6,7 @@ from cpt.errors import ResourceError
 from cpt.extend import closest
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
+from cpt.recipe.python_sources import find_class
 from cpt.recipe.references import find_file
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
@@ -41,12 +42,13 @@ def config_of_stage(root: Node) -> str | None:
 
 
 def config_of_users_stage(module: str) -> str | None:
-    """`module:CONFIG`, if the module's source shows which class that is; if not, the class itself judges when it is built."""
+    """The class behind `module`'s CONFIG, if its source shows it; if not, the class itself judges when it is built."""
     try:
-        keys_of_config(f"{module}:CONFIG")
+        found = find_class(module, "CONFIG")
+        config = f"{found.source.module}:{found.node.name}" if found else None
+        return config if config and keys_of_config(config) else None
     except ResourceError:
         return None
-    return f"{module}:CONFIG"
 
 
 def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: Mistakes) -> None:

@@ -69,10 +69,19 @@ def copied(node: Node) -> Node:
     return replace(node)
 
 
+def children(node: Node) -> list[Node]:
+    """The nodes right below."""
+    return list(node.value.values()) if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else []
+
+
+def holds_broken(node: Node) -> bool:
+    """True when the node or something below it could not be read."""
+    return node.broken or any(holds_broken(child) for child in children(node))
+
+
 def size(node: Node) -> int:
     """Number of nodes in the tree."""
-    children = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
-    return 1 + sum(size(child) for child in children)
+    return 1 + sum(size(child) for child in children(node))
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:

@@ -1,5 +1,6 @@
 """Read YAML into a tree that remembers every line, by the rules of YAML 1.2 and without PyYAML's traps."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,7 @@ def resolve_scalar(text: str) -> Any:
         raise ValueError(f'`{text}` begins with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text')
     if INTEGER.fullmatch(text):
         return int(text)
-    if FLOAT.fullmatch(text):
+    if FLOAT.fullmatch(text) and math.isfinite(float(text)):  # 12e4567 is a commit's hash sooner than a number
         return float(text)
     if re.fullmatch(r"0x[0-9a-fA-F]+|0o[0-7]+", text):
         return int(text, 0)
@@ -123,7 +124,7 @@ class TreeBuilder:
                     root = self.node(next(self.events), depth=0)
             return root
         except yaml.MarkedYAMLError as problem:
-            self.mistakes.add(Place(self.shown, self.line_of(problem.problem_mark)), self.explain(problem))
+            self.mistakes.add(*self.explain(problem))
         except yaml.reader.ReaderError as problem:
             self.mistakes.add(Place(self.shown, self.line_of_first_control_character()), f"not YAML: {problem.reason}")
         raise UnreadableError
@@ -214,10 +215,11 @@ class TreeBuilder:
         before = re.split(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", self.text, maxsplit=1)[0]
         return before.count("\n") + 1 if self.fixed_line is None else self.fixed_line
 
-    def explain(self, problem: yaml.MarkedYAMLError) -> str:
-        """The parser's complaint, with the usual reason."""
-        line = self.text.splitlines()[problem.problem_mark.line] if problem.problem_mark and self.text.splitlines() else ""
+    def explain(self, problem: yaml.MarkedYAMLError) -> tuple[Place, str]:
+        """The parser's complaint with the usual reason; what is never closed is shown where it was opened."""
+        lines = self.text.split("\n")
+        marks = [mark for mark in (problem.problem_mark, problem.context_mark) if mark is not None and any(lines[mark.line :])]
+        number = marks[0].line if marks else 0
         said = ", ".join(part for part in (problem.context, problem.problem) if part)
-        if "\t" in line:
-            return f"not YAML: there is a tab in this line; indent with spaces ({said})"
-        return f"not YAML: {said}"
+        reason = "there is a tab in this line; indent with spaces" if "\t" in lines[number] else ""
+        return Place(self.shown, number + 1 if self.fixed_line is None else 0), f"not YAML: {f'{reason} ({said})' if reason else said}"

@@ -32,7 +32,9 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
             "Set `tokenizer.path` to one with a tokenizer.json."
         )
     if loaded.eos_token_id is None:
-        raise RecipeError(f"the tokenizer of `{path}` has no eos token to end documents with. Set `eos_token` in its tokenizer_config.json.")
+        raise RecipeError(
+            f"the tokenizer of `{path}` has no eos token to end documents with. Set `eos_token` in its tokenizer_config.json."
+        )
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
         logger.info("the tokenizer of %s has no pad token: %s stands in for it (padding is never learned)", path, loaded.eos_token)

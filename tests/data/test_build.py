@@ -88,6 +88,11 @@ def test_a_line_is_logged_for_each_source(build, source, caplog):
     assert "b: 1 documents" in caplog.text
 
 
+def test_a_document_that_outweighs_all_others_is_told(build, source, caplog):
+    build(source("a", [*TEXTS, "x" * 50_000]), source("b", TEXTS))
+    assert "a: one of 401 documents makes up 86% of the tokens" in caplog.text and "b: one of" not in caplog.text
+
+
 def test_filters_of_all_and_of_one_source_both_count(build, source):
     prepared = build(
         source("a", ["short", "long enough", "long but bad"], filters=[Component(name="pattern", drop="bad")]),

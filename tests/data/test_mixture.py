@@ -87,10 +87,11 @@ def test_the_order_is_the_one_of_every_other_version():
 
 def test_any_row_is_there_at_once():
     rows = mixture([1000, 10**6], [0.5, 0.5])
+    rows.locate(0), rows.locate(1)  # grain is imported with the first row of a large source
     started = time.perf_counter()
     for number in (10**9, 10**11, ENDLESS - 1):
         assert rows.locate(number) == rows.locate(number)
-    assert time.perf_counter() - started < 2
+    assert time.perf_counter() - started < 1
     for number in (-1, ENDLESS):
         with pytest.raises(IndexError):
             rows.locate(number)

@@ -9,7 +9,7 @@ from cpt.data.build import build_data
 from cpt.recipe.schema import Data
 
 PAD = 257
-FIXTURES_ARE_READ_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+FIXTURES_ARE_READ_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
 
 @pytest.fixture

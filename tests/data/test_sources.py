@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from cpt.data.sources import find_files, hash_file, is_local, open_source
+from cpt.data.sources import find_files, hash_file, is_local, open_source, read_hub
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
 
@@ -88,6 +88,21 @@ def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(ResourceError, match=r"owner/name: no such local path, and the Hub cannot be reached.*data.sources\[0\].path"):
         texts("owner/name")
+
+
+@pytest.mark.parametrize("max_documents", [None, 2])
+def test_a_hub_dataset_is_read_by_datasets(tmp_path, monkeypatch, max_documents):
+    """A folder called like a dataset's id is what `load_dataset` takes without the Hub."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner/name").mkdir(parents=True)
+    (tmp_path / "owner/name/train.jsonl").write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in "abc"))
+    read = read_hub(Source(path="owner/name", max_documents=max_documents), "k")
+    assert list(read) == [(f"owner/name: row {number}", text) for number, text in enumerate("abc", start=1)]
+    with pytest.raises(DataError, match="owner/name: row 1: no column `body`. It has: text, n. Set `k.text_column`"):
+        next(read_hub(Source(path="owner/name", text_column="body", max_documents=max_documents), "k"))
+    with pytest.raises(DataError, match="split `test`"):
+        next(read_hub(Source(path="owner/name", split="test", max_documents=max_documents), "k"))
 
 
 def test_files_of_a_source_are_sorted(folder):

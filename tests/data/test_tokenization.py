@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
@@ -53,6 +53,15 @@ def test_a_special_token_that_is_vocabulary_too_is_spelled_in_pieces():
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b", "<unk>", "</s>"]
 
 
+def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
+    like_gpt2 = copy.deepcopy(tokenizer)
+    like_gpt2.unk_token = "<|endoftext|>"
+    assert documents(DocumentEncoder(like_gpt2), ["a<|endoftext|>"])[0].count(EOS) == 1
+    words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<eos>"))
+    with pytest.raises(RecipeError, match="text cannot be told from it"):
+        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")).encode(["unknown"])
+
+
 def test_added_words_that_are_not_special_are_found(tokenizer):
     grown = copy.deepcopy(tokenizer)
     grown.add_tokens(["benzene"])
@@ -80,6 +89,12 @@ def test_ids_are_kept_in_two_bytes_where_they_fit(tokenizer):
     assert DocumentEncoder(large).dtype == np.uint16
     large.add_tokens(["one more"])
     assert DocumentEncoder(large).dtype == np.uint32
+
+
+def test_a_tokenizer_in_plain_python_follows_the_same_rules():
+    tokenizer = ByT5Tokenizer()
+    (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>b"])
+    assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(ids[:-1]) == "a</s>b"
 
 
 def test_the_fingerprint_follows_what_the_tokenizer_does(tokenizer):

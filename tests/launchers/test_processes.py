@@ -18,7 +18,7 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 from cpt.errors import CptError
-from cpt.launchers.processes import join_processes
+from cpt.launchers.processes import join_processes, leave_processes
 from cpt.ranks import main_process_first, rank
 try:
     launched = join_processes(json.loads(os.environ["TRAINING"]))
@@ -31,8 +31,7 @@ if launched.deepspeed_config is not None:
     import deepspeed.comm
     said["deepspeed_world"] = deepspeed.comm.get_world_size()
 Path(os.environ["SAID"], f"{rank()}.json").write_text(json.dumps(said))
-if dist.is_initialized():
-    dist.destroy_process_group()
+leave_processes()
 """
 ZERO2 = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
 
@@ -51,7 +50,12 @@ def start(folder: Path, *command: str, training: dict | None = None, **environme
         "PATH": f"{scripts_folder()}:{os.environ['PATH']}",
     }
     return subprocess.run(
-        [*command, str(folder / "child.py")], env={**inherited, **ours, **environment}, capture_output=True, text=True, cwd=ROOT, timeout=300
+        [*command, str(folder / "child.py")],
+        env={**inherited, **ours, **environment},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
     )
 
 

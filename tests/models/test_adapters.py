@@ -20,9 +20,11 @@ def test_a_misspelt_option_gets_a_suggestion():
 
 
 def test_an_empty_section_takes_our_defaults():
-    config = build(lora={}).peft_config["default"]
+    model = build(lora={})
+    config = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.0)
-    assert config.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    adapted = {name.split(".")[-4] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def test_target_modules_that_match_nothing_are_a_recipe_error():

@@ -1,6 +1,6 @@
 """Run by test_zero3.py under torchrun: build models plain and under ZeRO-3, and compare every weight.
 
-    torchrun --nproc_per_node 2 zero3_weights.py '[model sections as JSON]' TOKENS FOLDER
+torchrun --nproc_per_node 2 zero3_weights.py '[model sections as JSON]' TOKENS FOLDER [bf16]
 """
 
 import json
@@ -20,16 +20,18 @@ from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model
 
+run_dtype = torch.bfloat16 if len(sys.argv) > 4 else torch.float32
 DS_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 1,
     "train_batch_size": 2,
+    "bf16": {"enabled": run_dtype == torch.bfloat16},
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
 }
 
 
 def build(section: dict, num_tokens: int) -> PreTrainedModel:
-    return build_model(Model.model_validate(section), make_tokenizer(num_tokens), seed=7)
+    return build_model(Model.model_validate(section), make_tokenizer(num_tokens), seed=7, dtype=run_dtype)
 
 
 def compare(plain: dict[str, torch.Tensor], model: PreTrainedModel) -> dict:
@@ -47,8 +49,10 @@ sections, tokens, folder = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3
 torch.set_num_threads(1)
 deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 plain_models = [dict(build(section, tokens).named_parameters()) for section in sections]
-arguments = TrainingArguments(output_dir=folder, per_device_train_batch_size=1, use_cpu=True, report_to="none", deepspeed=DS_CONFIG)
+arguments = TrainingArguments(
+    output_dir=folder, bf16=run_dtype == torch.bfloat16, per_device_train_batch_size=1, use_cpu=True, report_to="none", deepspeed=DS_CONFIG
+)
 for section, plain in zip(sections, plain_models, strict=True):
     model = build(section, tokens)
     count_parameters(model.config)  # must neither partition nor communicate
-    print(json.dumps(compare(plain, model)), flush=True)
+    os.write(1, (json.dumps(compare(plain, model)) + "\n").encode())  # in one piece: the two processes share the pipe

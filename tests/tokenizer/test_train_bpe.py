@@ -7,7 +7,11 @@ from transformers import AutoTokenizer
 from cpt.errors import DataError, RecipeError
 from cpt.tokenizer.train_bpe import BYTES, SPECIAL_TOKENS, train_bpe, untrained_tokenizer
 
-TEXT = [f"def {word}_{other}(first, second):\n    return first + {word} * {other}\n" for word in "one two three four".split() for other in "nine eight seven six five".split()]
+TEXT = [
+    f"def {word}_{other}(first, second):\n    return first + {word} * {other}\n"
+    for word in "one two three four".split()
+    for other in "nine eight seven six five".split()
+]
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class MiniMind3Config(Qwen3Config):
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
     num_key_value_heads: int | None = 4
-    head_dim: int | None = None  # hidden / heads, as MiniMind has it
+    head_dim: int | None = None  # type: ignore[assignment]  # hidden / heads, as MiniMind has it
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True

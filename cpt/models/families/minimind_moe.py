@@ -1,5 +1,6 @@
 """MiniMind's mixtures of experts: MiniMind2's has shared experts on Llama's attention, MiniMind-3's is a Qwen3-MoE."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,6 +36,12 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
 
 class BalancedForCausalLM:
     """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers' MoEs have it."""
+
+    config: Any
+    model: nn.Module
+    lm_head: nn.Module
+    training: bool
+    loss_function: Callable[..., torch.Tensor]
 
     def balance(self, router_logits: tuple[torch.Tensor, ...], num_sequences: int) -> torch.Tensor:
         """The family's way to count."""
@@ -166,7 +173,7 @@ class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
     """Routed experts as Qwen3-MoE has them (softmax, top-k, renormalised), plus the experts that every token passes."""
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[arg-type]  # the names that it reads are there
         self.shared_experts = nn.ModuleList(LlamaMLP(config) for _ in range(config.n_shared_experts))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:  # noqa: D102
@@ -179,7 +186,7 @@ class MiniMind2MoELayer(LlamaDecoderLayer):
 
     def __init__(self, config: MiniMind2MoEConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.mlp = MiniMind2MoEBlock(config)
+        self.mlp = MiniMind2MoEBlock(config)  # type: ignore[assignment]
 
 
 class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):

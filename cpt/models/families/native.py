@@ -108,7 +108,7 @@ def _granite_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
     values |= {
         "architectures": ["GraniteMoeSharedForCausalLM"],
         "use_cache": True,
-        "attention_multiplier": config.head_dim**-0.5,
+        "attention_multiplier": (config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim) ** -0.5,
         "embedding_multiplier": 1.0,
         "residual_multiplier": 1.0,
         "logits_scaling": 1.0,

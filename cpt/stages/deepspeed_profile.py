@@ -1,0 +1,232 @@
+"""A DeepSpeed JSON against DeepSpeed's own keys and against the recipe: what it says twice must be the same."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean
+from cpt.recipe.schema import Recipe
+
+Profile = dict[str, Any]
+
+# What DeepSpeed 0.19 reads at the top of its config; it ignores any other key in silence.
+READ_BY_DEEPSPEED = """
+    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type compile
+    compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
+    disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler fp16 gradient_accumulation_steps
+    gradient_allreduce_op gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine log_level
+    managed_gradient_accumulation memory_breakdown monitor_config nebula optimizer pipeline prescale_gradients progressive_layer_drop
+    quantize_training scheduler seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients
+    steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
+    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer zero_optimization
+"""
+KEYS = frozenset(READ_BY_DEEPSPEED.split())
+DEFAULT_MICRO_BATCH = 8  # TrainingArguments' own defaults
+DEFAULT_MAX_GRAD_NORM = 1.0
+
+
+def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+    """Every complaint about a DeepSpeed profile, each with the file, the key and the remedy.
+
+    Args:
+        given: what `training.deepspeed` says: a path, or the profile itself.
+
+    Raises:
+        RecipeError: there is no such file, or it is not JSON.
+        ResourceError: DeepSpeed is not installed.
+    """
+    profile = read_profile(given)
+    where = locator(given)
+    complaints = [
+        (key, f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, KEYS)}") for key in profile if key not in KEYS
+    ]
+    complaints += check_zero(profile)
+    for rule in RULES:
+        complaints += rule(profile, recipe)
+    return [f"{where(key)}: {text}" for key, text in complaints]
+
+
+def read_profile(given: str | Path | Profile) -> Profile:
+    """The profile's content.
+
+    Raises:
+        RecipeError: there is no such file, or it is not a JSON object with each key once.
+    """
+    if isinstance(given, dict):
+        return given
+    try:
+        profile = json.loads(Path(given).read_text(encoding="utf-8"), object_pairs_hook=without_repetition)
+    except OSError as problem:
+        raise RecipeError(
+            f"`training.deepspeed`: {given} cannot be read ({problem.strerror}). Profiles are in deepspeed_configs/."
+        ) from problem
+    except ValueError as problem:  # of json, of the encoding, and of a key written twice
+        raise RecipeError(f"`training.deepspeed`: {given} is not valid JSON: {problem}") from problem
+    if not isinstance(profile, dict):
+        raise RecipeError(f"`training.deepspeed`: {given} holds no JSON object. Profiles are in deepspeed_configs/.")
+    return profile
+
+
+def without_repetition(pairs: list[tuple[str, Any]]) -> Profile:
+    """A JSON object, refused where a key stands twice: Python would take the last one, DeepSpeed would stop."""
+    keys = [key for key, _ in pairs]
+    twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    if twice:
+        raise ValueError(f"`{twice[0]}` is written twice")
+    return dict(pairs)
+
+
+def locator(given: str | Path | Profile) -> Callable[[str], str]:
+    """A function that tells where a key stands: `zero.json:12`, or `training.deepspeed` where the profile is in the recipe."""
+    if isinstance(given, dict):
+        return lambda key: "`training.deepspeed`"
+    lines = Path(given).read_text(encoding="utf-8").splitlines()
+
+    def place(key: str) -> str:
+        last = key.rpartition(".")[2]
+        numbers = [number for number, line in enumerate(lines, 1) if f'"{last}"' in line]
+        return f"{given}:{numbers[0]}" if numbers else str(given)
+
+    return place
+
+
+Complaints = Iterator[tuple[str, str]]
+"""Key of the profile, and what is wrong with it."""
+
+
+def check_zero(profile: Profile) -> Complaints:
+    """The `zero_optimization` section, judged by DeepSpeed's own class."""
+    section = profile.get("zero_optimization")
+    if not isinstance(section, dict):
+        yield "zero_optimization", '`zero_optimization` is missing. Write one with a stage: {"stage": 2}'
+        return
+    try:
+        from deepspeed.runtime.zero import config as zero
+    except ImportError as problem:
+        raise ResourceError(
+            f"the recipe uses DeepSpeed, which cannot be imported: {problem}. Install it: pip install deepspeed"
+        ) from problem
+    parts = {
+        "offload_param": zero.DeepSpeedZeroOffloadParamConfig,
+        "offload_optimizer": zero.DeepSpeedZeroOffloadOptimizerConfig,
+    }
+    try:
+        zero.DeepSpeedZeroConfig(**section)
+    except ValidationError as problem:
+        for error in problem.errors():
+            *above, last = [str(step) for step in error["loc"]] or ["zero_optimization"]
+            known = [
+                n
+                for name, f in parts.get(above[-1] if above else "", zero.DeepSpeedZeroConfig).model_fields.items()
+                for n in (f.alias or name,)
+            ]
+            key = ".".join(["zero_optimization", *above, last])
+            unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
+            yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
+
+
+def ours_are_used(profile: Profile, recipe: Recipe) -> Complaints:
+    """Optimizer and schedule stand in the recipe."""
+    for block, section in {"optimizer": "optimizer", "scheduler": "schedule"}.items():
+        if block in profile:
+            yield block, f"`{block}` stands in the recipe, as `{section}`. Remove the block here"
+
+
+def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    """Micro-batch and accumulation are the recipe's."""
+    micro_batch = recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
+    accumulation = None if recipe.budget.global_batch_tokens else recipe.training.get("gradient_accumulation_steps", 1)
+    yield from must_follow(profile, "train_micro_batch_size_per_gpu", micro_batch, "training.per_device_train_batch_size")
+    yield from must_follow(
+        profile,
+        "gradient_accumulation_steps",
+        accumulation,
+        "budget.global_batch_tokens" if accumulation is None else "gradient accumulation",
+    )
+    if profile.get("train_batch_size", "auto") != "auto":
+        yield "train_batch_size", '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
+
+
+def must_follow(profile: Profile, key: str, ours: object, name: str) -> Complaints:
+    """A value that is written here must be `auto` or the recipe's."""
+    value = profile.get(key, "missing")
+    if value == "missing":
+        yield key, f'`{key}` is missing. Write "{key}": "auto", which follows the recipe'
+    elif value not in ("auto", ours):
+        theirs = f"is {ours} in the recipe" if ours is not None else "decides that in the recipe"
+        yield key, f'`{key}` is {value}, but `{name}` {theirs}. Write "auto"'
+
+
+def clipping_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    """DeepSpeed clips the gradients by its own value, and without one not at all."""
+    norm = recipe.training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM)
+    if norm or "gradient_clipping" in profile:
+        for key, text in must_follow(profile, "gradient_clipping", norm, "training.max_grad_norm"):
+            yield key, f"{text}; without it DeepSpeed does not clip" if "missing" in text else text
+
+
+def precision_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    """The engine computes in the precision that the recipe asks for."""
+    for precision in ("bf16", "fp16"):
+        block = profile.get(precision)
+        wanted = bool(recipe.training.get(precision))
+        enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
+        if enabled is None and wanted:
+            yield (
+                precision,
+                f'`{precision}` is missing, but the recipe has `training.{precision}: true`. Write "{precision}": {{"enabled": "auto"}}',
+            )
+        elif enabled is not None and enabled not in ("auto", wanted):
+            yield (
+                precision,
+                f'`{precision}.enabled` is {json.dumps(enabled)}, but `training.{precision}` is {json.dumps(wanted)}. Write "auto"',
+            )
+
+
+def optimizer_survives_offload(profile: Profile, recipe: Recipe) -> Complaints:
+    """With its states on the host, accelerate would build another optimizer that keeps two of the options."""
+    if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
+        yield (
+            "offload_optimizer",
+            '`offload_optimizer` without "zero_force_ds_cpu_optimizer": false lets accelerate put another optimizer in the place of '
+            "the recipe's: betas and decoupled weight decay are lost. Add that line at the top",
+        )
+
+
+def whole_model_is_saved(profile: Profile, recipe: Recipe) -> Complaints:
+    """Under ZeRO-3 no process has the whole model."""
+    section = zero_section(profile)
+    if section.get("stage") == 3 and not section.get(
+        "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
+    ):
+        yield (
+            "zero_optimization",
+            '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model could be exported otherwise',
+        )
+
+
+RULES = [
+    ours_are_used,
+    batch_follows_recipe,
+    clipping_follows_recipe,
+    precision_follows_recipe,
+    optimizer_survives_offload,
+    whole_model_is_saved,
+]
+
+
+def offloads(profile: Profile, part: str) -> bool:
+    """True where `part` (`optimizer` or `param`) lies in host memory or on a disk."""
+    section = zero_section(profile).get(f"offload_{part}")
+    return isinstance(section, Mapping) and section.get("device", "none") != "none"
+
+
+def zero_section(profile: Profile) -> Mapping[str, Any]:
+    """The `zero_optimization` section, empty where there is none."""
+    section = profile.get("zero_optimization")
+    return section if isinstance(section, Mapping) else {}

@@ -1,0 +1,52 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny import write_recipe
+from transformers import AutoModelForCausalLM
+
+from cpt.recipe.load import load_recipe
+from cpt.train import train
+
+MINIMIND = {
+    "model_type": "minimind2",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+}
+LOAD = "import sys; from transformers import AutoModelForCausalLM as A; print(type(A.from_pretrained(sys.argv[1])).__name__); assert 'cpt' not in sys.modules"
+
+
+def exported(sections, folder):
+    return train(load_recipe(write_recipe(sections, folder / "recipe.yaml")))
+
+
+def test_a_family_of_ours_is_exported_as_the_architecture_that_it_equals(tiny_recipe, tmp_path):
+    tiny_recipe["model"]["config"] = MINIMIND
+    folder = exported(tiny_recipe, tmp_path)
+    loaded = subprocess.run([sys.executable, "-c", LOAD, folder], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert loaded.stdout.strip() == "LlamaForCausalLM"
+    assert not list(folder.rglob("*.bin")) and json.loads((folder / "config.json").read_text())["use_cache"] is True
+
+
+def test_a_lora_run_exports_the_merged_model_and_the_adapter(tiny_recipe, tmp_path):
+    base = exported(tiny_recipe, tmp_path)
+    adapted = {**tiny_recipe, "name": "adapted", "stage": "cpt", "model": {"path": str(base), "lora": {"r": 4}}}
+    folder = exported(adapted, tmp_path)
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
+    ids = torch.arange(20).unsqueeze(0)
+    before, after = (AutoModelForCausalLM.from_pretrained(path)(ids).logits for path in (base, folder))
+    assert not torch.allclose(before, after, atol=1e-4)
+
+
+def test_an_export_that_is_interrupted_leaves_no_final_folder(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.checkpoints.export.finish", lambda folder: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        exported(tiny_recipe, tmp_path)
+    assert not (tmp_path / "runs" / "tiny" / "final").exists()

@@ -1,0 +1,75 @@
+"""A small sound recipe, what is said of a faulty one, and slips of the fingers."""
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from cpt.errors import RecipeError
+from cpt.extend import simplified
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+
+SOUND = """\
+name: small
+model: {path: some/model}
+data: {sources: [{path: some/texts}], sequence_length: 128}
+budget: {tokens: 1_000}
+"""
+
+Load = Callable[..., Recipe]
+Say = Callable[..., list[str]]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def load(here: Path) -> Load:
+    """Load a recipe from its text; `only` stands alone, else it is added to a sound one."""
+
+    def load_text(added: str = "", *overrides: str, only: str | None = None, lora: bool = False) -> Recipe:
+        Path("r.yaml").write_text(SOUND + added if only is None else only)
+        return load_recipe("r.yaml", overrides, lora=lora)
+
+    return load_text
+
+
+@pytest.fixture
+def mistakes(load: Load) -> Say:
+    """The lines of the error that a recipe gives."""
+
+    def of_text(added: str = "", *overrides: str, only: str | None = None) -> list[str]:
+        with pytest.raises(RecipeError) as caught:
+            load(added, *overrides, only=only)
+        return str(caught.value).splitlines()
+
+    return of_text
+
+
+@pytest.fixture
+def slips_of() -> Callable[[str, Iterable[str]], list[str]]:
+    """A key with one slip in it, several times; keys of one or two letters leave nothing to guess from."""
+    dice = random.Random(0)
+
+    def slips(key: str, others: Iterable[str]) -> list[str]:
+        taken = {simplified(other) for other in others}
+        wrong = {slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(3)}
+        return sorted(word for word in wrong if simplified(word) not in taken) if len(key) > 2 else []
+
+    return slips
+
+
+def slipped(word: str, kind: str, dice: random.Random) -> str:
+    at = dice.randrange(len(word) - 1)
+    letter = dice.choice("abcdefghijklmnopqrstuvwxyz")
+    return {
+        "changed": word[:at] + letter + word[at + 1 :],
+        "added": word[:at] + letter + word[at:],
+        "left out": word[:at] + word[at + 1 :],
+        "swapped": word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+    }[kind]

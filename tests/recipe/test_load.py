@@ -1,0 +1,167 @@
+"""A recipe is loaded at once, with all its mistakes at once, and dumped so that it reads back equal."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpt.errors import RecipeError
+from cpt.recipe.load import dump_recipe, load_recipe, load_with_places
+from cpt.recipe.references import REPOSITORY
+from cpt.recipe.schema import Budget, Data, Model, Recipe, Source
+from cpt.recipe.tree import place_of
+
+EXPERIMENT = REPOSITORY / "recipes/experiments/active/exp001_llama7b_pretrain.yaml"
+
+
+def test_four_planted_mistakes_are_told_at_once_with_their_lines(mistakes, here):
+    """A key of the schema, one under `training:`, one in a file reached by reference, a knob set twice."""
+    (here / "model.yaml").write_text("path: some/model\n\natention: sdpa\n")
+    assert mistakes(
+        only="name: r\n"
+        "model: model.yaml\n"
+        "data:\n"
+        "  sources: [{path: some/texts}]\n"
+        "  sequence_lenght: 128\n"
+        "budget: {tokens: 1000}\n"
+        "optimizer: {learning_rate: 1e-5}\n"
+        "training:\n"
+        "  gradient_chekpointing: true\n"
+        "  learning_rate: 2e-5\n"
+    ) == [
+        "model.yaml:3: `model.atention` is not a key of `model`. Did you mean `attention`?",
+        "r.yaml:5: `data.sequence_lenght` is not a key of `data`. Did you mean `sequence_length`?",
+        "r.yaml:9: `training.gradient_chekpointing` is not a key of TrainingArguments. Did you mean `gradient_checkpointing`?",
+        "r.yaml:10: one knob is set twice: `optimizer.learning_rate` (line 7) and `training.learning_rate` (line 10). "
+        "Keep `optimizer.learning_rate`",
+    ]
+
+
+def test_mistakes_of_reading_do_not_hide_the_others(mistakes):
+    assert [line.partition(": ")[0] for line in mistakes("seed: 1\nseed: 2\ntags: !!set x\nmodle: 1\n")] == [
+        "r.yaml:6",
+        "r.yaml:7",
+        "r.yaml:7",
+        "r.yaml:8",
+    ]
+
+
+def test_a_recipe_that_is_not_there(here):
+    with pytest.raises(RecipeError, match="^gone.yaml:1: no such file$"):
+        load_recipe("gone.yaml")
+
+
+def test_a_recipe_may_lie_anywhere(here: Path, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r.yaml"
+    elsewhere.write_text("name: 3\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(elsewhere)
+    assert str(caught.value).startswith(f"{elsewhere}:1: ")
+
+
+def test_the_place_of_every_value_can_be_asked(load, here):
+    load("seed: 1\n")
+    _, root = load_with_places("r.yaml", ["tags=[a]"])
+    assert str(place_of(root, ("seed",))) == "r.yaml:5"
+    assert str(place_of(root, ("tags", 0))) == "on the command line: `tags=[a]`"
+
+
+def test_loading_imports_neither_torch_nor_transformers_and_takes_a_moment():
+    code = (
+        "import sys, time; start = time.perf_counter()\n"
+        "from cpt.recipe.load import load_recipe\n"
+        f"load_recipe({str(EXPERIMENT)!r}, ['model.lora=', 'seed=3'])\n"
+        "print(time.perf_counter() - start)\n"
+        "print([name for name in ('torch', 'transformers', 'peft', 'trl', 'numpy') if name in sys.modules])"
+    )
+    seconds = []
+    for _ in range(3):  # the fastest of three: the machine may be busy
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert answer[1] == "[]"
+        seconds.append(float(answer[0]))
+    assert min(seconds) < 0.6
+
+
+def test_a_large_mixture_loads_in_a_moment(load):
+    sources = "".join(f"  - {{path: a/b{n}, name: s{n}, weight: {n + 1}, filters: [{{name: length}}]}}\n" for n in range(300))
+    start = time.perf_counter()
+    assert (
+        len(
+            load(
+                only=f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 5}}\ndata:\n  sources:\n{sources}".replace("  - ", "    - ")
+            ).data.sources
+        )
+        == 300
+    )
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("recipe", ["prototype_rtx4090", "production_multi_gpu", "gpt2_124m_6gb", "cpt_code"])
+def test_a_dumped_recipe_reads_back_equal(tmp_path, monkeypatch, recipe):
+    monkeypatch.chdir(REPOSITORY)
+    loaded = load_recipe(f"recipes/{recipe}.yaml", ["description=no", "tags=['1e-4', '010', 'null', 'on']"], lora=recipe == "cpt_code")
+    (tmp_path / "r.yaml").write_text(dump_recipe(loaded))
+    assert load_recipe(tmp_path / "r.yaml") == loaded
+
+
+def test_a_dumped_recipe_writes_defaults_and_nulls_in_the_schemas_order(load):
+    text = dump_recipe(load())
+    keys = [line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "-"))]
+    assert keys == list(Recipe.model_fields)
+    assert "  revision: null\n" in text and "  learning_rate: 1e-5\n" in text and dump_recipe(load()) == text
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"), max_size=20)
+TRICKY = st.sampled_from(
+    [
+        "no",
+        "1e-4",
+        "010",
+        "1:30",
+        "~",
+        "",
+        " ",
+        "<<",
+        "a: b",
+        "# x",
+        "- a",
+        "0x1f",
+        "1_000",
+        "2024-01-01",
+        "true",
+        "\n",
+        "a\n b\n",
+        "'",
+        '"',
+        "*a",
+        "&a",
+        "!a",
+        "%",
+        "@",
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False) | TEXT | TRICKY,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries((TEXT | TRICKY).filter(lambda key: key != "base"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    config=st.dictionaries((TEXT | TRICKY).filter(lambda key: key not in ("base", "model_type")), VALUES, max_size=4), text=TEXT | TRICKY
+)
+def test_any_value_survives_dumping(tmp_path, config, text):
+    recipe = Recipe(
+        name="r",
+        description=text,
+        model=Model(path="a/b", config={"model_type": "x", **config}),
+        data=Data(sources=[Source(path="a/b")]),
+        budget=Budget(tokens=1),
+    )
+    (tmp_path / "r.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(tmp_path / "r.yaml") == recipe

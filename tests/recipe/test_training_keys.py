@@ -1,0 +1,144 @@
+"""`training:` and `model.lora`: checked against Hugging Face's classes, one knob in one place."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from transformers import TrainingArguments
+
+from cpt.recipe.huggingface_keys import keys_of_config
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED
+from cpt.recipe.references import REPOSITORY
+from cpt.recipe.training_keys import hint
+
+
+def test_hugging_faces_keys_are_passed_on_unchanged(load):
+    training = {"bf16": True, "logging_steps": 5, "max_grad_norm": 1, "fsdp": True, "fsdp_config": {"version": 2}, "debug": ["x"]}
+    assert load(f"training: {training}\n".replace("True", "true")).training == training
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("bf61: true", "`training.bf61` is not a key of TrainingArguments. Did you mean `bf16`?"),
+        ("bf16: yes", '`training.bf16`: expected true or false, got the text "yes": write true or false'),
+        ("bf16: 1", "`training.bf16`: expected true or false, got 1"),
+        ("gradient_accumulation_steps: two", '`training.gradient_accumulation_steps`: expected a whole number, got the text "two"'),
+        ("gradient_accumulation_steps: 1.5", "`training.gradient_accumulation_steps`: expected a whole number, got 1.5"),
+        ("max_grad_norm: [1]", "`training.max_grad_norm`: expected a number, got a list of 1"),
+        (
+            "logging_strategy: step",
+            '`training.logging_strategy`: expected one of no, steps, epoch; got the text "step". Did you mean `steps`?',
+        ),
+        ("hub_model_id: 3", "`training.hub_model_id`: expected text, got 3: put quotes around it"),
+        ("max_grad_norm: null", "`training.max_grad_norm`: expected a number, got nothing"),
+        ("tokens: 3", "`training.tokens` is not a key of TrainingArguments. It is `budget.tokens`."),
+        ("lerning_rate: 3", "`training.lerning_rate` is not a key of TrainingArguments. Did you mean `learning_rate`? It is written as"),
+        (
+            "warmup_ratio: 0.1",
+            "`training.warmup_ratio` is not written here: write `schedule.warmup_tokens` (in tokens: ratio x budget.tokens)",
+        ),
+        ("evaluation_strategy: steps", "`training.evaluation_strategy` is not written here: write `evaluation.every_tokens`"),
+        ("no_cuda: true", "`training.no_cuda` is not written here: write `training.use_cpu` (the new name)"),
+        ("group_by_length: true", "`training.group_by_length` would have no effect: rows come in an order that is fixed by the seed"),
+        ("logging_nan_inf_filter: true", "`training.logging_nan_inf_filter` would have no effect: it is always off"),
+        ("resume_from_checkpoint: x", "`training.resume_from_checkpoint` would have no effect: a run resumes by itself"),
+        ("fp16_backend: apex", "`training.fp16_backend` is gone from transformers: write `fp16` or `bf16`"),
+        ("run_name: x", "`training.run_name` is not written here: write `name`"),
+        ("deepspeed: gone.json", "no such file: gone.json"),
+    ],
+)
+def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, said):
+    (line,) = mistakes(f"training:\n  {entry}\n")
+    assert line.startswith(f"r.yaml:6: {said}")
+
+
+def test_one_knob_set_twice_is_told_with_both_lines(mistakes):
+    assert mistakes("optimizer:\n  learning_rate: 1e-5\n\ntraining:\n  learning_rate: 2e-5\n") == [
+        "r.yaml:9: one knob is set twice: `optimizer.learning_rate` (line 6) and `training.learning_rate` (line 9). "
+        "Keep `optimizer.learning_rate`"
+    ]
+
+
+def test_one_knob_set_twice_in_two_files_is_told_with_both_places(mistakes, here):
+    (here / "o.yaml").write_text("\nlearning_rate: 1e-5\n")
+    (line,) = mistakes("optimizer: o.yaml\n", "training.learning_rate=2e-5")
+    assert line.endswith(
+        "`optimizer.learning_rate` (o.yaml:2) and `training.learning_rate` (the command line). Keep `optimizer.learning_rate`"
+    )
+
+
+def test_a_whole_number_is_passed_on_as_one(load):
+    steps = load("training: {gradient_accumulation_steps: 1e1}\n").training["gradient_accumulation_steps"]
+    assert steps == 10 and isinstance(steps, int)
+
+
+def test_every_key_is_passed_on_or_has_its_place(load, mistakes):
+    """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    ours = fields & {*MOVED, *NO_EFFECT}
+    assert {"learning_rate", "seed", "output_dir", "save_steps", "eval_steps", "report_to", "max_steps", "optim"} <= ours
+    lines = mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))
+    assert len(lines) == len(ours)
+
+
+def test_the_tables_do_not_overlap():
+    assert not ({*MOVED} & {*NO_EFFECT} or {*MOVED} & {*REMOVED} or {*NO_EFFECT} & {*REMOVED})
+
+
+def test_removed_keys_are_really_gone():
+    assert not {*REMOVED} & {*keys_of_config("transformers:TrainingArguments")}
+
+
+def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_face(slips_of):
+    keys = keys_of_config("transformers:TrainingArguments")
+    guesses = [(key, hint(wrong, keys)) for key in keys if key not in NO_EFFECT for wrong in slips_of(key, [*keys, *MOVED])]
+    assert len(guesses) > 900
+    assert sum(f"Did you mean `{key}`?" in guess for key, guess in guesses) / len(guesses) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ("{rank: 8}", "`model.lora.rank` is not a key of LoraConfig."),
+        ("{lora_alhpa: 8}", "`model.lora.lora_alhpa` is not a key of LoraConfig. Did you mean `lora_alpha`?"),
+        ('{r: "8"}', '`model.lora.r`: expected a whole number, got the text "8": write it without quotes'),
+        ("{task_type: CAUSAL_LM}", "`model.lora.task_type` is set by cpt: remove it"),
+        ("true", "`model.lora`: expected keys and values, got true"),
+    ],
+)
+def test_lora_options_are_checked_against_peft(mistakes, lora, said):
+    assert mistakes("", f"model.lora={lora}")[0].partition("`: ")[2].startswith(said)
+
+
+def test_lora_options_pass(load):
+    options = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "lora_dropout": 0, "use_rslora": True}
+    assert load("", f"model.lora={options}".replace("True", "true").replace("'", "")).model.lora == options
+
+
+def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here, monkeypatch):
+    assert load("training: {deepspeed: deepspeed_configs/ds_config_production.json}\n").training["deepspeed"] == str(
+        REPOSITORY / "deepspeed_configs/ds_config_production.json"
+    )
+    (here / "mine").mkdir()
+    (here / "mine/d.json").write_text("{}")
+    (here / "mine/t.yaml").write_text("deepspeed: d.json\n")
+    assert load("training: mine/t.yaml\n").training["deepspeed"] == "mine/d.json"
+
+
+def test_deepspeed_may_be_written_in_place(load):
+    assert load("training: {deepspeed: {zero_optimization: {stage: 2}}}\n").training["deepspeed"] == {"zero_optimization": {"stage": 2}}
+
+
+def test_a_stage_of_the_users_own_brings_its_own_keys(load, mistakes, here: Path):
+    (here / "my_lab").mkdir()
+    (here / "my_lab/stage.py").write_text("from trl import SFTConfig\n\nCONFIG = SFTConfig\n")
+    stage = "stage: my_lab.stage\n"
+    assert load(stage + "training: {assistant_only_loss: true}\n").training == {"assistant_only_loss": True}
+    (line,) = mistakes(stage + "training: {assistent_only_loss: true}\n")
+    assert "is not a key of SFTConfig. Did you mean `assistant_only_loss`?" in line
+
+
+def test_what_a_stage_does_not_show_in_its_source_is_left_to_its_class(load, here: Path):
+    (here / "dynamic.py").write_text("import trl\n\nCONFIG = vars(trl)['SFTConfig']\n")
+    assert load("stage: dynamic.stage\ntraining: {anything: 1}\n").training == {"anything": 1}

@@ -1,0 +1,41 @@
+import json
+
+from tiny import write_recipe
+
+from cpt.data.build import build_data
+from cpt.models.build import build_model
+from cpt.recipe.load import load_recipe
+from cpt.stages.build import build_trainer
+from cpt.stages.trainer import CPTTrainer
+from cpt.tokenizer.load import load_tokenizer
+
+
+def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path, corpus):
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model"]}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
+    trainer.train()
+    run = tmp_path / "runs" / "tiny"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
+    assert [line["step"] for line in lines if "eval_held_out_loss" in line] == [0, 8]
+    assert [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()] == [0, 8]
+
+
+def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch):
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab" / "stage.py").write_text(
+        "from cpt.stages.cpt import COLUMNS, CONFIG\n"
+        "from cpt.stages.trainer import CPTTrainer\n"
+        "class Mine(CPTTrainer):\n    pass\n"
+        "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
+        "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "my_lab.stage"}, tmp_path / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed)
+    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
+    assert type(trainer).__name__ == "Mine" and isinstance(trainer, CPTTrainer)

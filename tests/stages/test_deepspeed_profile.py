@@ -1,0 +1,132 @@
+"""What a DeepSpeed profile may not say, and that the ones we ship say nothing wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import write_recipe
+
+from cpt.errors import RecipeError
+from cpt.recipe.load import load_recipe
+from cpt.stages.deepspeed_profile import KEYS, check_profile, offloads, read_profile
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))
+SOUND = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 2},
+}
+
+
+@pytest.fixture
+def recipe(tiny_recipe, tmp_path):
+    return load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_profile_that_we_ship_follows_any_recipe(path, recipe):
+    assert check_profile(path, recipe) == []
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_deepspeed_accepts_every_profile_that_we_ship(path):
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    profile = json.loads(path.read_text())
+    DeepSpeedZeroConfig(strict=True, **profile["zero_optimization"])
+    filled = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
+    config = DeepSpeedConfig({**profile, **filled, "bf16": {"enabled": True}, "fp16": {"enabled": False}})
+    assert config.zero_optimization_stage == profile["zero_optimization"]["stage"]
+
+
+def test_deepspeed_reads_no_key_at_the_top_that_we_would_refuse():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    asked = set()
+
+    class Asked(dict):
+        def get(self, key, default=None):
+            asked.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key):
+            asked.add(key)
+            return super().__contains__(key)
+
+        def keys(self):
+            return self
+
+    DeepSpeedConfig(Asked(train_batch_size=1, train_micro_batch_size_per_gpu=1))
+    assert "zero_optimization" in asked
+    assert asked - KEYS <= set()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"gradient_cliping": 1.0}, "which would ignore it. Did you mean `gradient_clipping`?"),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "`zero_optimization.overlap_com` is not a key of DeepSpeed."),
+        ({"zero_optimization": {"stage": 7}}, "`zero_optimization.stage` - Input should be 0, 1, 2, 3"),
+        ({"zero_optimization": {"stage": 3, "stage3_prefetch_buket_size": 5}}, "Did you mean `stage3_prefetch_bucket_size`?"),
+        ({"zero_optimization": None}, "`zero_optimization` is missing"),
+        ({"optimizer": {"type": "AdamW"}}, "`optimizer` stands in the recipe, as `optimizer`. Remove the block here"),
+        ({"scheduler": {"type": "WarmupLR"}}, "`scheduler` stands in the recipe, as `schedule`"),
+        ({"train_micro_batch_size_per_gpu": 4}, 'is 4, but `training.per_device_train_batch_size` is 2 in the recipe. Write "auto"'),
+        ({"gradient_accumulation_steps": 8}, "is 8, but `budget.global_batch_tokens` decides that in the recipe"),
+        ({"train_batch_size": 64}, "`train_batch_size` follows from the recipe and the number of processes"),
+        ({"gradient_clipping": 0.5}, "`gradient_clipping` is 0.5, but `training.max_grad_norm` is 1.0 in the recipe"),
+        ({"bf16": {"enabled": True}}, "`bf16.enabled` is true, but `training.bf16` is false"),
+        ({"fp16": {"enabled": True}}, "`fp16.enabled` is true, but `training.fp16` is false"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, '"zero_force_ds_cpu_optimizer": false'),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memry": True}}}, "Did you mean `pin_memory`?"),
+        ({"zero_optimization": {"stage": 3}}, '"stage3_gather_16bit_weights_on_model_save": true'),
+    ],
+)  # fmt: skip
+def test_each_contradiction_is_one_complaint(recipe, change, complaint):
+    found = check_profile({**SOUND, **change}, recipe)
+    assert any(complaint in line for line in found), found
+    assert check_profile(SOUND, recipe) == []
+
+
+def test_a_profile_without_clipping_does_not_clip(recipe):
+    profile = {key: value for key, value in SOUND.items() if key != "gradient_clipping"}
+    assert "without it DeepSpeed does not clip" in check_profile(profile, recipe)[0]
+    unclipped = recipe.model_copy(update={"training": {**recipe.training, "max_grad_norm": 0}})
+    assert check_profile(profile, unclipped) == []
+
+
+def test_precision_must_be_named_when_the_recipe_wants_it(recipe):
+    profile = {key: value for key, value in SOUND.items() if key != "bf16"}
+    wanted = recipe.model_copy(update={"training": {**recipe.training, "bf16": True}})
+    assert "`bf16` is missing" in check_profile(profile, wanted)[0]
+
+
+def test_complaints_name_file_and_line(recipe, tmp_path):
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps({**SOUND, "zero_optimization": {"stage": 2, "overlap_com": True}}, indent=2))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "overlap_com" in text)
+    assert check_profile(path, recipe)[0].startswith(f"{path}:{line}: `zero_optimization.overlap_com`")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("{", "is not valid JSON"), ("[]", "no JSON object"), ('{"bf16": 1, "bf16": 2}', "`bf16` is written twice")]
+)
+def test_what_is_no_profile_is_refused(tmp_path, text, reason):
+    (tmp_path / "zero.json").write_text(text)
+    with pytest.raises(RecipeError, match=reason):
+        read_profile(tmp_path / "zero.json")
+
+
+def test_a_missing_profile_is_refused_with_where_they_are(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read .No such file.* deepspeed_configs/"):
+        read_profile(tmp_path / "zero.json")
+
+
+def test_offload_is_seen():
+    assert offloads(read_profile(ROOT / "deepspeed_configs" / "ds_config_prototype.json"), "optimizer")
+    assert not offloads(read_profile(ROOT / "deepspeed_configs" / "ds_config_production.json"), "optimizer")
+    assert not offloads({}, "param")

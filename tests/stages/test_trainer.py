@@ -1,0 +1,81 @@
+import pytest
+import torch
+from tiny import write_recipe
+
+from cpt.data.build import build_data
+from cpt.models.build import build_model
+from cpt.recipe.load import load_recipe
+from cpt.stages.build import build_trainer
+from cpt.tokenizer.load import load_tokenizer
+
+TINY_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.5,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+}
+
+
+def trainer_of(sections, folder):
+    recipe = load_recipe(write_recipe(sections, folder / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+    return build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data)
+
+
+def train(sections, folder):
+    """Losses of each step, and the trained weights."""
+    folder.mkdir()
+    sections = {**sections, "output_dir": str(folder / "runs")}
+    trainer = trainer_of(sections, folder)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line], trainer.model.state_dict()
+
+
+@pytest.mark.parametrize("config", [None, TINY_MOE], ids=["dense", "experts"])
+def test_accumulation_changes_nothing_but_rounding(tiny_recipe, tmp_path, config):
+    if config:
+        tiny_recipe["model"]["config"] = config
+    # One row in a micro-batch: the experts' auxiliary loss of a batch is not the mean of its rows' ones, so halves are compared with quarters.
+    tiny_recipe["training"]["per_device_train_batch_size"] = 4
+    whole, weights = train(tiny_recipe, tmp_path / "whole")
+    tiny_recipe["training"]["per_device_train_batch_size"] = 1
+    parts, others = train(tiny_recipe, tmp_path / "parts")
+    if config is None:
+        assert parts == pytest.approx(whole, rel=1e-6)
+        assert all(torch.allclose(weights[name], others[name], atol=2e-5) for name in weights)
+    else:  # summed instead of averaged, the auxiliary loss (0.5 x about 2) would be counted four times
+        assert parts == pytest.approx(whole, rel=1e-2)
+
+
+def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_recipe, tmp_path):
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    rows = [trainer.train_dataset[i] for i in range(trainer.length.rows_per_step)]
+    with torch.no_grad():
+        logits = trainer.model(input_ids=torch.stack([r["input_ids"] for r in rows]), position_ids=torch.stack([r["position_ids"] for r in rows])).logits
+    labels = torch.stack([r["labels"] for r in rows])
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_evaluation_reports_each_held_out_set(tiny_recipe, tmp_path, corpus):
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "held_out_share": 0.1}
+    metrics = trainer_of(tiny_recipe, tmp_path).evaluate()
+    assert {key for key in metrics if key.endswith("bits_per_byte")} == {f"eval_{name}_bits_per_byte" for name in ("held_out", "domain", "general")}
+
+
+def test_the_run_goes_through_each_row_once_and_in_order(tiny_recipe, tmp_path):
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    seen = torch.cat([batch["input_ids"] for batch in trainer.get_train_dataloader()])
+    expected = torch.stack([trainer.train_dataset[i]["input_ids"] for i in range(trainer.length.rows)])
+    assert torch.equal(seen, expected)

@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+from tiny import write_recipe
+
+
+def check(path, *more):
+    return subprocess.run([sys.executable, "-m", "cpt.cli", "check", str(path), *more], capture_output=True, text=True)
+
+
+def test_a_sound_recipe_passes(tiny_recipe, tmp_path):
+    checked = check(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_shape_and_sense_answer_before_torch_is_imported(tiny_recipe, tmp_path):
+    tiny_recipe["optimiser"] = {"name": "adamw"}
+    path = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    code = f"import sys; from cpt.cli import main\ntry: main(['check', {str(path)!r}])\nexcept SystemExit as e: assert e.code == 2\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_four_planted_mistakes_stand_in_one_listing_with_their_lines(tmp_path):
+    (tmp_path / "model.yaml").write_text("path: some/model\natention: sdpa\n")
+    (tmp_path / "r.yaml").write_text(
+        "name: planted\n"
+        "model: model.yaml\n"
+        "data: {sources: [{path: a.txt}], sequence_lenght: 64}\n"
+        "budget: {tokens: 1000}\n"
+        "optimizer: {learning_rate: 1e-4}\n"
+        "training:\n"
+        "  gradient_checkpointin: true\n"
+        "  learning_rate: 1e-4\n"
+    )
+    checked = check(tmp_path / "r.yaml")
+    assert checked.returncode == 2
+    for line in ("model.yaml:2:", "r.yaml:3:", "r.yaml:7:", "r.yaml:8:"):
+        assert line in checked.stderr
+    for meant in ("`attention`", "`sequence_length`", "`gradient_checkpointing`", "optimizer.learning_rate"):
+        assert meant in checked.stderr

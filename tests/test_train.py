@@ -1,0 +1,31 @@
+import json
+
+import pytest
+from launching import launch
+from tiny import write_recipe
+
+from cpt.errors import CptError
+from cpt.recipe.load import load_recipe
+from cpt.train import train
+
+
+def test_a_failed_run_says_so_in_its_status(tiny_recipe, tmp_path):
+    tiny_recipe["data"]["sources"][0]["path"] = str(tmp_path / "missing.jsonl")
+    with pytest.raises(CptError, match="missing.jsonl"):
+        train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")))
+    status = json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_the_file_started_alone_prints_the_mistake_and_ends_with_code_2(tiny_recipe, tmp_path):
+    tiny_recipe["data"]["sources"][0]["text_column"] = "body"
+    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="python")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert "domain.jsonl" in ended.stderr and "body" in ended.stderr
+
+
+def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, tmp_path):
+    tiny_recipe["optimizer"]["name"] = "adamv"
+    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
+    assert ended.returncode != 0 and ended.stderr.count("Did you mean `adamw`") == 1
+    assert json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())["exit_code"] == 2
