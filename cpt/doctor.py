@@ -78,8 +78,8 @@ def examine(machine: Machine) -> Iterator[Finding]:
 def examine_gpus(machine: Machine) -> Iterator[Finding]:
     """One row per GPU."""
     for number, gpu in enumerate(machine.gpus):
-        here = f"{gpu.name}, {gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free), sm_{gpu.compute_capability.replace('.', '')}, driver {gpu.driver}"
-        yield Finding(f"GPU {number}", here)
+        memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
+        yield Finding(f"GPU {number}", f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
     if not machine.gpus:
         yield Finding("GPU", "none (nvidia-smi shows none)", "training runs on the CPU: the demo in minutes, 1B parameters in weeks")
 

@@ -6,6 +6,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -145,12 +146,17 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 def closest(name: str, choices: Iterable[str]) -> str | None:
     """The choice that `name` was probably meant to be: few slips of the fingers away, or else much alike."""
     word = simplified(name)
-    ranked = sorted((slips(word, simplified(choice)), -SequenceMatcher(None, name, choice).ratio(), choice) for choice in set(choices))
-    if not ranked:
-        return None
-    num_slips, unlikeness, choice = ranked[0]
-    is_near = num_slips <= (1 if len(word) < 4 else 2 if len(word) < 8 else 3)
-    return choice if is_near or -unlikeness > 0.75 else None
+    num_slips = {choice: slips(word, simplified(choice)) for choice in sorted(choices)}
+    fewest = min(num_slips.values(), default=len(word))
+    if fewest <= (1 if len(word) < 4 else 2 if len(word) < 8 else 3):
+        return max((choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None)
+    alike = max(num_slips, key=partial(likeness, word), default="")
+    return alike if likeness(word, alike) > 0.75 else None
+
+
+def likeness(word: str, other: str) -> float:
+    """Share of the letters that two words have in common, in order: 0 to 1."""
+    return SequenceMatcher(None, word, other).ratio()
 
 
 def simplified(name: str) -> str:

@@ -114,7 +114,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
-        found.run(lambda: check_free_disk(recipe, model, with_master_weights=profile is not None))
+        check_free_disk(recipe, model, found, with_master_weights=profile is not None)
     return found
 
 
@@ -277,15 +277,20 @@ def probe_output_folder(recipe: Recipe) -> bool:
         ) from problem
 
 
-def check_free_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> None:
-    """Room for the exported model and one checkpoint."""
+def check_free_disk(recipe: Recipe, model: PreTrainedModel, found: PreflightReport, *, with_master_weights: bool) -> None:
+    """Room for the exported model and one checkpoint; of a run that is meant for another machine the disk there is not known."""
     parameters = count_model_parameters(model).total
     bytes_each = 2 if recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
     states = 0 if recipe.model.lora is not None else 12 if with_master_weights else 8  # two fp32 moments, and the master weights
     needed = parameters * (2 * bytes_each + states) / GIB
     free = free_disk_gib(recipe.output_dir / recipe.name)
-    if needed > free:
-        raise ResourceError(
-            f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and one "
-            f"checkpoint of it take about {needed:.0f} GiB (an estimate). Free some, or choose another disk."
-        )
+    if needed <= free:
+        return
+    text = (
+        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and one checkpoint "
+        f"of it take about {needed:.0f} GiB (an estimate)."
+    )
+    if recipe.training.get("bf16") and not torch.accelerator.is_available():
+        found.unchecked.append(f"{text} This machine has no GPU, so the run is taken to be for another one")
+    else:
+        found.mistakes.append(ResourceError(f"{text} Free some, or choose another disk."))

@@ -11,7 +11,7 @@ import typer
 
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import latest_checkpoint
-from cpt.cli import main
+from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.launchers.processes import join_processes
 from cpt.models.build import build_model
@@ -48,7 +48,8 @@ def train(recipe: Recipe, *, new: bool = False) -> Path:
         model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments)
-        trainer.train(resume_from_checkpoint=latest_checkpoint(run.folder))
+        checkpoint = latest_checkpoint(run.folder)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         export_model(trainer, recipe, tokenizer, run.export_folder)
     tell(f"The model is in {run.export_folder}.")
     return run.export_folder
@@ -62,8 +63,9 @@ def command(
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
 ) -> None:
     """Run a recipe."""
+    show_log()
     train(load_recipe(recipe, overrides or (), lora=lora), new=new)
 
 
 if __name__ == "__main__":
-    main(["train", *sys.argv[1:]])
+    run_command(command)

@@ -11,6 +11,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import pytest
 from tiny import TINY_LLAMA, write_documents
 
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with domain.jsonl, general.jsonl and held_out.jsonl."""

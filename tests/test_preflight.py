@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt import preflight
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
+
+MICRO_BATCH = {"per_device_train_batch_size": 2}
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_sound_recipe_has_no_mistakes(load):
         ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "no implementation called `sdqa`"),
         ({"model": {"path": "./nowhere"}}, "./nowhere does not exist"),
         ({"output_dir": "/proc/runs"}, "`output_dir`: cannot write to /proc"),
-        ({"training": {"per_device_train_batch_size": 2, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),
+        ({"training": {**MICRO_BATCH, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),
     ],
 )  # fmt: skip
 def test_one_thing_wrong_is_one_complaint_with_its_remedy(load, sections, complaint):
@@ -88,6 +91,9 @@ def test_a_model_that_does_not_fit_the_disk_is_refused_by_an_estimate(load):
     shape = {**TINY_LLAMA, "hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 900, "num_attention_heads": 128}
     found = mistakes(load(model={"from_scratch": True, "config": shape}))
     assert any(line.startswith("ResourceError: `output_dir`") and "(an estimate)" in line for line in found), found
+    elsewhere = preflight.check_reality(load(model={"from_scratch": True, "config": shape}, training={**MICRO_BATCH, "bf16": True}))
+    if not torch.accelerator.is_available():
+        assert elsewhere.mistakes == [] and "for another one" in elsewhere.unchecked[0]
 
 
 def test_the_hub_is_unchecked_when_it_cannot_be_asked(load, tokenizer_folder):

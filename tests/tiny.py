@@ -6,7 +6,28 @@ from pathlib import Path
 
 import yaml
 
-WORDS = "the model reads a document and learns which word comes after which other word in the text of its domain".split()
+WORDS = [
+    "the",
+    "model",
+    "reads",
+    "a",
+    "document",
+    "and",
+    "learns",
+    "which",
+    "word",
+    "comes",
+    "after",
+    "which",
+    "other",
+    "word",
+    "in",
+    "the",
+    "text",
+    "of",
+    "its",
+    "domain",
+]
 
 
 def write_documents(path: Path, count: int, seed: int) -> Path:

@@ -22,7 +22,7 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **SPECIAL},
     "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
     "deepseek_v3": {
-        **{**SHAPE, "num_key_value_heads": 4},
+        **SHAPE | {"num_key_value_heads": 4},
         "intermediate_size": 48,
         "moe_intermediate_size": 16,
         "n_routed_experts": 4,

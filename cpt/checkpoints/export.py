@@ -26,11 +26,12 @@ def export_model(trainer: Trainer, recipe: Recipe, tokenizer: PreTrainedTokenize
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if is_main_process():
         shutil.rmtree(unfinished, ignore_errors=True)
-    adapted = isinstance(trainer.model, PeftModel)
+    adapted = trainer.model if isinstance(trainer.model, PeftModel) else None
     trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
     if is_main_process():
         if adapted:
-            model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=trainer.model.dtype)
+            dtype = next(adapted.get_base_model().parameters()).dtype
+            model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
         finish(unfinished)

@@ -43,7 +43,7 @@ def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
         library: the folder to read; by default this Python's standard library.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
-    documents: dict[tuple[Kind, Part], list[str]] = {(k, p): [] for k in ("domain", "general") for p in ("train", "held_out")}  # type: ignore[misc]
+    documents: dict[tuple[Kind, Part], list[str]] = {(k, p): [] for k in ("domain", "general") for p in ("train", "held_out")}
     seen: set[str] = set()
     for name, kind, passages in read_library(library):
         part: Part = "held_out" if is_held_out(name) else "train"
@@ -89,7 +89,8 @@ def read_topics(path: Path) -> dict[str, str]:
     """The language reference that `help("topic")` prints: one literal dict in a module."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            return ast.literal_eval(node.value)
+            topics: dict[str, str] = ast.literal_eval(node.value)
+            return topics
     return {}
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from cpt.demo.corpus import Corpus, build_corpus
-from cpt.demo.verdict import Summary, show, summarize, write_summary
+from cpt.demo.verdict import show, summarize, write_summary
 from cpt.errors import ResourceError, TrainingError
 from cpt.runs.record import Run
 from cpt.tokenizer.train_bpe import train_bpe

@@ -57,7 +57,8 @@ def continue_prompts(
 ) -> list[str]:
     """The most likely next token, again and again, until the document ends or `max_new_tokens` are there.
 
-    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random state are left as they were.
+    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random state are left as
+    they were.
 
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
@@ -72,7 +73,7 @@ def continue_prompts(
             ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
             # Under ZeRO-3 generate keeps the processes in step by itself (synced_gpus).
             written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-            continuations.append(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
+            continuations.append(str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)))
     return continuations
 
 

@@ -56,8 +56,6 @@ def build_model(
         main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
     _check_vocabulary(model, config, tokenizer)
     config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
-    if vars(config).get("router_aux_loss_coef"):
-        config.output_router_logits = True  # else transformers computes no balance loss
 
     def build_whole() -> PreTrainedModel:
         return _build_whole(model, config, tokenizer, getattr(torch, model.dtype) if model.dtype != "auto" else dtype)
@@ -68,7 +66,15 @@ def build_model(
         if model.dtype != "auto" and built.dtype != getattr(torch, model.dtype):
             raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
         torch.manual_seed(seed)
-        return built if model.lora is None else add_lora(built, model.lora)
+        ready = built if model.lora is None else add_lora(built, model.lora)
+    if "output_router_logits" in vars(config) and vars(config).get("router_aux_loss_coef"):
+        ready.register_forward_pre_hook(_balance_experts_in_training, with_kwargs=True)
+    return ready
+
+
+def _balance_experts_in_training(model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """transformers adds the balance loss wherever router logits are asked for: losses of evaluations must be cross-entropy alone."""
+    return arguments, {"output_router_logits": model.training} | keywords
 
 
 def _build_whole(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:

@@ -28,8 +28,9 @@ class TrainingClock(TrainerCallback):
         # The Trainer counts epochs from where this process began; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Turn what was counted since the last log into a speed."""
+        logs = kwargs["logs"]
         if "loss" in logs and self.steps:
             now = time.perf_counter()
             self.seconds += now - self.since

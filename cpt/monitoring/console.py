@@ -31,12 +31,16 @@ class ConsoleProgress(TrainerCallback):
         if self.progress:
             self.progress.update(self.task, completed=state.global_step)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """One line of figures."""
         if state.is_world_process_zero:
-            line = describe_logs(logs)
+            line = describe_logs(kwargs["logs"])
             if line:
-                self.console.print(f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}", highlight=False, soft_wrap=True)
+                self.console.print(
+                    f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the bar."""

@@ -19,10 +19,10 @@ class MetricsFile(TrainerCallback):
         if state.is_world_process_zero:
             keep_lines_until(self.path, state.global_step)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """One line for each log."""
         if state.is_world_process_zero:
-            line = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **logs}
+            line = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **kwargs["logs"]}
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

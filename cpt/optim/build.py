@@ -39,7 +39,8 @@ def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = F
 def parameter_groups(model: nn.Module) -> ParameterGroups:
     """The trainable parameters in two groups: matrices, and those without weight decay (embeddings, norms, biases)."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             is_matrix = dimensions(parameter) >= 2 and id(parameter) not in embeddings
@@ -50,7 +51,7 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 def dimensions(parameter: nn.Parameter) -> int:
     """Number of dimensions; ZeRO-3 keeps the true shape beside a parameter that holds 0 elements here."""
-    return len(getattr(parameter, "ds_shape", parameter.shape))
+    return len(vars(parameter).get("ds_shape", parameter.shape))
 
 
 def adamw(

@@ -29,9 +29,7 @@ def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, token
     return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
 
 
-def factor_at_step(
-    factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int
-) -> float:
+def factor_at_step(factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int) -> float:
     """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are trained."""
     return factor((step + 1) * tokens_per_step, total_tokens, **options)
 

@@ -87,7 +87,8 @@ def key_of(field: ast.AnnAssign, source: Source) -> Key:
         return Key(ANYTHING, description=description_of(field))
     if enums:
         kinds |= {"str"}
-    return Key(frozenset(kinds | kinds_of_defaults(field)), enums, description_of(field))
+    kinds |= kinds_of_defaults(field)
+    return Key(frozenset(kinds - {"int"} if "float" in kinds else kinds), enums, description_of(field))
 
 
 def kinds_in(annotation: ast.expr) -> tuple[set[str], set[str]]:

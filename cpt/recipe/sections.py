@@ -21,7 +21,7 @@ def without_none(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return without_none(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return next(part for part in get_args(annotation) if part is not NoneType)
+        return without_none(next(part for part in get_args(annotation) if part is not NoneType))
     return annotation
 
 

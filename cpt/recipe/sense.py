@@ -66,9 +66,10 @@ def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
 def line_of_other(found: Senseless, root: Node) -> str:
     """` (line 12: `budget.tokens`)`, where the other side of a contradiction was written."""
     other = node_at(root, found.other) if found.other else None
-    if other is None or found.other is None:
+    here = place_of(root, found.location)
+    if other is None or found.other is None or not other.place.line and other.place == here:
         return ""
-    is_same_file = other.place.line and other.place.file == place_of(root, found.location).file
+    is_same_file = other.place.line and other.place.file == here.file
     return f" (`{dotted(found.other)}`: {f'line {other.place.line}' if is_same_file else other.place})"
 
 

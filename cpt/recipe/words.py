@@ -43,7 +43,7 @@ def remedy(wanted: list[str], got: object) -> str:
     """What to write instead, where it is plain."""
     if "bool" in wanted and isinstance(got, str) and got.lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}:
         return ": write true or false"
-    if set(wanted) <= {"str", "null"} and isinstance(got, bool | int | float):
+    if "str" in wanted and set(wanted) <= {"str", "null"} and isinstance(got, bool | int | float):
         return ": put quotes around it"
     if isinstance(got, str) and {"int", "float"} & set(wanted) and is_number(got):
         return ": write it without quotes"

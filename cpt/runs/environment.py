@@ -10,7 +10,20 @@ from typing import Any
 
 from cpt.ranks import world_size
 
-PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets", "tokenizers", "safetensors", "grain", "numpy")
+PACKAGES = (
+    "cpt",
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "trl",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "grain",
+    "numpy",
+)
 
 
 def describe_environment() -> dict[str, Any]:

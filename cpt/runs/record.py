@@ -136,7 +136,9 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
         write_json(folder / ENVIRONMENT, describe_environment())
         (folder / RECIPE).write_text(dump_recipe(recipe))
     except OSError as problem:
-        raise RecipeError(f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write.") from problem
+        raise RecipeError(
+            f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."
+        ) from problem
     return folder
 
 

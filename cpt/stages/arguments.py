@@ -1,8 +1,6 @@
 """From the recipe to Hugging Face's own training arguments: our keys put in their words, theirs passed on unchanged."""
 
-import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +9,9 @@ from transformers import TrainingArguments
 
 from cpt.data.build import PreparedData
 from cpt.errors import RecipeError
-from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage
-
-
-@dataclass(frozen=True)
-class RunLength:
-    """How many steps of how many rows the budget makes."""
-
-    steps: int
-    rows_per_step: int
-    gradient_accumulation_steps: int
-    tokens_per_step: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the whole run."""
-        return self.steps * self.rows_per_step
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the whole run: the budget, rounded up to whole steps."""
-        return self.steps * self.tokens_per_step
-
-    def steps_between(self, every_tokens: int | None, every_steps: int | None) -> int | None:
-        """An interval of the recipe in optimizer steps; None where the recipe gives none."""
-        return every_steps if every_tokens is None else max(1, round(every_tokens / self.tokens_per_step))
-
-
-def run_length(recipe: Recipe, tokens_of_sources: int) -> RunLength:
-    """The budget in optimizer steps, for the number of processes that run now.
-
-    Args:
-        tokens_of_sources: tokens of all sources once; one epoch.
-
-    Raises:
-        RecipeError: the global batch does not divide into micro-batches over the processes.
-    """
-    micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
-    rows_at_once = micro_batch * world_size()
-    if recipe.budget.global_batch_tokens is None:
-        accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
-    else:
-        accumulation, rest = divmod(recipe.budget.global_batch_tokens, rows_at_once * recipe.data.sequence_length)
-        if rest or not accumulation:
-            raise RecipeError(
-                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into "
-                f"{world_size()} process(es) x per_device_train_batch_size {micro_batch} x sequence_length {recipe.data.sequence_length:,} "
-                f"= {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a multiple of that."
-            )
-    rows_per_step = rows_at_once * accumulation
-    tokens_per_step = rows_per_step * recipe.data.sequence_length
-    tokens = recipe.budget.tokens if recipe.budget.tokens is not None else (recipe.budget.epochs or 0) * tokens_of_sources
-    return RunLength(max(1, math.ceil(tokens / tokens_per_step)), rows_per_step, accumulation, tokens_per_step)
+from cpt.stages.length import RunLength, run_length
 
 
 def training_arguments(

@@ -14,8 +14,9 @@ from cpt.monitoring.metrics_file import MetricsFile
 from cpt.monitoring.status_file import StatusFile
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
-from cpt.stages.arguments import run_length, training_arguments
+from cpt.stages.arguments import training_arguments
 from cpt.stages.find import find_stage
+from cpt.stages.length import run_length
 
 
 def build_trainer(
@@ -37,10 +38,15 @@ def build_trainer(
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     length = run_length(recipe, data.num_tokens)
     trainer: Trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length)
-    folder = Path(arguments.output_dir)
+    folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)
     clock = TrainingClock(length.tokens_per_step)
-    for callback in (clock, MetricsFile(folder / "metrics.jsonl", length.tokens_per_step), StatusFile(Run(folder)), ConsoleProgress(folder.name)):
+    for callback in (
+        clock,
+        MetricsFile(folder / "metrics.jsonl", length.tokens_per_step),
+        StatusFile(Run(folder)),
+        ConsoleProgress(folder.name),
+    ):
         trainer.add_callback(callback)
     if recipe.evaluation.prompts:
         trainer.add_callback(PromptSamples(folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts))

@@ -20,7 +20,9 @@ def find_stage(name: str) -> ModuleType:
     if name in STAGES:
         return import_module(STAGES[name])
     if "." not in name:
-        raise RecipeError(f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own: `package.module`.")
+        raise RecipeError(
+            f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own: `package.module`."
+        )
     module: ModuleType = import_user_module(name)
     missing = [part for part in PARTS if part not in vars(module)]
     if missing:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from cpt.data.build import HeldOutSet
@@ -17,7 +17,7 @@ from cpt.optim.build import build_optimizer
 from cpt.optim.offloaded_adamw import replay_step_counter
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import RunLength
+from cpt.stages.length import RunLength
 
 
 class CPTTrainer(Trainer):
@@ -45,6 +45,7 @@ class CPTTrainer(Trainer):
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
         self.recipe = recipe
+        self.rows = rows
         self.length = length
         self.held_out = held_out or {}
         self.first_step = 0
@@ -65,7 +66,7 @@ class CPTTrainer(Trainer):
         arguments = self.args
         workers = arguments.dataloader_num_workers
         return CPTDataLoader(
-            self.train_dataset,
+            self.rows,
             micro_batch=arguments.per_device_train_batch_size,
             rows_in_all=self.length.rows,
             rank=arguments.process_index,
@@ -75,14 +76,14 @@ class CPTTrainer(Trainer):
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
-            generator=torch.Generator().manual_seed(arguments.seed),
         )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The recipe's optimizer."""
         if self.optimizer is None:
-            self.optimizer = build_optimizer(self.recipe.optimizer, model or self.model, offloaded=self.offloads_optimizer)
+            trained = model if model is not None else self.model
+            assert trained is not None, "the Trainer was built with a model"
+            self.optimizer = build_optimizer(self.recipe.optimizer, trained, offloaded=self.offloads_optimizer)
         return self.optimizer
 
     def create_scheduler(
@@ -92,7 +93,7 @@ class CPTTrainer(Trainer):
         if self.lr_scheduler is None:
             self.lr_scheduler = build_schedule(
                 self.recipe.schedule,
-                optimizer or self.optimizer,
+                optimizer or self.create_optimizer(),
                 tokens_per_step=self.length.tokens_per_step,
                 total_tokens=self.length.tokens,
             )
@@ -121,8 +122,8 @@ class CPTTrainer(Trainer):
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation."""
-        model: PreTrainedModel = self.model
-        figures = evaluate_held_out(model, self.held_out, batch_size=self.args.per_device_eval_batch_size)
+        assert self.model is not None, "the Trainer was built with a model"
+        figures = evaluate_held_out(self.model, self.held_out, batch_size=self.args.per_device_eval_batch_size)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -135,17 +136,19 @@ class CPTTrainer(Trainer):
             return False
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
         device = zero.get("offload_optimizer", {}).get("device", "none")
-        return bool(device in ("cpu", "nvme") and self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_force_ds_cpu_optimizer", True))
+        return bool(
+            device in ("cpu", "nvme") and self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_force_ds_cpu_optimizer", True)
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Let DeepSpeed's CPU AdamW go on exactly where it stood."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.offloads_optimizer:
-            kernel = self.optimizer.optimizer.optimizer  # inside accelerate's wrapper and DeepSpeed's ZeRO optimizer
+            wrapper: Any = self.optimizer
+            kernel = wrapper.optimizer.optimizer  # inside accelerate's wrapper and DeepSpeed's ZeRO optimizer
             replay_step_counter(kernel, steps_made(kernel))
 
 
 def steps_made(optimizer: torch.optim.Optimizer) -> int:
     """How many steps the loaded states have made."""
     return max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
-

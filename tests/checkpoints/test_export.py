@@ -20,7 +20,12 @@ MINIMIND = {
     "vocab_size": 320,
     "max_position_embeddings": 128,
 }
-LOAD = "import sys; from transformers import AutoModelForCausalLM as A; print(type(A.from_pretrained(sys.argv[1])).__name__); assert 'cpt' not in sys.modules"
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+assert "cpt" not in sys.modules
+"""
 
 
 def exported(sections, folder):

@@ -25,7 +25,12 @@ def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = N
         case "torchrun":
             return [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}", program]
         case "accelerate":
-            config = {"compute_environment": "LOCAL_MACHINE", "num_processes": processes, "main_process_port": free_port(), "use_cpu": False}
+            config = {
+                "compute_environment": "LOCAL_MACHINE",
+                "num_processes": processes,
+                "main_process_port": free_port(),
+                "use_cpu": False,
+            }
             config |= (
                 {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": deepspeed}}
                 if deepspeed
@@ -38,9 +43,17 @@ def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = N
     raise ValueError(way)
 
 
-def launch(recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+def launch(
+    recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess:
     """Run the recipe to its end."""
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
     for inherited in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(inherited, None)
     words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]

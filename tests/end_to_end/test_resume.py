@@ -16,7 +16,9 @@ def interrupted_equals_straight(sections, tmp_path, *, at, stage=0, offload=Fals
     if stage:
         training["deepspeed"] = zero_profile(tmp_path, stage, offload=offload)
     model = {**sections["model"], "config": {**TINY_LLAMA, "attention_dropout": 0.1}}
-    recipe = write_recipe({**sections, "model": model, "training": training, "checkpoints": {"every_steps": 1, "keep": None}}, tmp_path / "r.yaml")
+    recipe = write_recipe(
+        {**sections, "model": model, "training": training, "checkpoints": {"every_steps": 1, "keep": None}}, tmp_path / "r.yaml"
+    )
     run = tmp_path / "runs" / "tiny"
     way = "torchrun" if stage else "python"
     first = launch(recipe, way=way, processes=processes)

@@ -143,6 +143,10 @@ def test_an_architecture_that_is_no_causal_language_model_is_refused():
         build_model(Model(from_scratch=True, config={"model_type": "vit"}), make_tokenizer())
 
 
-def test_a_native_mixture_computes_its_balance_loss_in_training():
-    model = build_model(Model(from_scratch=True, config=tiny_config("qwen3_moe")), make_tokenizer()).train()
-    assert model(IDS, labels=IDS).aux_loss > 0
+@pytest.mark.parametrize("lora", [None, {}])
+def test_a_native_mixture_has_its_balance_loss_in_training_only(lora: dict | None):
+    model = build_model(Model(from_scratch=True, config=tiny_config("qwen3_moe"), lora=lora), make_tokenizer())
+    trained, evaluated = model.train()(input_ids=IDS, labels=IDS), model.eval()(input_ids=IDS, labels=IDS)
+    assert evaluated.aux_loss is None
+    torch.testing.assert_close(trained.loss, evaluated.loss + 0.001 * trained.aux_loss)
+    assert model.config.output_router_logits is False

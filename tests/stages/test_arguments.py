@@ -5,7 +5,7 @@ import torch
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.stages.arguments import run_length, training_arguments, weights_dtype
+from cpt.stages.arguments import training_arguments, weights_dtype
 
 
 def recipe(**changes):
@@ -21,26 +21,6 @@ def recipe(**changes):
 
 def arguments(recipe, tmp_path, held_out=("a",)):
     return training_arguments(recipe, tmp_path, SimpleNamespace(num_tokens=1000, held_out=held_out))
-
-
-def test_the_budget_is_rounded_up_to_whole_steps():
-    length = run_length(recipe(), 0)
-    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (20, 8, 4, 10_240)
-
-
-def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    length = run_length(recipe(), 0)
-    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
-
-
-def test_epochs_are_passes_over_all_sources():
-    assert run_length(recipe(budget={"epochs": 1.5, "global_batch_tokens": 512}), 5120).steps == 15
-
-
-def test_a_global_batch_that_does_not_divide_is_refused_with_the_figures():
-    with pytest.raises(RecipeError, match="500.*multiple"):
-        run_length(recipe(budget={"tokens": 1000, "global_batch_tokens": 500}), 0)
 
 
 def test_intervals_in_tokens_become_steps(tmp_path):

@@ -45,7 +45,6 @@ def train(sections, folder):
 def test_accumulation_changes_nothing_but_rounding(tiny_recipe, tmp_path, config):
     if config:
         tiny_recipe["model"]["config"] = config
-    # One row in a micro-batch: the experts' auxiliary loss of a batch is not the mean of its rows' ones, so halves are compared with quarters.
     tiny_recipe["training"]["per_device_train_batch_size"] = 4
     whole, weights = train(tiny_recipe, tmp_path / "whole")
     tiny_recipe["training"]["per_device_train_batch_size"] = 1
@@ -61,7 +60,9 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_r
     trainer = trainer_of(tiny_recipe, tmp_path)
     rows = [trainer.train_dataset[i] for i in range(trainer.length.rows_per_step)]
     with torch.no_grad():
-        logits = trainer.model(input_ids=torch.stack([r["input_ids"] for r in rows]), position_ids=torch.stack([r["position_ids"] for r in rows])).logits
+        logits = trainer.model(
+            input_ids=torch.stack([r["input_ids"] for r in rows]), position_ids=torch.stack([r["position_ids"] for r in rows])
+        ).logits
     labels = torch.stack([r["labels"] for r in rows])
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
     trainer.train()
@@ -71,7 +72,9 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_r
 def test_evaluation_reports_each_held_out_set(tiny_recipe, tmp_path, corpus):
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "held_out_share": 0.1}
     metrics = trainer_of(tiny_recipe, tmp_path).evaluate()
-    assert {key for key in metrics if key.endswith("bits_per_byte")} == {f"eval_{name}_bits_per_byte" for name in ("held_out", "domain", "general")}
+    assert {key for key in metrics if key.endswith("bits_per_byte")} == {
+        f"eval_{name}_bits_per_byte" for name in ("held_out", "domain", "general")
+    }
 
 
 def test_the_run_goes_through_each_row_once_and_in_order(tiny_recipe, tmp_path):

@@ -9,8 +9,8 @@ from cpt.tokenizer.train_bpe import BYTES, SPECIAL_TOKENS, train_bpe, untrained_
 
 TEXT = [
     f"def {word}_{other}(first, second):\n    return first + {word} * {other}\n"
-    for word in "one two three four".split()
-    for other in "nine eight seven six five".split()
+    for word in ["one", "two", "three", "four"]
+    for other in ["nine", "eight", "seven", "six", "five"]
 ]
 
 

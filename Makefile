@@ -1,0 +1,78 @@
+# Everything runs in a virtual environment that is made on the way, and made anew when pyproject.toml changes.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+INSTALLED := $(VENV)/.installed
+# The first Python here that is new enough; another one: make setup PYTHON=/path/to/python3.12
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+# torch comes first, so that nothing else chooses its build: any recent one for a GPU, the CPU build elsewhere.
+# Where PyPI's torch is the CUDA build: make setup TORCH_CPU_INDEX='--index-url https://download.pytorch.org/whl/cpu'
+TORCH_GPU ?= torch>=2.11
+TORCH_CPU ?= torch==2.13.0
+TORCH_CPU_INDEX ?=
+HAS_GPU = $(shell nvidia-smi -L 2>/dev/null | grep -m 1 GPU)
+TORCH = $(if $(HAS_GPU),'$(TORCH_GPU)','$(TORCH_CPU)' $(TORCH_CPU_INDEX))
+WORKERS ?= 2
+GPUS ?= 4
+# More for the run: make train-prototype ARGS='budget.tokens=1_000_000 --new'
+ARGS ?=
+
+export PATH := $(BIN):$(PATH)
+# Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
+PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
+
+.PHONY: help setup demo test test-slow test-gpu test-network lint format check train-prototype train-production
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## make the virtual environment
+
+demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what it learned: offline, on the CPU, in minutes
+	$(BIN)/cpt demo $(ARGS)
+
+test: $(INSTALLED) ## the test suite: no network, no GPU, under 10 minutes on 2 cores
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-slow: $(INSTALLED) ## the grids and long runs
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not gpu and not network' $(ARGS)
+
+test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
+	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
+
+test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
+	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test ## what CI runs: lint, then the test suite
+
+train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
+	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)
+
+train-production: $(INSTALLED) ## the production recipe on GPUS=4 GPUs of 80 GB
+	$(BIN)/deepspeed --num_gpus $(GPUS) cpt/train.py recipes/production_multi_gpu.yaml $(ARGS)
+
+$(INSTALLED): pyproject.toml
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "cpt needs Python 3.11 or newer; none found. Name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Making $(VENV): torch, the Hugging Face stack and our tools take a few minutes ..."
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# pytest ends with 5 when no test carries the marker.
+unless_there_are_none = { code=$$?; [ $$code = 5 ] && echo "no test is marked $(1) yet" || exit $$code; }

@@ -1,0 +1,36 @@
+import pytest
+
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Recipe
+from cpt.stages.length import run_length
+
+
+def recipe(**changes):
+    sections = {
+        "name": "a-run",
+        "model": {"path": "some/model"},
+        "data": {"sequence_length": 64, "sources": [{"path": "a.txt"}]},
+        "budget": {"tokens": 10_000, "global_batch_tokens": 512},
+        "training": {"per_device_train_batch_size": 2},
+    }
+    return Recipe.model_validate({**sections, **changes})
+
+
+def test_the_budget_is_rounded_up_to_whole_steps():
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (20, 8, 4, 10_240)
+
+
+def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    length = run_length(recipe(), 0)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
+
+
+def test_epochs_are_passes_over_all_sources():
+    assert run_length(recipe(budget={"epochs": 1.5, "global_batch_tokens": 512}), 5120).steps == 15
+
+
+def test_a_global_batch_that_does_not_divide_is_refused_with_the_figures():
+    with pytest.raises(RecipeError, match="500.*multiple"):
+        run_length(recipe(budget={"tokens": 1000, "global_batch_tokens": 500}), 0)

@@ -1,0 +1,148 @@
+"""The one door for users' code."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from cpt.errors import RecipeError
+from cpt.extend import check_options, closest, did_you_mean, find, import_named, slips
+
+BUILT_IN = {"adamw": dict, "sgd": list}
+
+
+@pytest.fixture
+def my_lab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_lab_of_doors.py").write_text("def build(): return 'mine'\n\nNUMBER = 3\n")
+    (tmp_path / "my_broken_lab.py").write_text("import nothing_like_this\n")
+
+
+def test_a_built_in_is_found_by_its_name():
+    assert find("optimizer", "sgd", BUILT_IN) is list
+
+
+def test_a_users_function_is_found_from_where_the_command_was_started(my_lab):
+    assert find("optimizer", "my_lab_of_doors:build", BUILT_IN)() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adamv", "no optimizer called `adamv`. Did you mean `adamw`? Built in: adamw, sgd. Your own: `package.module:function`."),
+        ("my_lab_of_doors.build", "no optimizer called `my_lab_of_doors.build`. Built in:"),
+        ("my_lab_of_doors:bild", "`my_lab_of_doors` has no `bild`. Did you mean `build`?"),
+        ("my_lab_of_doors:NUMBER", "`my_lab_of_doors:NUMBER` is a int, but a function is needed for the optimizer."),
+        ("gone_lab:build", "cannot import `gone_lab`: No module named 'gone_lab'. It is looked for in "),
+        ("my_broken_lab:build", "cannot import `my_broken_lab`: No module named 'nothing_like_this'."),
+        (":build", "`:build`: write it as `package.module:function`."),
+        ("my_lab_of_doors:", "`my_lab_of_doors:`: write it as `package.module:function`."),
+        ("a/b.py:build", "`a/b.py:build`: write it as `package.module:function`."),
+    ],
+)
+def test_what_is_not_found_is_told_with_the_remedy(my_lab, name, said):
+    with pytest.raises(RecipeError) as caught:
+        find("optimizer", name, BUILT_IN)
+    assert str(caught.value).startswith(said)
+
+
+def test_what_is_no_function_may_be_imported_too(my_lab):
+    assert import_named("my_lab_of_doors:NUMBER") == 3
+
+
+def build(
+    groups: list[Any],
+    learning_rate: float,
+    *,
+    rho: float,
+    betas: Sequence[float] = (0.9, 0.95),
+    steps: int | None = None,
+    nesterov: bool = False,
+    mode: Literal["a", "b"] = "a",
+    names: Mapping[str, int] = {},
+    untyped=None,
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rho": 1},
+        {"rho": 0.1, "betas": [0, 1.0]},
+        {"rho": 1, "steps": None},
+        {"rho": 1, "steps": 1e3},
+        {"rho": 1, "mode": "b", "names": {"a": 1}, "untyped": []},
+    ],
+)
+def test_options_by_name_and_of_their_type_pass(options):
+    check_options(build, options, "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"roh": 1}, "`optimizer.roh` is not an option of build. Did you mean `rho`? It takes: rho, betas, steps"),
+        ({"learnin_rate": 1}, "`optimizer.learnin_rate` is not an option of build. Did you mean `learning_rate`?"),
+        ({"nmae": "x"}, "`optimizer.nmae` is not an option of build. Did you mean `name`?"),
+        ({"groups": []}, "`optimizer.groups` is not an option of build."),
+        ({}, "`optimizer` needs `rho` (build)."),
+        ({"rho": "1"}, "`optimizer.rho`: expected a number, got '1'."),
+        ({"rho": True}, "`optimizer.rho`: expected a number, got True."),
+        ({"rho": 1, "betas": 0.9}, "`optimizer.betas`: expected a list, got 0.9."),
+        ({"rho": 1, "betas": [0.9, "x"]}, "`optimizer.betas`: expected a list, got [0.9, 'x']."),
+        ({"rho": 1, "steps": 1.5}, "`optimizer.steps`: expected a whole number or null, got 1.5."),
+        ({"rho": 1, "nesterov": "yes"}, "`optimizer.nesterov`: expected true or false, got 'yes'."),
+        ({"rho": 1, "mode": "c"}, "`optimizer.mode`: expected one of a, b, got 'c'."),
+        ({"rho": 1, "names": []}, "`optimizer.names`: expected keys and values, got []."),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_built(options, said):
+    with pytest.raises(RecipeError) as caught:
+        check_options(build, options, "optimizer")
+    assert str(caught.value).startswith(said)
+
+
+def test_options_that_nobody_could_check_are_refused():
+    with pytest.raises(RecipeError, match="takes \\*\\*kwargs, so its options cannot be checked"):
+        check_options(lambda **options: None, {}, "filter")
+
+
+def test_what_cpt_itself_gives_is_no_option():
+    def factor(*, floor: float, total: int) -> None: ...
+
+    check_options(factor, {"floor": 1}, "schedule", given=["total"])
+    with pytest.raises(RecipeError, match="`schedule.total` is not an option"):
+        check_options(factor, {"floor": 1, "total": 2}, "schedule", given=["total"])
+
+
+def test_hints_that_only_a_type_checker_knows_are_left_alone():
+    def factor(*, floor: "NotImported") -> None: ...  # noqa: F821
+
+    check_options(factor, {"floor": "anything"}, "schedule")
+
+
+@pytest.mark.parametrize(
+    ("word", "other", "count"),
+    [("a", "a", 0), ("ab", "ba", 1), ("abc", "abd", 1), ("abc", "ab", 1), ("ab", "abc", 1), ("", "abc", 3), ("abcd", "badc", 2)],
+)
+def test_slips_are_counted(word, other, count):
+    assert slips(word, other) == slips(other, word) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("Learning-Rate", "learning_rate"),
+        ("sede", "seed"),
+        ("learningrate", "learning_rate"),
+        ("xyz", None),
+        ("qq", None),
+    ],
+)
+def test_the_closest_choice_is_what_was_meant(name, meant):
+    assert closest(name, ["seed", "learning_rate", "tags", "r"]) == meant
+
+
+def test_nothing_is_meant_where_there_is_no_choice():
+    assert closest("x", []) is None and did_you_mean("x", []) == "" and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
