@@ -56,5 +56,5 @@ def main_process_first(work: Callable[[], Result]) -> Result:
     dist.broadcast_object_list(failure, src=0)
     if failure[0] is not None:
         kind, message = failure[0]
-        raise getattr(cpt.errors, kind)(message)
+        raise vars(cpt.errors)[kind](message)
     return result if is_main_process() else work()  # type: ignore[return-value]

@@ -8,12 +8,13 @@ if not __package__:  # started as a file: import from the repository root, not f
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import typer
+from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import latest_checkpoint
 from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
-from cpt.launchers.processes import join_processes
+from cpt.launchers.processes import join_processes, leave_processes
 from cpt.models.build import build_model
 from cpt.preflight import refuse_mistakes
 from cpt.ranks import tell
@@ -41,7 +42,7 @@ def train(recipe: Recipe, *, new: bool = False) -> Path:
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
     with run.reporting():
-        refuse_mistakes(recipe)
+        refuse_mistakes(recipe, deepspeed=launch.deepspeed_config)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
@@ -64,7 +65,9 @@ def command(
 ) -> None:
     """Run a recipe."""
     show_log()
+    disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
     train(load_recipe(recipe, overrides or (), lora=lora), new=new)
+    leave_processes()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ docstrings on the same side, and a passage that occurs twice is kept only once, 
 import ast
 import hashlib
 import json
+import os
 import re
 import sysconfig
 import textwrap
@@ -68,21 +69,24 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
     if topics.exists():
         for name, text in sorted(read_topics(topics).items()):
             yield f"topic {name}", "general", paragraphs(text)
-    for path in sorted(library.rglob("*")):
+    for path in library_files(library):
         name = path.relative_to(library).as_posix()
-        if (
-            path.suffix not in (".py", ".txt")
-            or SKIPPED_FOLDERS & set(path.relative_to(library).parts)
-            or name.startswith("_sysconfigdata")
-        ):
-            continue
         try:
             text = path.read_text(encoding="utf-8")
             code, docstrings = split_code(text) if path.suffix == ".py" else ([], paragraphs(text))
         except (UnicodeDecodeError, SyntaxError):
-            continue  # a handful of files are there to be in another encoding, or to be wrong
+            continue  # in another encoding than UTF-8, or for another Python
         yield name, "general", docstrings
         yield name, "domain", code
+
+
+def library_files(library: Path) -> list[Path]:
+    """Sources and text files in the order of their names, without the folders that are skipped."""
+    found = []
+    for folder, subfolders, names in os.walk(library):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        found += [Path(folder, name) for name in names if name.endswith((".py", ".txt")) and not name.startswith("_sysconfigdata")]
+    return sorted(found)
 
 
 def read_topics(path: Path) -> dict[str, str]:
@@ -102,7 +106,7 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
             docstrings += paragraphs(ast.get_docstring(node) or "")
-            take_out(lines, node.body[0], leave_pass=len(node.body) == 1)
+            take_out(lines, node.body[0], leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module))
     starts = [min([node.lineno, *(d.lineno for d in decorators(node))]) - 1 for node in tree.body]
     ends = [*starts[1:], len(lines)] if starts else []
     statements = ["\n".join(line for line in lines[start:end] if line is not None) for start, end in zip(starts, ends, strict=True)]

@@ -18,6 +18,7 @@ from cpt.runs.record import Run
 from cpt.tokenizer.train_bpe import train_bpe
 
 ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
 SEEDS = (1, 2, 3)
@@ -26,11 +27,11 @@ SEEDS = (1, 2, 3)
 def command(
     folder: Annotated[Path, typer.Option(help="Where corpus, tokenizer, runs and summary go.")] = FOLDER,
     seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(map(str, SEEDS)),
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for all runs: budget.tokens=50_000.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")] = None,
 ) -> None:
     """Run the demo; what is finished already in the folder is not done again."""
     try:
-        numbers = [int(seed) for seed in seeds.split(",")]
+        numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
         raise typer.BadParameter(f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}") from problem
     raise typer.Exit(run_demo(folder, numbers, overrides or ()))
@@ -51,11 +52,11 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     tokenizer = train_bpe(training_texts(corpus), VOCABULARY_SIZE, folder / "tokenizer")
     console.print(f"{len(tokenizer):,} tokens, in {folder / 'tokenizer'}")
     console.rule("[bold]3  Base model: pre-training on general text", align="left")
-    base = train_recipe(ROOT / "recipes" / "demo" / "pretrain.yaml", folder, ["name=base", *overrides], console)
+    base = train_recipe(RECIPES / "demo" / "pretrain.yaml", folder, "base", overrides, console)
     runs = []
     for seed in seeds:
         console.rule(f"[bold]4  Continued pre-training on code, seed {seed}", align="left")
-        runs.append(train_recipe(ROOT / "recipes" / "demo.yaml", folder, [f"name=demo-seed{seed}", f"seed={seed}", *overrides], console))
+        runs.append(train_recipe(RECIPES / "demo.yaml", folder, f"demo-seed{seed}", [f"seed={seed}", *overrides], console))
     summary = summarize(base, runs)
     write_summary(summary, folder)
     show(summary, console, folder)
@@ -76,17 +77,16 @@ def training_texts(corpus: Corpus) -> Iterator[str]:
                 yield from (json.loads(line)["text"] for line in lines)
 
 
-def train_recipe(recipe: Path, folder: Path, overrides: Sequence[str], console: Console) -> Run:
+def train_recipe(recipe: Path, folder: Path, name: str, overrides: Sequence[str], console: Console) -> Run:
     """Start a recipe as a user would, in a process of its own, and wait for it."""
     if not recipe.exists():
         raise ResourceError(f"{recipe} is not there: the demo needs the recipes beside the package. Run it in a clone of the repository.")
-    arguments = [str(ROOT / "cpt" / "train.py"), str(recipe), *overrides, *moved_paths(recipe, folder)]
+    arguments = [str(ROOT / "cpt" / "train.py"), str(recipe), f"name={name}", *moved_paths(recipe, folder), *overrides]
     console.print(f"$ python {' '.join(arguments)}", highlight=False, soft_wrap=True)
     environment = {"CPT_CACHE": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false", **os.environ}
     code = subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
-    name = next(override.removeprefix("name=") for override in overrides if override.startswith("name="))
     if code:
-        raise TrainingError(f"the run {folder / name} failed with exit code {code}; its message stands above and in status.json.")
+        raise TrainingError(f"the run {folder / name} failed with exit code {code}. Its own message stands above, and in its status.json.")
     return Run(folder / name)
 
 

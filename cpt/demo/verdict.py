@@ -28,6 +28,8 @@ class Row:
     general_after: float
     tokens: int
     tokens_per_second: float
+    seconds: float
+    """Of the whole run: loading, training, evaluating, exporting."""
 
     @property
     def domain_change(self) -> float:
@@ -79,6 +81,7 @@ def read_row(run: Run) -> Row:
         general_after=last["eval_general_bits_per_byte"],
         tokens=last["tokens"],
         tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line),
+        seconds=run.status()["seconds"],
     )
 
 
@@ -99,7 +102,7 @@ def write_summary(summary: Summary, folder: Path) -> None:
     changes = [{"domain_change_percent": row.domain_change, "general_change_percent": row.general_change} for row in summary.rows]
     content: dict[str, Any] = {**asdict(summary), "changes": changes, "passed": summary.passed}
     (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    header = "| run | domain before | after | change | general before | after | change | tokens/s |"
+    header = "| | domain before | after | change | general before | after | change | tokens/s |"
     rows = "\n".join("| " + " | ".join(cells(row)) + " |" for row in [*summary.rows, worst(summary.rows)])
     samples = "\n".join(
         f"{name.capitalize()}:\n\n```\n{sample['prompt']}{sample[name]}\n```\n"
@@ -107,22 +110,18 @@ def write_summary(summary: Summary, folder: Path) -> None:
         for name in ("before", "after")
     )
     (folder / "summary.md").write_text(
-        f"# Continued pre-training of the demo's base model\n\nBits per byte on held-out documents.\n\n{header}\n|{' --- |' * 8}\n{rows}\n\n"
-        f"{verdict(summary)}\n\nThe model: `{summary.model}`\n\n## What it writes (greedy)\n\n{samples}",
+        f"# Continued pre-training of the demo's base model\n\n{describe_runs(summary)}\n\nBits per byte on held-out documents:\n\n"
+        f"{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\nThe model: `{summary.model}`\n\n"
+        f"## What it writes (greedy)\n\n{samples}",
         encoding="utf-8",
     )
 
 
 def show(summary: Summary, console: Console, folder: Path) -> None:
     """Print the table, a sample, the verdict, and where everything lies."""
-    base = summary.base
     console.rule("[bold]Result", align="left")
-    console.print(
-        f"Base model: {base.tokens:,} tokens of general text, general bits per byte {base.general_before:.3f} -> {base.general_after:.3f}, "
-        f"{base.tokens_per_second:,.0f} tokens/s",
-        highlight=False,
-    )
-    table = Table("run", title="Continued pre-training: bits per byte on held-out documents")
+    console.print(describe_runs(summary), highlight=False)
+    table = Table("", title="Bits per byte on held-out documents")
     for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
         table.add_column(title, justify="right")
     for row in summary.rows:
@@ -139,18 +138,29 @@ def show(summary: Summary, console: Console, folder: Path) -> None:
     console.print(f"The summary: {folder / 'summary.md'}, {folder / 'summary.json'}", highlight=False, soft_wrap=True)
 
 
+def describe_runs(summary: Summary) -> str:
+    """What was trained, for how long."""
+    base, first = summary.base, summary.rows[0]
+    return (
+        f"Base model: {base.tokens:,} tokens of general text at {base.tokens_per_second:,.0f} tokens/s; its general bits per byte went "
+        f"from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training: {first.tokens:,} tokens a seed. "
+        f"All runs together took {base.seconds + sum(row.seconds for row in summary.rows):.0f} s."
+    )
+
+
 def worst(rows: Sequence[Row]) -> Row:
     """The least domain learned, the most general forgotten, the slowest; each of its own run."""
     domain = max(rows, key=lambda row: row.domain_change)
     general = max(rows, key=lambda row: row.general_change)
     return Row(
-        "worst of all",
+        "worst",
         domain.domain_before,
         domain.domain_after,
         general.general_before,
         general.general_after,
         min(row.tokens for row in rows),
         min(row.tokens_per_second for row in rows),
+        max(row.seconds for row in rows),
     )
 
 
@@ -158,7 +168,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
     domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
     general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
-    return (row.run, *domain, *general, f"{row.tokens_per_second:,.0f}")
+    return (row.run.removeprefix("demo-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
 
 
 def verdict(summary: Summary) -> str:

@@ -32,6 +32,7 @@ from cpt.recipe.schema import Model
 
 logger = logging.getLogger(__name__)
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it: a shape that tensor cores take whole
 
 
@@ -58,12 +59,12 @@ def build_model(
     config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
 
     def build_whole() -> PreTrainedModel:
-        return _build_whole(model, config, tokenizer, getattr(torch, model.dtype) if model.dtype != "auto" else dtype)
+        return _build_whole(model, config, tokenizer, DTYPES.get(model.dtype, dtype))
 
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
         built = build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
-        if model.dtype != "auto" and built.dtype != getattr(torch, model.dtype):
+        if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
         torch.manual_seed(seed)
         ready = built if model.lora is None else add_lora(built, model.lora)

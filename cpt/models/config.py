@@ -3,9 +3,20 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from socket import gaierror
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
+from huggingface_hub import constants, list_repo_files, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cpt.errors import RecipeError, ResourceError
@@ -90,6 +101,8 @@ def read_config(model: Model) -> PreTrainedConfig:
     if is_local(path):
         _check_folder(path)
         path = str(Path(path).expanduser())
+    elif not isinstance(try_to_load_from_cache(path, "config.json", revision=model.revision), str):
+        _check_hub(path)
     try:
         return AutoConfig.from_pretrained(path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code)
     except OSError as problem:
@@ -112,6 +125,25 @@ def _check_folder(path: str) -> None:
         raise RecipeError(f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained.")
 
 
+def _check_hub(path: str) -> None:
+    """Ask once: left to itself, huggingface_hub tries for half a minute where there is no network."""
+    reason: object = "HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
+            return
+        except HTTPError:
+            return  # it answers
+        except OSError as problem:
+            reason = problem.reason if isinstance(problem, URLError) else problem
+            if not isinstance(reason, gaierror | TimeoutError | ConnectionError):
+                return  # certificates and the like: huggingface_hub has settings for them that this question does not know
+    raise ResourceError(
+        f"model.path: {path} is neither a folder here nor in the Hub cache, and the Hub cannot be reached ({reason}). "
+        f"Where there is a network run: hf download {path}, or give the path of a local folder."
+    )
+
+
 def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError | ResourceError:
     cause: BaseException | None = problem
     while cause is not None and not isinstance(cause, HfHubHTTPError | EntryNotFoundError):
@@ -120,20 +152,19 @@ def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
         return RecipeError(f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here.")
-    if isinstance(cause, EntryNotFoundError) and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
+    the_hub_answered = isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
+    if the_hub_answered and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
         return RecipeError(nemo)
     return ResourceError(
-        f"model.path: {path} is not a folder here, not in the Hub cache, and the Hub gives no config.json for it. "
-        f"With a network run: hf download {path}, or give the path of a local folder. ({' '.join(str(problem).split())[:200]})"
+        f"model.path: the Hub gives no config.json for {path}: {' '.join(str(problem).split())[:300]} "
+        f"Try: hf download {path}, or give the path of a local folder."
     )
 
 
 def _has_nemo_file(path: str, revision: str | None) -> bool:
-    from huggingface_hub import list_repo_files
-
     try:
         return any(name.endswith(".nemo") for name in list_repo_files(path, revision=revision))
-    except (HfHubHTTPError, OSError):
+    except HfHubHTTPError:
         return False
 
 
@@ -143,6 +174,11 @@ def _config_beside_state_dict(path: str, written: PreTrainedConfig | None) -> Pr
     if written is None:
         raise RecipeError(f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`, ...).")
     return written
+
+
+def value_of(config: PreTrainedConfig, name: str) -> Any:
+    """A config's value under its own name or an older spelling of it, which only attribute access knows; None where there is none."""
+    return getattr(config, name, None)
 
 
 def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
@@ -161,19 +197,19 @@ def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConf
     if found.model_type == "minimind":  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
         return written
     own = type(written)
-    values = {field.name: getattr(found, field.name) for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
+    values = {field.name: vars(found)[field.name] for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
     if isinstance(written, CptGPT2Config):
         values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
-        values |= {name: getattr(written, name) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+        values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     return own(**values | {"architectures": None})
 
 
 def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrainedConfig, path: str) -> None:
     """Only what stands in the recipe is compared."""
     names = {"rope_parameters" if key in ROPE_KEYS else key for key in keys} - {"torch_dtype", "architectures"}
-    differing = [name for name in sorted(names) if getattr(written, name) != getattr(found, name, None)]
+    differing = [name for name in sorted(names) if value_of(written, name) != value_of(found, name)]
     if differing:
-        lines = [f"  {name}: {getattr(written, name)} in model.config, {getattr(found, name, 'absent')} in {path}" for name in differing]
+        lines = [f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}" for name in differing]
         raise RecipeError(
             f"model.config is not the shape of {path}:\n"
             + "\n".join(lines)

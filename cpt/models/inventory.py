@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.register import register_families
 from cpt.models.zero3 import without_zero3
 
@@ -55,7 +56,7 @@ def isolates_documents(config: PreTrainedConfig) -> bool:
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
     """How many token ids the model knows: its embedding's rows, without those that our GPT-2 only pads with."""
-    return getattr(config, "unpadded_vocab_size", config.vocab_size)
+    return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:

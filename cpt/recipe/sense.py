@@ -179,6 +179,7 @@ def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -
     if (
         budget.global_batch_tokens is not None
         and isinstance(micro_batch, int)
+        and micro_batch > 0
         and budget.global_batch_tokens % (micro_batch * data.sequence_length)
     ):
         at_once = micro_batch * data.sequence_length
@@ -188,6 +189,13 @@ def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -
             f"x {data.sequence_length:,} tokens = {at_once:,}. The next that does: {-(-budget.global_batch_tokens // at_once) * at_once}",
             ("data", "sequence_length"),
         )
+
+
+def batches_are_not_empty(training: dict[str, Any]) -> Found:
+    """A step has at least one row."""
+    for key in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if isinstance(training.get(key), int) and training[key] < 1:
+            yield Senseless(("training", key), f"`training.{key}` must be at least 1, got {training[key]}")
 
 
 def accumulation_is_given_once(budget: Budget, training: dict[str, Any]) -> Found:
@@ -306,6 +314,7 @@ RULES: list[Callable[..., Found]] = [
     budget_is_given_once,
     budget_agrees_with_mixture,
     global_batch_divides,
+    batches_are_not_empty,
     accumulation_is_given_once,
     intervals_are_given_once,
     something_is_held_out,

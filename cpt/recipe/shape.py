@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from cpt.extend import closest, did_you_mean, simplified
+from cpt.extend import closest, did_you_mean, simplified, slips
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, new_home
 from cpt.recipe.schema import Recipe
@@ -48,17 +48,18 @@ def unknown_key(location: Location) -> str:
 
 
 def suggestion(name: str, beside: list[str], above: Location) -> str:
-    """The key that was meant: a slip of one beside it, else one of that name elsewhere, else one much like it."""
+    """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
     if name in MOVED:
         return f" Write it as {new_home(name)}."
     near = closest(name, beside)
-    elsewhere = [dotted(key) for key in all_keys() if key[-1] == name and key[:-1] != above]
-    if near is None and len(elsewhere) == 1:
-        return f" It is `{elsewhere[0]}`."
-    if near is None and name in keys_of_config(STAGE_CONFIGS["cpt"]):
-        return f" It is Hugging Face's: write it as `training.{name}`."
+    if near is None or slips(name, near) > 1:
+        elsewhere = [f"`{dotted(key)}`" for key in all_keys() if key[-1] == name and key[:-1] != above]
+        if elsewhere:
+            return f" There is {' and '.join(elsewhere)}."
+        if name in keys_of_config(STAGE_CONFIGS["cpt"]):
+            return f" It is Hugging Face's: write it as `training.{name}`."
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
 
 

@@ -11,7 +11,7 @@ import yaml
 from cpt.recipe.tree import Mistakes, Node, Place, copied, size
 
 MAX_DEPTH = 40
-MAX_NODES = 200_000
+MAX_NODES = 50_000
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 DIGITS = r"[0-9]+(?:_[0-9]+)*"

@@ -135,10 +135,7 @@ class CPTTrainer(Trainer):
         if not self.is_deepspeed_enabled:
             return False
         zero = self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
-        device = zero.get("offload_optimizer", {}).get("device", "none")
-        return bool(
-            device in ("cpu", "nvme") and self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_force_ds_cpu_optimizer", True)
-        )
+        return bool(zero.get("offload_optimizer", {}).get("device", "none") in ("cpu", "nvme"))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Let DeepSpeed's CPU AdamW go on exactly where it stood."""

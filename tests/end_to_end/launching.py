@@ -80,6 +80,7 @@ def zero_profile(folder: Path, stage: int, *, offload: bool = False) -> str:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
         "bf16": {"enabled": "auto"},
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero,
     }
     path = folder / f"zero{stage}{'_offload' if offload else ''}.json"

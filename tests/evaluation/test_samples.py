@@ -1,4 +1,8 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,3 +88,23 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(model
     lines = [json.loads(line) for line in samples.path.read_text().splitlines()]
     assert [(line["step"], line["prompt"]) for line in lines] == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
     assert lines[0]["continuation"] == continue_prompts(model, tokenizer, ["def"], max_new_tokens=3)[0]
+
+
+@pytest.mark.slow
+def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    script = Path(__file__).with_name("zero3_run.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), str(tmp_path)]
+    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja stands beside python
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": search_path}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    results = [json.loads(line.removeprefix("RESULT ")) for line in answer.stdout.splitlines() if line.startswith("RESULT ")]
+    assert len(results) == 2
+    for result in results:
+        assert result["parted"]
+        assert result["training"]
+        for figures, texts in zip(result["figures"], result["texts"], strict=True):
+            assert figures == pytest.approx(results[0]["figures"][0], rel=1e-6)
+            assert texts == results[0]["texts"][0]

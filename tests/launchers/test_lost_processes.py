@@ -46,6 +46,7 @@ def test_multi_cpu_is_refused_with_what_works(tmp_path):
     assert "`distributed_type: MULTI_GPU` with `use_cpu: false`" in said
 
 
+@pytest.mark.slow
 def test_a_number_of_processes_on_the_command_line_counts(tmp_path):
     assert "told to start 3 processes, but started one" in accelerate(tmp_path, "--cpu", "--num_processes=3")
 
@@ -65,6 +66,7 @@ def test_deepspeed_that_is_not_in_effect_is_refused(tmp_path):
     assert "told to use DeepSpeed" in accelerate(tmp_path, "--cpu", config=config)
 
 
+@pytest.mark.slow
 def test_one_process_that_was_asked_for_is_fine(tmp_path):
     said = accelerate(tmp_path, config={**ON_CPU, "num_processes": 1, "distributed_type": "NO"})
     assert "nothing lost" in said

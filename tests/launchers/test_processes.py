@@ -64,6 +64,7 @@ def what_they_said(folder: Path, result: subprocess.CompletedProcess[str]) -> li
     return [json.loads(path.read_text()) for path in sorted((folder / "said").glob("*.json"))]
 
 
+@pytest.mark.slow
 def test_plain_python_is_one_process_without_a_group(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, sys.executable))
     assert [(s["launcher"], s["world_size"], s["group"]) for s in said] == [("python", 1, None)]
@@ -84,6 +85,7 @@ def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
     assert [s["deepspeed_world"] for s in said] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_deepspeed_launcher_starts_two(tmp_path):
     command = ["deepspeed", "--num_gpus", "2", "--master_port", str(processes.free_port())]
     said = what_they_said(tmp_path, start(tmp_path, *command, training={"deepspeed": ZERO2}, DS_ACCELERATOR="cpu"))

@@ -84,6 +84,14 @@ def test_an_id_that_the_offline_cache_lacks_says_how_to_fetch_it():
     assert message.startswith("ResourceError") and "hf download some-lab/some-model" in message
 
 
+def test_a_hub_that_cannot_be_reached_is_told_at_once(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    start = time.monotonic()
+    assert "the Hub cannot be reached" in refusal(path="some-lab/some-model")
+    assert time.monotonic() - start < 10
+
+
 def test_a_config_json_of_an_unknown_model_type_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "sphinx"}))
     message = refusal(path=str(tmp_path))

@@ -52,13 +52,13 @@ def mistakes(load: Load) -> Say:
 
 
 @pytest.fixture
-def slips_of() -> Callable[[str, Iterable[str]], list[str]]:
+def slips_of() -> Callable[..., list[str]]:
     """A key with one slip in it, several times; keys of one or two letters leave nothing to guess from."""
     dice = random.Random(0)
 
-    def slips(key: str, others: Iterable[str]) -> list[str]:
+    def slips(key: str, others: Iterable[str], times: int = 3) -> list[str]:
         taken = {simplified(other) for other in others}
-        wrong = {slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(3)}
+        wrong = {slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(times)}
         return sorted(word for word in wrong if simplified(word) not in taken) if len(key) > 2 else []
 
     return slips

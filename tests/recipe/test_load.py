@@ -1,5 +1,6 @@
 """A recipe is loaded at once, with all its mistakes at once, and dumped so that it reads back equal."""
 
+import re
 import subprocess
 import sys
 import time
@@ -115,6 +116,27 @@ def test_a_dumped_recipe_writes_defaults_and_nulls_in_the_schemas_order(load):
     assert "  revision: null\n" in text and "  learning_rate: 1e-5\n" in text and dump_recipe(load()) == text
 
 
+PROTOTYPE = (REPOSITORY / "recipes/prototype_rtx4090.yaml").read_bytes()
+SCRAPS = st.sampled_from(["\t", ":", "- ", "{", "]", "&a ", "*a", "!!x ", "\x00", "'", "010", "null", "base: a.yaml\n", "<<: ", "1e9"])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cuts=st.lists(
+        st.tuples(st.integers(0, len(PROTOTYPE)), st.integers(0, 8), SCRAPS.map(str.encode) | st.binary(max_size=3)), min_size=1, max_size=4
+    )
+)
+def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path, cuts):
+    text = PROTOTYPE
+    for at, length, scrap in cuts:
+        text = text[:at] + scrap + text[at + length :]
+    (tmp_path / "r.yaml").write_bytes(text)
+    try:
+        assert isinstance(load_recipe(tmp_path / "r.yaml"), Recipe)
+    except RecipeError as problem:
+        assert all(re.match(r".*\.yaml:\d+: ", line) for line in str(problem).splitlines())
+
+
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"), max_size=20)
 TRICKY = st.sampled_from(
     [
@@ -151,7 +173,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     config=st.dictionaries((TEXT | TRICKY).filter(lambda key: key not in ("base", "model_type")), VALUES, max_size=4), text=TEXT | TRICKY
 )

@@ -68,7 +68,7 @@ PINNED = "a" * 40
         ("evaluation: {every_steps: 1}\n", [], "`evaluation.every_steps` has no effect: nothing is held out"),
         ("monitoring: {project: x}\n", [], "`monitoring.project` has no effect without a tracker"),
         ("checkpoints: {keep: 5}\n", [], "`checkpoints.keep` has no effect: only the end is saved"),
-        ("", ["data.sources=[{path: a/texts}, {path: b/texts}]"], "a second `texts`: give this one a `name` of its own (`data.sources[0]`"),
+        ("", ["data.sources=[{path: a/texts}, {path: b/texts}]"], "a second `texts`: give this one a `name` of its own"),
         ("", ["data.sources=[{path: a/*.txt}, {path: a/*.jsonl}]"], "a second `a`: give this one a `name`"),
         ("evaluation: {perplexity: [{path: a/b}, {path: c/d, name: b}]}\n", [], "a second `b`: give this one"),
         ("evaluation: {held_out_share: 0.1, perplexity: [{path: other/texts}]}\n", [], "a second `texts`: give this one"),
@@ -77,6 +77,8 @@ PINNED = "a" * 40
         ("optimizer: {lr: 1}\n", [], "`optimizer.lr` is written as `optimizer.learning_rate`"),
         ("optimizer: {adam_beta1: 0.9}\n", [], "`optimizer.adam_beta1` is written as `optimizer.betas` (a list of both: [0.9, 0.95])"),
         ("schedule: {warmup_steps: 10}\n", [], "`schedule.warmup_steps` is written as `schedule.warmup_tokens`"),
+        ("training: {per_device_train_batch_size: 0}\n", [], "`training.per_device_train_batch_size` must be at least 1, got 0"),
+        ("training: {gradient_accumulation_steps: -1}\n", [], "`training.gradient_accumulation_steps` must be at least 1, got -1"),
         ("training: {bf16: true, fp16: true}\n", [], "give `training.fp16` or `training.bf16`, not both"),
         (
             "training: {fsdp: true, deepspeed: {zero_optimization: {stage: 2}}}\n",

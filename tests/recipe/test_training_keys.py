@@ -92,8 +92,8 @@ def test_removed_keys_are_really_gone():
 
 def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_face(slips_of):
     keys = keys_of_config("transformers:TrainingArguments")
-    guesses = [(key, hint(wrong, keys)) for key in keys if key not in NO_EFFECT for wrong in slips_of(key, [*keys, *MOVED])]
-    assert len(guesses) > 900
+    guesses = [(key, hint(wrong, keys)) for key in keys if key not in NO_EFFECT for wrong in slips_of(key, [*keys, *MOVED], times=1)]
+    assert len(guesses) > 300
     assert sum(f"Did you mean `{key}`?" in guess for key, guess in guesses) / len(guesses) >= 0.95
 
 

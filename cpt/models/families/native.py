@@ -96,7 +96,7 @@ CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
 
 
 def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str) -> PreTrainedConfig:
-    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(native_class)}
+    values: dict[str, Any] = {field.name: vars(config)[field.name] for field in dataclasses.fields(native_class)}
     values |= {"architectures": [architecture], "use_cache": True}
     return native_class(**values)
 
@@ -104,7 +104,7 @@ def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig],
 def _granite_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
     """GraniteMoeShared with every multiplier at 1 is a Llama with routed and shared experts."""
     shared = {field.name for field in dataclasses.fields(GraniteMoeSharedConfig)} & {field.name for field in dataclasses.fields(config)}
-    values: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    values: dict[str, Any] = {name: vars(config)[name] for name in shared}
     values |= {
         "architectures": ["GraniteMoeSharedForCausalLM"],
         "use_cache": True,

@@ -1,0 +1,128 @@
+import ast
+import json
+
+import pytest
+
+from cpt.demo.corpus import SHORT_PASSAGE, build_corpus, is_held_out, paragraphs, split_code
+
+MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
+
+import os  # the operating system's own interfaces, of which {n} needs the paths
+
+
+def count_{n}(things):
+    """Count the things of kind {n}.
+
+    Everything that is not of kind {n} is left out, and nothing is counted twice.
+    """
+    # a comment stays
+    return sum(1 for thing in things if thing.kind == "{n}" and thing.name not in os.environ)
+
+
+class Counter{n}:
+    """Remembers how many things of kind {n} were counted so far."""
+'''
+
+
+@pytest.fixture
+def library(tmp_path):
+    folder = tmp_path / "library"
+    (folder / "pydoc_data").mkdir(parents=True)
+    (folder / "test").mkdir()
+    (folder / "pydoc_data" / "topics.py").write_text(f"topics = {{'while': {'The while statement. ' * 20!r}}}\n")
+    (folder / "test" / "test_it.py").write_text(MODULE.format(n="test") * 3)
+    (folder / "latin.py").write_bytes(b"# coding: latin-1\nx = '\xe9'\n" * 20)
+    (folder / "broken.py").write_text("def (:\n" * 50)
+    for number in range(60):
+        (folder / f"module{number}.py").write_text("\n\n".join(MODULE.format(n=f"a{number}b{i}") for i in range(3)))
+    return folder
+
+
+def texts(path):
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def passages(path):
+    """What the documents of a file were joined from, spaces aside; short ones may repeat."""
+    normal = (" ".join(passage.split()) for text in texts(path) for passage in text.split("\n\n"))
+    return [passage for passage in normal if len(passage) >= SHORT_PASSAGE]
+
+
+@pytest.fixture(scope="module")
+def real_corpus(tmp_path_factory):
+    return build_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def test_the_same_library_gives_the_same_files(library, tmp_path):
+    first, second = build_corpus(tmp_path / "a", library), build_corpus(tmp_path / "b", library)
+    for key, path in first.files.items():
+        assert path.read_bytes() == second.files[key].read_bytes()
+        assert first.documents[key] == len(texts(path)) > 0
+
+
+def test_no_general_passage_occurs_twice_in_any_file(real_corpus):
+    every = [passage for (kind, _), path in real_corpus.files.items() if kind == "general" for passage in passages(path)]
+    assert len(every) == len(set(every)) > 10_000
+
+
+@pytest.mark.parametrize("kind", ["domain", "general"])
+def test_held_out_documents_are_never_in_training(real_corpus, kind):
+    trained_on = {text for (_, part), path in real_corpus.files.items() if part == "train" for text in texts(path)}
+    held_out = texts(real_corpus.files[kind, "held_out"])
+    assert len(held_out) == len(set(held_out)) >= 60
+    assert not trained_on & set(held_out)
+
+
+def test_domain_documents_hold_no_docstring(real_corpus):
+    for text in texts(real_corpus.files["domain", "held_out"]):
+        definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        assert not [n for n in ast.walk(ast.parse(text)) if isinstance(n, definitions) and ast.get_docstring(n)]
+
+
+def test_the_real_library_is_enough_to_learn_from(real_corpus):
+    assert real_corpus.num_bytes["domain", "train"] > 3_000_000
+    assert real_corpus.num_bytes["general", "train"] > 1_000_000
+    for kind in ("domain", "general"):
+        share = real_corpus.num_bytes[kind, "held_out"] / real_corpus.num_bytes[kind, "train"]
+        assert 0.04 < share < 0.25
+
+
+def test_code_and_docstrings_of_a_module_part(library):
+    code, docstrings = split_code((library / "module0.py").read_text())
+    assert "# a comment stays" in "\n".join(code)
+    assert "Count the things" not in "\n".join(code)
+    assert "Count the things of kind a0b0." in docstrings
+    assert compile("\n".join(code), "module0.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f(): "Do nothing."', ["def f(): pass"]),
+        ('def f(): "Do."; return 1', ["def f(): return 1"]),
+        ('class A:\n    """Doc."""\n', ["class A:\n    pass"]),
+        ('class A:\n    """Doc\n    string."""\n\n    x = 1\n', ["class A:\n    x = 1"]),
+        ('@decorator\ndef f():\n    """Dé."""; return "é"\n', ['@decorator\ndef f():\n    return "é"']),
+        ('"""Only a docstring."""\n', []),
+    ],
+)
+def test_docstrings_are_taken_out_and_the_code_stays_whole(source, expected):
+    code, _ = split_code(source)
+    assert code == expected
+
+
+def test_tests_broken_files_and_other_encodings_are_left_out(library, tmp_path):
+    corpus = build_corpus(tmp_path, library)
+    everything = "".join(path.read_text() for path in corpus.files.values())
+    assert "count_test" not in everything
+    assert "def (:" not in everything
+    assert "The while statement" in everything
+
+
+def test_a_file_is_held_out_as_a_whole_by_its_name():
+    names = [f"module{number}.py" for number in range(1000)]
+    assert 60 < sum(map(is_held_out, names)) < 140
+
+
+def test_paragraphs_lose_their_common_indentation():
+    assert paragraphs("\n  One\n    two\n\n  Three\n") == ["One\n  two", "Three"]

@@ -1,0 +1,47 @@
+"""What only a CUDA GPU can show; `make test-gpu`. Without one these tests fail, they are not skipped."""
+
+import pytest
+import torch
+from launching import ROOT, launch, losses
+from resuming import interrupted_equals_straight
+from tiny import TINY_LLAMA, write_recipe
+from transformers import AutoConfig, AutoModelForCausalLM
+
+pytestmark = pytest.mark.gpu
+PROFILES = ("ds_config_prototype", "ds_config_production", "ds_config_zero1", "ds_config_8b_24gb")
+
+
+def run_losses(sections, tmp_path, name, **training):
+    sections = {**sections, "name": name, "training": {**sections["training"], **training}}
+    result = launch(write_recipe(sections, tmp_path / f"{name}.yaml"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return losses(tmp_path / "runs" / name)
+
+
+def test_the_gpu_is_used_and_agrees_with_the_cpu(tiny_recipe, tmp_path):
+    on_gpu = run_losses(tiny_recipe, tmp_path, "on-gpu")
+    on_cpu = run_losses(tiny_recipe, tmp_path, "on-cpu", use_cpu=True)
+    assert on_gpu == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_deepspeed_profile_trains_in_bf16(tiny_recipe, tmp_path, profile):
+    path = str(ROOT / "deepspeed_configs" / f"{profile}.json")
+    plain = run_losses(tiny_recipe, tmp_path, "plain", bf16=True)
+    assert run_losses(tiny_recipe, tmp_path, profile, bf16=True, deepspeed=path) == pytest.approx(plain, rel=2e-2)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_run_on_the_gpu_resumes_bit_for_bit(tiny_recipe, tmp_path, stage):
+    tiny_recipe["training"]["bf16"] = True
+    interrupted_equals_straight(tiny_recipe, tmp_path, at=(3,), stage=stage, processes=1)
+
+
+def test_packed_documents_stay_apart_on_the_gpu():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), attn_implementation="sdpa").cuda().eval()
+    first, second = torch.arange(5, 25, device="cuda"), torch.arange(40, 73, device="cuda")
+    positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))]).cuda()
+    with torch.no_grad():
+        packed = model(torch.cat([first, second])[None], position_ids=positions[None], use_cache=False).logits[0]
+        alone = model(second[None], use_cache=False).logits[0]
+    assert torch.allclose(packed[len(first) :], alone, atol=1e-4)
