@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cpt.hardware import INSTALL_LINES, Machine, describe_machine
@@ -16,11 +17,11 @@ from cpt.hardware import INSTALL_LINES, Machine, describe_machine
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
 EXTRAS = {  # package -> (what is missing without it, install line)
-    "tensorboard": ("curves in TensorBoard", "pip install 'cpt[tensorboard]'"),
-    "wandb": ("curves in Weights & Biases", "pip install 'cpt[wandb]'"),
-    "trackio": ("curves in Trackio", "pip install 'cpt[trackio]'"),
-    "liger_kernel": ("Liger's kernels: less memory for logits (`training.use_liger_kernel`)", "pip install 'cpt[liger]'"),
-    "bitsandbytes": ("8-bit optimizers, 4-bit weights", "pip install 'cpt[bitsandbytes]'"),
+    "tensorboard": ("curves in TensorBoard", "pip install tensorboard"),
+    "wandb": ("curves in Weights & Biases", "pip install wandb"),
+    "trackio": ("curves in Trackio", "pip install trackio"),
+    "liger_kernel": ("Liger's kernels: less memory for logits (`training.use_liger_kernel`)", "pip install liger-kernel"),
+    "bitsandbytes": ("8-bit optimizers, 4-bit weights", "pip install bitsandbytes"),
 }
 FOR_GPUS = {
     "flash_attn": ("FlashAttention 2: packed rows run through sdpa with a mask, slower", "pip install flash-attn --no-build-isolation"),
@@ -58,7 +59,7 @@ def run_doctor(folder: Path = Path()) -> int:
     table = Table("part", "here", "what that costs", "remedy", title="This machine")
     for finding in findings:
         style = "red" if finding.broken else "yellow" if finding.costs else None
-        table.add_row(finding.part, finding.here, finding.costs, finding.remedy, style=style)
+        table.add_row(*map(escape, (finding.part, finding.here, finding.costs, finding.remedy)), style=style)
     Console().print(table)
     return 2 if any(finding.broken for finding in findings) else 0
 
@@ -81,7 +82,7 @@ def examine_gpus(machine: Machine) -> Iterator[Finding]:
         memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
         yield Finding(f"GPU {number}", f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
     if not machine.gpus:
-        yield Finding("GPU", "none (nvidia-smi shows none)", "training runs on the CPU: the demo in minutes, 1B parameters in weeks")
+        yield Finding("GPU", "none (nvidia-smi shows none)", "training runs on the CPU: enough for the demo, not for real models")
 
 
 def examine_torch(has_gpu: bool) -> Iterator[Finding]:
@@ -135,7 +136,9 @@ def examine_room(machine: Machine) -> Iterator[Finding]:
         yield Finding("shared memory", f"{shared:.1f} GiB")
     small = machine.free_disk_gib < SMALL_DISK_GIB
     yield Finding(
-        "free disk here", f"{machine.free_disk_gib:.1f} GiB", "one checkpoint of 1B parameters takes about 12 GiB" if small else ""
+        "free disk here",
+        f"{machine.free_disk_gib:.1f} GiB",
+        "a checkpoint of 1B parameters takes about 11 GiB (an estimate)" if small else "",
     )
 
 

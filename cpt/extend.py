@@ -51,9 +51,10 @@ def import_named(name: str) -> Any:
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
         raise RecipeError(f"`{name}`: write it as `package.module:function`.")
     module = import_user_module(module_name)
-    if not hasattr(module, attribute):
-        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}")
-    return getattr(module, attribute)
+    try:
+        return getattr(module, attribute)
+    except AttributeError as problem:
+        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}") from problem
 
 
 def import_user_module(name: str) -> Any:

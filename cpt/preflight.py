@@ -54,6 +54,8 @@ class PreflightReport:
     """What the gate found; a mistake's class says what its remedy is."""
 
     mistakes: list[CptError] = field(default_factory=list)
+    excused: list[CptError] = field(default_factory=list)
+    """Mistakes if the run were started here and now: what an earlier run is still to make, packages of the machine with the GPU."""
     unchecked: list[str] = field(default_factory=list)
 
     def run(self, check: Callable[[], Any]) -> Any:
@@ -75,7 +77,8 @@ def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, r
     Raises:
         CptError: all mistakes at once, in the class of their remedy, or a RecipeError where they differ in that.
     """
-    mistakes = check_reality(recipe, deepspeed=deepspeed).mistakes
+    found = check_reality(recipe, deepspeed=deepspeed)
+    mistakes = [*found.mistakes, *found.excused]
     if mistakes:
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
@@ -89,6 +92,8 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
         tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
     if found.unchecked:
         tell(f"{len(found.unchecked)} thing{'s' if len(found.unchecked) > 1 else ''} unchecked: {'; '.join(found.unchecked)}")
+    for excused in found.excused:
+        tell(f"before it can start: {placed(str(excused), root)}")
     tell(f"{path}: {len(found.mistakes)} mistake(s)." if found.mistakes else f"{path}: no mistakes.")
     return 2 if found.mistakes else 0
 
@@ -110,12 +115,29 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_names(recipe, found, offloaded=profile is not None and offloads(profile, "optimizer"))
     found.mistakes += [DataError(complaint) for complaint in check_sources(recipe.data, recipe.evaluation)]
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation)
-    found.mistakes += missing_packages(recipe)
+    (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
+    excuse_results_of_other_runs(recipe, found)
     return found
+
+
+def is_for_another_machine(recipe: Recipe) -> bool:
+    """True for a recipe in bf16 where there is no GPU: it is written here and runs elsewhere."""
+    return bool(recipe.training.get("bf16")) and not torch.accelerator.is_available()
+
+
+def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
+    """What is missing under `output_dir` is not a mistake of the recipe: another run may still have to make it."""
+    documents = [source.path for source in recipe.data.sources] + [judge.path for judge in recipe.evaluation.perplexity]
+    read = [recipe.model.path, recipe.tokenizer.path, *documents]
+    awaited = [path for path in read if path and recipe.output_dir in Path(path).parents and not Path(path).exists()]
+    for mistake in list(found.mistakes):
+        if any(path in str(mistake) for path in awaited):
+            found.mistakes.remove(mistake)
+            found.excused.append(mistake)
 
 
 def check_names(recipe: Recipe, found: PreflightReport, *, offloaded: bool) -> None:
@@ -290,7 +312,7 @@ def check_free_disk(recipe: Recipe, model: PreTrainedModel, found: PreflightRepo
         f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and one checkpoint "
         f"of it take about {needed:.0f} GiB (an estimate)."
     )
-    if recipe.training.get("bf16") and not torch.accelerator.is_available():
+    if is_for_another_machine(recipe):
         found.unchecked.append(f"{text} This machine has no GPU, so the run is taken to be for another one")
     else:
         found.mistakes.append(ResourceError(f"{text} Free some, or choose another disk."))

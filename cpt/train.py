@@ -46,7 +46,13 @@ def train(recipe: Recipe, *, new: bool = False) -> Path:
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
-        model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
+        model = build_model(
+            recipe.model,
+            tokenizer,
+            seed=recipe.seed,
+            dtype=weights_dtype(recipe, arguments),
+            mixed_precision=arguments.bf16 or arguments.fp16,
+        )
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments)
         checkpoint = latest_checkpoint(run.folder)

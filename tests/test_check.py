@@ -16,7 +16,10 @@ def test_a_sound_recipe_passes(tiny_recipe, tmp_path):
 def test_shape_and_sense_answer_before_torch_is_imported(tiny_recipe, tmp_path):
     tiny_recipe["optimiser"] = {"name": "adamw"}
     path = write_recipe(tiny_recipe, tmp_path / "r.yaml")
-    code = f"import sys; from cpt.cli import main\ntry: main(['check', {str(path)!r}])\nexcept SystemExit as e: assert e.code == 2\nassert 'torch' not in sys.modules"
+    code = (
+        f"import sys; from cpt.cli import main\ntry: main(['check', {str(path)!r}])\n"
+        "except SystemExit as e: assert e.code == 2\nassert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
@@ -38,3 +41,10 @@ def test_four_planted_mistakes_stand_in_one_listing_with_their_lines(tmp_path):
         assert line in checked.stderr
     for meant in ("`attention`", "`sequence_length`", "`gradient_checkpointing`", "optimizer.learning_rate"):
         assert meant in checked.stderr
+
+
+def test_what_an_earlier_run_is_to_make_is_no_mistake_yet(tiny_recipe, tmp_path):
+    tiny_recipe["model"] = {"path": f"{tiny_recipe['output_dir']}/base/final"}
+    tiny_recipe["stage"] = "cpt"
+    checked = check(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    assert checked.returncode == 0 and "before it can start" in checked.stdout and "base/final" in checked.stdout

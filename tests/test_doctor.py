@@ -71,3 +71,9 @@ def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
 def test_an_optional_package_shows_its_version():
     assert re.match(r"\d+\.", doctor.examine_package("yaml", "", "").here)
     assert doctor.examine_package("no_such_package", "speed", "pip install it").costs == "speed"
+
+
+def test_square_brackets_are_printed_as_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Finding("x", "missing", "speed", "pip install a[b]")])
+    doctor.run_doctor()
+    assert "a[b]" in capsys.readouterr().out

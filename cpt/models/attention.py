@@ -1,7 +1,6 @@
 """Which attention implementation a model runs with: the one asked for, or the best that is present and right."""
 
 import importlib.util
-import logging
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -11,25 +10,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_named
 
-logger = logging.getLogger(__name__)
-
 FLASH_INSTALL = "pip install flash-attn --no-build-isolation"
 
 
-def choose_attention(wanted: str, model_class: type[PreTrainedModel]) -> str:
+def choose_attention(wanted: str, model_class: type[PreTrainedModel], *, half_precision: bool = True) -> str:
     """The name to give transformers as `attn_implementation`.
 
     Args:
         wanted: `auto`, a name of transformers, or `package.module:function`, a function of its AttentionInterface (masked like sdpa).
+        half_precision: the model computes in bf16 or fp16; flash attention knows no other types.
 
     Raises:
         RecipeError: the name is unknown, or the model cannot run with it.
         ResourceError: it needs a package or a GPU that this machine does not have.
     """
     if wanted == "auto":
-        chosen = _best(model_class)
-        logger.info("attention: %s (auto, for %s)", chosen, model_class.__name__)
-        return chosen
+        return _best(model_class, half_precision)
     if ":" in wanted and "/" not in wanted:
         return register_attention(wanted)
     _check(wanted, model_class)
@@ -43,8 +39,8 @@ def register_attention(name: str) -> str:
     return name
 
 
-def _best(model_class: type[PreTrainedModel]) -> str:
-    if model_class._supports_flash_attn and _missing_for_flash() is None:
+def _best(model_class: type[PreTrainedModel], half_precision: bool) -> str:
+    if half_precision and model_class._supports_flash_attn and _missing_for_flash() is None:
         return "flash_attention_2"
     return "sdpa" if model_class._supports_sdpa else "eager"
 

@@ -37,7 +37,12 @@ ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it: a shape that tens
 
 
 def build_model(
-    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 42,
+    dtype: torch.dtype = torch.float32,
+    mixed_precision: bool = False,
 ) -> PreTrainedModel | PeftModel:
     """Build the model, from weights or from scratch, ready for training.
 
@@ -46,6 +51,7 @@ def build_model(
         tokenizer: decides how many tokens the model must know.
         seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
         dtype: what `dtype: auto` means in this run.
+        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32, so flash attention may be chosen.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
@@ -58,8 +64,11 @@ def build_model(
     _check_vocabulary(model, config, tokenizer)
     config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
 
+    weights = DTYPES.get(model.dtype, dtype)
+    attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32)
+
     def build_whole() -> PreTrainedModel:
-        return _build_whole(model, config, tokenizer, DTYPES.get(model.dtype, dtype))
+        return _build_whole(model, config, tokenizer, attention, weights)
 
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
@@ -78,8 +87,9 @@ def _balance_experts_in_training(model: torch.nn.Module, arguments: Any, keyword
     return arguments, {"output_router_logits": model.training} | keywords
 
 
-def _build_whole(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> PreTrainedModel:
-    attention = _attention(model, config)
+def _build_whole(
+    model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, attention: str | None, dtype: torch.dtype
+) -> PreTrainedModel:
     if model.from_scratch:
         # Drawn in fp32 and then rounded: the same weights in every dtype.
         built = AutoModelForCausalLM.from_config(
@@ -96,10 +106,13 @@ def _build_whole(model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTo
     return built
 
 
-def _attention(model: Model, config: PreTrainedConfig) -> str | None:
+def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights: transformers will tell
         return None if model.attention == "auto" else model.attention
-    return choose_attention(model.attention, _model_class(config))
+    model_class = _model_class(config)
+    chosen = choose_attention(model.attention, model_class, half_precision=half_precision)
+    logger.info("attention: %s%s", chosen, f" (auto, for {model_class.__name__})" if model.attention == "auto" else "")
+    return chosen
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -197,7 +197,7 @@ def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConf
     if found.model_type == "minimind":  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
         return written
     own = type(written)
-    values = {field.name: vars(found)[field.name] for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
+    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
     if isinstance(written, CptGPT2Config):
         values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
         values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}

@@ -189,12 +189,12 @@ def precision_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
 
 
 def optimizer_survives_offload(profile: Profile, recipe: Recipe) -> Complaints:
-    """With its states on the host, accelerate would make the optimizer anew: any kind becomes Adam, decoupled weight decay becomes L2."""
+    """With its states on the host, accelerate would make it anew: any kind becomes Adam, decoupled weight decay becomes L2."""
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
         yield (
             "offload_optimizer",
-            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts an Adam of its own in the '
-            "place of the recipe's optimizer",
+            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts an Adam of its own in '
+            "the place of the recipe's optimizer",
         )
 
 

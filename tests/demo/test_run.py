@@ -32,7 +32,7 @@ def test_seeds_that_are_no_numbers_are_refused():
 
 
 @pytest.mark.slow
-def test_the_whole_demo_at_a_tenth_of_its_size(tmp_path):
+def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
     """Corpus, tokenizer, both recipes, summary and export, through the command line; a second start finds all of it done."""
     short = ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]
     arguments = [sys.executable, "-m", "cpt.cli", "demo", "--folder", "demo", "--seeds", "1,2", *short]

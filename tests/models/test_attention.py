@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 import torch
 from tiny_models import make_tokenizer, tiny_config
@@ -19,11 +17,15 @@ def counting_attention(module, query, key, value, attention_mask, **kwargs):
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
-def test_auto_takes_the_best_that_is_here_and_says_which(caplog):
-    with caplog.at_level(logging.INFO):
-        assert choose_attention("auto", LlamaForCausalLM) == "sdpa"
-    assert "attention: sdpa" in caplog.text
+def test_auto_takes_the_best_that_is_here():
+    assert choose_attention("auto", LlamaForCausalLM) == "sdpa"
     assert choose_attention("auto", Mamba2ForCausalLM) == "eager"
+
+
+def test_auto_takes_flash_attention_only_for_half_precision(monkeypatch):
+    monkeypatch.setattr("cpt.models.attention._missing_for_flash", lambda: None)  # as on a GPU with flash-attn
+    assert choose_attention("auto", LlamaForCausalLM, half_precision=True) == "flash_attention_2"
+    assert choose_attention("auto", LlamaForCausalLM, half_precision=False) == "sdpa"
 
 
 def test_an_implementation_that_the_model_cannot_run_is_refused():

@@ -96,7 +96,7 @@ CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
 
 
 def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str) -> PreTrainedConfig:
-    values: dict[str, Any] = {field.name: vars(config)[field.name] for field in dataclasses.fields(native_class)}
+    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(native_class)}
     values |= {"architectures": [architecture], "use_cache": True}
     return native_class(**values)
 
