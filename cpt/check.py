@@ -16,4 +16,4 @@ def command(
 ) -> None:
     """The three gates: shape, sense, reality."""
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    raise typer.Exit(import_module("cpt.preflight").report(recipe, loaded, root))
+    raise typer.Exit(import_module("cpt.preflight.gate").report(recipe, loaded, root))

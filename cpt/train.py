@@ -16,10 +16,11 @@ from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.launchers.processes import join_processes, leave_processes
 from cpt.models.build import build_model
-from cpt.preflight import refuse_mistakes
+from cpt.preflight.gate import refuse_mistakes
 from cpt.ranks import tell
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Node
 from cpt.runs.record import start_run
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
@@ -27,11 +28,12 @@ from cpt.stages.inputs import describe_inputs
 from cpt.tokenizer.load import load_tokenizer
 
 
-def train(recipe: Recipe, *, new: bool = False) -> Path:
+def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Path:
     """Run the recipe, going on from its newest checkpoint, and return the folder of the exported model.
 
     Args:
         new: start beside a run of the same name instead of going on with it.
+        root: the recipe's tree (of `load_with_places`), so that mistakes are shown with their lines.
 
     Raises:
         CptError: one of its children, for whatever the user can mend.
@@ -42,7 +44,7 @@ def train(recipe: Recipe, *, new: bool = False) -> Path:
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
     with run.reporting():
-        refuse_mistakes(recipe, deepspeed=launch.deepspeed_config)
+        refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
@@ -72,7 +74,8 @@ def command(
     """Run a recipe."""
     show_log()
     disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
-    train(load_recipe(recipe, overrides or (), lora=lora), new=new)
+    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    train(loaded, new=new, root=root)
     leave_processes()
 
 

@@ -20,7 +20,7 @@ def evaluate_held_out(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, b
 
     Bits per byte are the bits that the model needs for the documents, over their UTF-8 bytes: comparable between tokenizers, as loss
     and perplexity (per token) are not. The first token of a document, or of a part of one longer than a row, is not predicted and costs
-    nothing. It is the begin token where the tokenizer adds one.
+    nothing; of a document it is the begin token where the tokenizer adds one.
 
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state are left as they were.

@@ -3,38 +3,30 @@
 import importlib.util
 import os
 import re
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import torch
-from huggingface_hub import constants as hub
-from huggingface_hub.errors import GatedRepoError
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.check import check_sources, unchecked_sources
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.extend import check_options, did_you_mean, find
 from cpt.hardware import GIB, find_gpus, free_disk_gib, nearest_existing, require_programs
-from cpt.models.adapters import check_lora_options
-from cpt.models.attention import choose_attention
-from cpt.models.config import config_from, load_config
-from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, vocabulary_size
-from cpt.models.rules import is_local
+from cpt.models.inventory import count_model_parameters
 from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer
 from cpt.optim.schedules import SCHEDULES, build_schedule
+from cpt.preflight.found import PreflightReport
+from cpt.preflight.model import check_model, check_tokenizer
 from cpt.ranks import tell
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, place_of
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
-from cpt.tokenizer.load import load_tokenizer
 
 TRACKERS = {
     "wandb": "wandb",
@@ -46,25 +38,6 @@ TRACKERS = {
 }
 FIELDS = "|".join(Recipe.model_fields)
 KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
-SECONDS_TO_REACH_THE_HUB = 2
-
-
-@dataclass
-class PreflightReport:
-    """What the gate found; a mistake's class says what its remedy is."""
-
-    mistakes: list[CptError] = field(default_factory=list)
-    excused: list[CptError] = field(default_factory=list)
-    """Mistakes if the run were started here and now: what an earlier run is still to make, packages of the machine with the GPU."""
-    unchecked: list[str] = field(default_factory=list)
-
-    def run(self, check: Callable[[], Any]) -> Any:
-        """The check's result, or None with its complaint noted."""
-        try:
-            return check()
-        except CptError as problem:
-            self.mistakes.append(problem)
-            return None
 
 
 def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> None:
@@ -201,89 +174,6 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     elif offloads(profile, "optimizer"):
         found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: offload_optimizer compiles its optimizer"))
     return profile
-
-
-def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
-    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows it."""
-    if recipe.model.lora is not None:
-        found.run(lambda: check_lora_options(recipe.model.lora or {}))
-    config = found.run(lambda: find_config(recipe, found))
-    if config is None:
-        return None
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        if recipe.model.trust_remote_code:
-            found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
-        else:
-            found.mistakes.append(RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one."))
-        return None
-    model = build_on_meta(config)
-    found.run(lambda: choose_attention(recipe.model.attention, type(model)))
-    found.run(lambda: check_rows(recipe, model))
-    return model
-
-
-def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
-    """The model's config: from the recipe, a folder, or the Hub if it can be asked."""
-    model = recipe.model
-    if model.path is None or is_local(model.path):
-        return load_config(model)
-    if hub_is_reachable():
-        try:
-            return load_config(model)
-        except ResourceError as problem:
-            if isinstance(problem.__cause__, GatedRepoError):
-                raise
-    found.unchecked.append(f"`model.path`: {model.path} (Hub)")
-    return config_from(model.config) if model.config and "model_type" in model.config else None
-
-
-def hub_is_reachable() -> bool:
-    """One connection, tried for two seconds: the Hub's own client would try for most of a minute."""
-    if hub.HF_HUB_OFFLINE:
-        return False
-    if "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ:
-        return True
-    address = urlparse(hub.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS_TO_REACH_THE_HUB).close()
-    except OSError:
-        return False
-    return True
-
-
-def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
-    """The model can read the rows that the recipe makes."""
-    if recipe.data.packing == "best_fit" and not isolates_documents(model.config):
-        raise RecipeError(
-            f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
-            "other. Write `packing: none`."
-        )
-    length = recipe.data.sequence_length
-    for name, module in model.named_modules():
-        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings")
-        if positions and module.num_embeddings < length:
-            raise RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions. Make it that or less."
-            )
-
-
-def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """A tokenizer that lies here loads, and the model has a row for each of its tokens."""
-    path = recipe.tokenizer.path or recipe.model.path
-    if path is not None and not is_local(path):
-        found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
-        return
-    tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
-    if tokenizer is None or model is None or recipe.model.resize_embeddings:
-        return
-    known = vocabulary_size(model.config)
-    if len(tokenizer) > known:
-        found.mistakes.append(
-            RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others have no embedding. "
-                "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
-            )
-        )
 
 
 def probe_output_folder(recipe: Recipe) -> bool:

@@ -1,0 +1,105 @@
+"""Model and tokenizer at the gate: they exist, fit each other, and can read the rows that the recipe makes."""
+
+import os
+import socket
+from urllib.parse import urlparse
+
+from huggingface_hub import constants as hub
+from huggingface_hub.errors import GatedRepoError
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.models.adapters import check_lora_options
+from cpt.models.attention import choose_attention
+from cpt.models.config import config_from, load_config
+from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
+from cpt.models.rules import is_local
+from cpt.preflight.found import PreflightReport
+from cpt.recipe.schema import Recipe
+from cpt.tokenizer.load import load_tokenizer
+
+SECONDS_TO_REACH_THE_HUB = 2
+
+
+def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
+    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows it."""
+    if recipe.model.lora is not None:
+        found.run(lambda: check_lora_options(recipe.model.lora or {}))
+    config = found.run(lambda: find_config(recipe, found))
+    if config is None:
+        return None
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if recipe.model.trust_remote_code:
+            found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
+        else:
+            found.mistakes.append(RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one."))
+        return None
+    model = build_on_meta(config)
+    found.run(lambda: choose_attention(recipe.model.attention, type(model)))
+    found.run(lambda: check_rows(recipe, model))
+    return model
+
+
+def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
+    """The model's config: from the recipe, a folder, or the Hub if it can be asked."""
+    model = recipe.model
+    if model.path is None or is_local(model.path):
+        return load_config(model)
+    if hub_is_reachable():
+        try:
+            return load_config(model)
+        except ResourceError as problem:
+            if isinstance(problem.__cause__, GatedRepoError):
+                raise
+    found.unchecked.append(f"`model.path`: {model.path} (Hub)")
+    return config_from(model.config) if model.config and "model_type" in model.config else None
+
+
+def hub_is_reachable() -> bool:
+    """One connection, tried for two seconds: the Hub's own client would try for most of a minute."""
+    if hub.HF_HUB_OFFLINE:
+        return False
+    if "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ:
+        return True
+    address = urlparse(hub.ENDPOINT)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS_TO_REACH_THE_HUB).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
+    """The model can read the rows that the recipe makes."""
+    if recipe.data.packing == "best_fit" and not isolates_documents(model.config):
+        raise RecipeError(
+            f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
+            "other. Write `packing: none`."
+        )
+    length = recipe.data.sequence_length
+    for name, module in model.named_modules():
+        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings")
+        if positions and module.num_embeddings < length:
+            raise RecipeError(
+                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions. Make it that or less."
+            )
+
+
+def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+    """A tokenizer that lies here loads, and the model has a row for each of its tokens."""
+    path = recipe.tokenizer.path or recipe.model.path
+    if path is not None and not is_local(path):
+        found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
+        return
+    tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
+    if tokenizer is None or model is None or recipe.model.resize_embeddings:
+        return
+    known = vocabulary_size(model.config)
+    if len(tokenizer) > known:
+        found.mistakes.append(
+            RecipeError(
+                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others have no embedding. "
+                "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
+            )
+        )

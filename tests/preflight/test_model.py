@@ -1,0 +1,42 @@
+from tiny import TINY_LLAMA
+
+from cpt.preflight.gate import check_reality
+from cpt.recipe.schema import Recipe
+
+
+def mistakes(recipe: Recipe) -> list[str]:
+    return [f"{type(mistake).__name__}: {mistake}" for mistake in check_reality(recipe).mistakes]
+
+
+def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
+    shape = {
+        "model_type": "mamba2",
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+    }
+    model = {"from_scratch": True, "config": shape, "attention": "eager"}
+    assert any("`data.packing`: mamba2" in line and "`packing: none`" in line for line in mistakes(load(model=model)))
+    assert mistakes(load(model=model, data={**tiny_recipe["data"], "packing": "none"})) == []
+
+
+def test_rows_longer_than_the_learned_positions_are_refused(load):
+    shape = {"model_type": "gpt2", "vocab_size": 320, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    assert any(
+        "`data.sequence_length` is 64, but the model has learned 32 positions" in m
+        for m in mistakes(load(model={"from_scratch": True, "config": shape}))
+    )
+
+
+def test_the_hub_is_unchecked_when_it_cannot_be_asked(load, tokenizer_folder):
+    found = check_reality(load(stage="cpt", model={"path": "Qwen/Qwen3-0.6B"}, tokenizer={"path": "Qwen/Qwen3-0.6B"}))
+    assert found.mistakes == []
+    assert found.unchecked == ["`model.path`: Qwen/Qwen3-0.6B (Hub)", "`tokenizer.path`: Qwen/Qwen3-0.6B (Hub)"]
+
+
+def test_a_hub_model_is_judged_by_the_shape_in_the_recipe(load):
+    model = {"path": "some/model", "config": {**TINY_LLAMA, "vocab_size": 300}}
+    assert any("has 320 tokens, the model's vocabulary 300" in line for line in mistakes(load(stage="cpt", model=model)))
