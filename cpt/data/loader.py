@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from cpt.data.collators import stack_rows
-from cpt.data.rows import Row
+from cpt.data.rows import Row, stack_rows
 
 
 class RankSampler(Sampler[int]):

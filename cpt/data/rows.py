@@ -56,3 +56,8 @@ class PackedRows(Sequence[Row]):
         labels = np.where(position_ids == 0, IGNORED, input_ids)
         labels[at:] = IGNORED
         return {name: torch.from_numpy(a) for name, a in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids))}
+
+
+def stack_rows(rows: Sequence[Row]) -> Row:
+    """Rows of [T] to a batch of [B, T]."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

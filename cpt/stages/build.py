@@ -10,8 +10,7 @@ from cpt.data.build import PreparedData
 from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
-from cpt.monitoring.metrics_file import MetricsFile
-from cpt.monitoring.status_file import StatusFile
+from cpt.monitoring.run_files import MetricsFile, StatusFile
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments

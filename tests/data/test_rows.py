@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.data.build import build_data
+from cpt.data.rows import stack_rows
 from cpt.recipe.schema import Data
 
 PAD = 257
@@ -77,3 +78,8 @@ def test_rows_travel_to_other_processes_by_name(rows_of):
     rows = rows_of(["a" * 10_000])
     assert len(pickle.dumps(rows)) < 1000
     assert torch.equal(pickle.loads(pickle.dumps(rows))[3]["input_ids"], rows[3]["input_ids"])
+
+
+def test_rows_are_stacked_by_name():
+    batch = stack_rows([{"input_ids": torch.tensor([1, 2])}, {"input_ids": torch.tensor([3, 4])}])
+    assert batch["input_ids"].tolist() == [[1, 2], [3, 4]]

@@ -2,7 +2,8 @@ import json
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.monitoring.metrics_file import MetricsFile, keep_lines_until
+from cpt.monitoring.run_files import MetricsFile, StatusFile, keep_lines_until
+from cpt.runs.record import Run
 
 
 def written(path):
@@ -28,3 +29,12 @@ def test_a_fresh_start_keeps_no_lines(tmp_path):
     path.write_text('{"step": 0}\n')
     keep_lines_until(path, 0)
     assert written(path) == []
+
+
+def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
+    run = Run(tmp_path)
+    status = StatusFile(run)
+    status.on_save(None, TrainerState(global_step=4, max_steps=9), TrainerControl())
+    assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == ("running", 4, "checkpoint-4")
+    status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
+    assert (run.status()["step"], run.status()["steps"]) == (5, 9)

@@ -1,10 +1,12 @@
-"""Write each logged metric to metrics.jsonl, one JSON object a line, with the tokens trained and their speed."""
+"""What the run's folder tells while it runs: metrics.jsonl, a line for each log, and the step in status.json."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.runs.record import Run
 
 
 class MetricsFile(TrainerCallback):
@@ -33,3 +35,18 @@ def keep_lines_until(path: Path, step: int) -> None:
         lines = path.read_text().splitlines() if step else []
         kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
         path.write_text("".join(f"{line}\n" for line in kept))
+
+
+class StatusFile(TrainerCallback):
+    """Writes the status at each log and each save."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """At each log."""
+        self.run.write_status("running", step=state.global_step, steps=state.max_steps)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """At each save."""
+        self.run.write_status("running", step=state.global_step, steps=state.max_steps, checkpoint=f"checkpoint-{state.global_step}")
