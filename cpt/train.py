@@ -14,9 +14,10 @@ from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import latest_checkpoint
 from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
+from cpt.errors import RecipeError
 from cpt.launchers.processes import join_processes, leave_processes
 from cpt.models.build import build_model
-from cpt.preflight.gate import refuse_mistakes
+from cpt.preflight.gate import placed, refuse_mistakes
 from cpt.ranks import tell
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
@@ -39,7 +40,10 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         CptError: one of its children, for whatever the user can mend.
     """
     launch = join_processes(recipe.training)
-    run = start_run(recipe, new=new)
+    try:
+        run = start_run(recipe, new=new)
+    except RecipeError as problem:
+        raise RecipeError(placed(str(problem), root)) from problem
     if run.is_finished:
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder

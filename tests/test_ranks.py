@@ -6,6 +6,7 @@ from cpt.ranks import is_main_process, main_process_first, rank, world_size
 SCRIPT = """
 import sys
 import torch.distributed as dist
+from cpt.launchers.processes import leave_processes
 from cpt.errors import DataError
 from cpt.ranks import is_main_process, main_process_first, rank
 dist.init_process_group("gloo")
@@ -17,7 +18,9 @@ def work():
 try:
     main_process_first(work)
 except DataError as problem:
-    open(f"{sys.argv[1]}/{rank()}", "w").write(str(problem))
+    with open(f"{sys.argv[1]}/{rank()}", "w") as file:
+        file.write(str(problem))
+leave_processes()
 """
 
 

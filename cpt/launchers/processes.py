@@ -137,9 +137,10 @@ def contents(config: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def quiet_known_noise() -> None:
-    """torch warns hundreds of times that DeepSpeed calls collectives by their old names."""
+    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and transformers that it does so itself."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
 
 
 def turn_off_missing_links(gpus: list[Gpu]) -> None:

@@ -16,6 +16,7 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import PreTrainedModel, TrainingArguments
 
+from cpt.launchers.processes import leave_processes
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model
@@ -56,3 +57,4 @@ for section, plain in zip(sections, plain_models, strict=True):
     model = build(section, tokens)
     count_parameters(model.config)  # must neither partition nor communicate
     os.write(1, (json.dumps(compare(plain, model)) + "\n").encode())  # in one piece: the two processes share the pipe
+leave_processes()

@@ -16,7 +16,7 @@ def test_the_speed_leaves_out_evaluation_and_saving():
         clock.on_evaluate(None, state, TrainerControl())
     logs = {"loss": 1.0}
     clock.on_log(None, state, TrainerControl(), logs=logs)
-    assert 2000 / 0.2 < logs["tokens_per_second"] <= 2000 / 0.1
+    assert 2000 / 0.6 < logs["tokens_per_second"] <= 2000 / 0.1  # with the evaluations it would be at most 2000 / 0.7
 
 
 def test_the_epoch_is_the_share_of_the_whole_run():
