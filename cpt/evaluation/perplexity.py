@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.build import HeldOutSet
-from cpt.evaluation.mode import evaluation_mode
+from cpt.errors import DataError
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
 
@@ -28,11 +29,18 @@ def evaluate_held_out(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, b
 
     Returns:
         `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, and `{name}_tokens` (predicted ones), by set.
+
+    Raises:
+        DataError: a set has nothing to predict.
     """
     figures: dict[str, float] = {}
     with evaluation_mode(model):
         for name, held_out_set in held_out.items():
             nll, num_tokens = total_nll(model, held_out_set, batch_size)
+            if not num_tokens:
+                raise DataError(
+                    f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict. Give it text."
+                )
             loss = nll / num_tokens
             figures[f"{name}_loss"] = loss
             figures[f"{name}_perplexity"] = math.exp(loss) if loss < 700 else math.inf  # beyond it float64 overflows
@@ -82,3 +90,16 @@ def batch_nll(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             sums[0] += F.cross_entropy(chunk, targets, ignore_index=-100, reduction="none").double().sum()
             sums[1] += (targets != -100).sum()
     return sums
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards each module trains or not as before (a frozen part may have been in eval mode)."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

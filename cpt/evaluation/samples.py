@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from cpt.data.tokenization import adds_bos
-from cpt.evaluation.mode import evaluation_mode
+from cpt.evaluation.perplexity import evaluation_mode
 from cpt.ranks import is_main_process
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.data.build import HeldOutSet
+from cpt.errors import DataError
 from cpt.evaluation import perplexity
-from cpt.evaluation.perplexity import evaluate_held_out
+from cpt.evaluation.perplexity import evaluate_held_out, evaluation_mode
 
 SEQUENCE_LENGTH, VOCABULARY = 16, 40
 
@@ -152,3 +153,25 @@ def report_as_one_of_two_processes():
 
 if __name__ == "__main__":
     report_as_one_of_two_processes()
+
+
+def test_each_module_gets_its_own_mode_back_even_after_an_error():
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
+    model.train()
+    model[1].eval()  # a frozen part
+    before = [module.training for module in model.modules()]
+    try:
+        with evaluation_mode(model):
+            assert not any(module.training for module in model.modules())
+            assert not torch.is_grad_enabled()
+            raise KeyError
+    except KeyError:
+        pass
+    assert [module.training for module in model.modules()] == before == [True, True, False, False]
+    assert torch.is_grad_enabled()
+
+
+def test_a_set_with_nothing_to_predict_is_a_data_error():
+    rows = [{key: torch.full((4,), -100 if key == "labels" else 0) for key in ("input_ids", "labels", "position_ids")}]
+    with pytest.raises(DataError, match="`a` has no document of two tokens"):
+        evaluate_held_out(tiny_model(), {"a": HeldOutSet("a", rows, 1, 1, 1)}, batch_size=1)

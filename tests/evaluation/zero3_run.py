@@ -12,6 +12,7 @@ from transformers.integrations import HfDeepSpeedConfig
 from cpt.data.build import HeldOutSet
 from cpt.evaluation.perplexity import evaluate_held_out
 from cpt.evaluation.samples import continue_prompts
+from cpt.hardware import require_programs
 
 CONFIG = {
     "train_batch_size": 4,
@@ -30,6 +31,7 @@ def held_out_set(vocabulary_size):
 def main(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder)
+    require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     keep_alive = HfDeepSpeedConfig(CONFIG)  # transformers asks it whether ZeRO-3 is on
     engine, *_ = deepspeed.initialize(model=AutoModelForCausalLM.from_pretrained(folder), config=CONFIG)

@@ -16,6 +16,7 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import PreTrainedModel, TrainingArguments
 
+from cpt.hardware import require_programs
 from cpt.launchers.processes import leave_processes
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
@@ -48,6 +49,7 @@ def compare(plain: dict[str, torch.Tensor], model: PreTrainedModel) -> dict:
 
 sections, tokens, folder = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
+require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
 deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 plain_models = [dict(build(section, tokens).named_parameters()) for section in sections]
 arguments = TrainingArguments(
