@@ -33,7 +33,11 @@ def application(command: str) -> typer.Typer:
     )
     for name, (target, summary) in COMMANDS.items():
         module, _, function = target.partition(":")
-        app.command(name, help=summary)(vars(import_module(module))[function] if name == command else only_listed)
+        loaded = vars(import_module(module))[function] if name == command else only_listed
+        if isinstance(loaded, typer.Typer):  # a command with commands of its own
+            app.add_typer(loaded, name=name, help=summary)
+        else:
+            app.command(name, help=summary)(loaded)
     return app
 
 
