@@ -51,7 +51,12 @@ def training_arguments(
     if recipe.monitoring.project:
         ours["project"] = recipe.monitoring.project
         os.environ.setdefault("WANDB_PROJECT", recipe.monitoring.project)
-    defaults = {"logging_steps": 10, "dataloader_pin_memory": torch.cuda.is_available()}
+    defaults = {
+        "logging_steps": 10,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        # Hugging Face's default of 8 rows would run out of memory where the training's batch just fits.
+        "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
+    }
     theirs = {**recipe.training, **({"deepspeed": str(deepspeed) if isinstance(deepspeed, Path) else deepspeed} if deepspeed else {})}
     try:
         return config_class(**{**defaults, **theirs, **ours})

@@ -52,3 +52,8 @@ def test_weights_are_in_bfloat16_only_where_something_keeps_fp32_ones(tmp_path):
     assert weights_dtype(bf16, arguments(bf16, tmp_path)) == torch.float32
     adapter = recipe(training={"bf16": True}, model={"path": "some/model", "lora": {}})
     assert weights_dtype(adapter, arguments(adapter, tmp_path)) == torch.bfloat16
+
+
+def test_evaluation_takes_no_more_rows_at_once_than_training(tmp_path):
+    assert arguments(recipe(), tmp_path).per_device_eval_batch_size == 2
+    assert arguments(recipe(training={"per_device_eval_batch_size": 5}), tmp_path).per_device_eval_batch_size == 5
