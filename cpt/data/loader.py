@@ -1,12 +1,16 @@
 """Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the run was resumed."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from cpt.data.prefetch import Prefetched
 from cpt.data.rows import Row, stack_rows
+
+DEPTH = 4  # micro-batches made ahead of the model where there are no worker processes
 
 
 class RankSampler(Sampler[int]):
@@ -35,6 +39,7 @@ class CPTDataLoader(DataLoader[Row]):
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
+        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. With worker processes it has no part.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
     """
 
@@ -47,6 +52,7 @@ class CPTDataLoader(DataLoader[Row]):
         rank: int = 0,
         world_size: int = 1,
         first_row: int = 0,
+        depth: int = DEPTH,
         **torch_loader_options: Any,
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
@@ -54,8 +60,22 @@ class CPTDataLoader(DataLoader[Row]):
         # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
+        self.depth = depth
+        self.waited_seconds = 0.0
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
     def __len__(self) -> int:
         """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it, resumed or not."""
         return self.micro_batches_in_all
+
+    def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
+        """The micro-batches, with the time that the model waited for them added up in `waited_seconds`."""
+        made = super().__iter__()
+        batches = iter(Prefetched(made, self.depth)) if self.depth and not self.num_workers else made
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited_seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
