@@ -57,6 +57,7 @@ class Prefetched(Generic[Item]):
         """Wait for a place, unless nobody wants more."""
         while not self.unwanted.is_set():
             try:
-                return ready.put(message, timeout=SECONDS_BETWEEN_LOOKS)
+                ready.put(message, timeout=SECONDS_BETWEEN_LOOKS)
             except queue.Full:
                 continue
+            return
