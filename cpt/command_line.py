@@ -2,13 +2,16 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
 
 from cpt.errors import CptError
-from cpt.ranks import is_main_process
+from cpt.ranks import is_main_process, rank
+
+SECONDS_FOR_THE_MAIN_PROCESS = 5
 
 
 def run_command(function: Callable[..., None]) -> None:
@@ -23,8 +26,11 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
     try:
         app(list(arguments) if arguments is not None else None)
     except CptError as problem:
-        if is_main_process():
-            sys.stderr.write(f"{type(problem).__name__}: {problem}\n")
+        if not is_main_process():
+            # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
+            time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
+        who = "" if is_main_process() else f"process {rank()}: "
+        sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
         sys.exit(2)
 
 

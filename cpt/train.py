@@ -15,7 +15,7 @@ from cpt.checkpoints.resume import latest_checkpoint
 from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
-from cpt.launchers.processes import join_processes, leave_processes
+from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.preflight.gate import placed, refuse_mistakes
 from cpt.ranks import tell
@@ -49,6 +49,7 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         return run.export_folder
     with run.reporting():
         refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
+        start_deepspeed(launch)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)

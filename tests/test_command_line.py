@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import typer
 
@@ -21,8 +23,11 @@ def test_the_main_process_prints_the_error_and_ends_with_code_2(capsys):
     assert ended.value.code == 2 and capsys.readouterr().err == "DataError: a.txt is empty\n"
 
 
-def test_the_other_processes_end_without_a_word(capsys, monkeypatch):
+def test_another_process_lets_the_main_one_speak_first(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("cpt.command_line.SECONDS_FOR_THE_MAIN_PROCESS", 0.2)
+    begun = time.perf_counter()
     with pytest.raises(SystemExit) as ended:
         run_app(failing("a.txt is empty"), [])
-    assert ended.value.code == 2 and capsys.readouterr().err == ""
+    assert time.perf_counter() - begun >= 0.2
+    assert ended.value.code == 2 and capsys.readouterr().err == "process 1: DataError: a.txt is empty\n"

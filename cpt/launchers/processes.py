@@ -41,10 +41,12 @@ class LaunchedAs:
     """Train on the CPU: no accelerator here, or the recipe says so."""
     deepspeed_config: str | dict[str, Any] | None
     """What `TrainingArguments.deepspeed` must be: from the recipe, or from accelerate's config."""
+    timeout: timedelta
+    """How long a process waits for the others."""
 
 
 def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
-    """Make this process part of the run; call it before anything of the model or the data.
+    """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after the checks.
 
     Args:
         training: the recipe's `training:` section.
@@ -58,8 +60,8 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     refuse_another_precision(training)
     deepspeed_config = agree_on_deepspeed(training)
     on_cpu = bool(training.get("use_cpu")) or os.environ.get("ACCELERATE_USE_CPU") == "True" or not torch.cuda.is_available()
-    launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config)
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
+    launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config, timeout)
     quiet_known_noise()
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate asks DeepSpeed for its device even where it is not used
@@ -70,8 +72,6 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         prepare_deepspeed(on_cpu)
     if deepspeed_config is not None or launched.world_size > 1:
         start_process_group(on_cpu, timeout)
-    if deepspeed_config is not None:
-        hand_over_to_deepspeed(on_cpu, timeout)
     return launched
 
 
@@ -185,15 +185,24 @@ def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
         raise LaunchError(f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}") from problem
 
 
-def hand_over_to_deepspeed(on_cpu: bool, timeout: timedelta) -> None:
-    """Let DeepSpeed know the processes before the model is built: ZeRO-3 would build it for a world of one."""
+def start_deepspeed(launched: LaunchedAs) -> None:
+    """Let DeepSpeed know the processes, before the model is built: ZeRO-3 would build it for a world of one.
+
+    It compiles its communication here when it is first used, tens of seconds that a recipe with mistakes should not cost.
+
+    Raises:
+        ResourceError: DeepSpeed cannot be imported.
+    """
+    if launched.deepspeed_config is None:
+        return
     try:
         import deepspeed  # reads DS_ACCELERATOR when it is imported
     except ImportError as problem:
         raise ResourceError(
             f"the recipe uses DeepSpeed, which cannot be imported: {problem}. Install it: pip install deepspeed"
         ) from problem
-    deepspeed.init_distributed(dist_backend="gloo" if on_cpu else "nccl", auto_mpi_discovery=False, timeout=timeout, verbose=False)
+    backend = "gloo" if launched.on_cpu else "nccl"
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=launched.timeout, verbose=False)
 
 
 def leave_processes() -> None:

@@ -18,10 +18,11 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 from cpt.errors import CptError
-from cpt.launchers.processes import join_processes, leave_processes
+from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.ranks import main_process_first, rank
 try:
     launched = join_processes(json.loads(os.environ["TRAINING"]))
+    start_deepspeed(launched)
 except CptError as problem:
     sys.exit(f"{type(problem).__name__}: {problem}")
 main_process_first(lambda: print("together"))
@@ -30,7 +31,7 @@ said = dict(vars(launched), group=dist.get_backend() if dist.is_initialized() el
 if launched.deepspeed_config is not None:
     import deepspeed.comm
     said["deepspeed_world"] = deepspeed.comm.get_world_size()
-Path(os.environ["SAID"], f"{rank()}.json").write_text(json.dumps(said))
+Path(os.environ["SAID"], f"{rank()}.json").write_text(json.dumps(said, default=str))
 leave_processes()
 """
 ZERO2 = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
