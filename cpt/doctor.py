@@ -21,6 +21,7 @@ EXTRAS = {  # package -> (what is missing without it, install line)
     "wandb": ("curves in Weights & Biases", "pip install wandb"),
     "trackio": ("curves in Trackio", "pip install trackio"),
     "liger_kernel": ("Liger's kernels: less memory for logits (`training.use_liger_kernel`)", "pip install liger-kernel"),
+    "matplotlib": ("pictures (`cpt mixture --plot`)", "pip install matplotlib"),
     "bitsandbytes": ("8-bit optimizers, 4-bit weights", "pip install bitsandbytes"),
 }
 FOR_GPUS = {

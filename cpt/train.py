@@ -51,7 +51,7 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
         start_deepspeed(launch)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+        data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = build_model(
             recipe.model,

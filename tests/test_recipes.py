@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cpt.data.mixture import MixtureRows
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
+from cpt.recipe.schema import Data
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "demo"}
@@ -44,6 +46,49 @@ def test_a_mixture_has_a_length_and_fits_into_a_recipe(path, tmp_path):
     assert sum(source.weight for source in data.sources) == pytest.approx(1)
     assert all(source.max_documents for source in data.sources), "sets on the Hub are huge"
     assert "total_tokens: " in path.read_text()
+
+
+MIXTURES = {  # what was agreed: total_tokens, and shares by name
+    "pretrain/phase1/mixture1": (2_000_000_000_000, {"starcoder": 0.1066, "dclm": 0.5284, "fineweb-edu": 0.26}),
+    "pretrain/phase1/mixture2": (2_000_000_000_000, {"starcoder": 0.30}),
+    "pretrain/phase1/mixture3": (2_000_000_000_000, {"finemath": 0.065, "infiwebmath": 0.04, "open-web-math": 0.028}),
+    "pretrain/phase2/mixture1": (300_000_000_000, {"starcoder": 0.20, "fineweb-edu": 0.45}),
+    "midtrain/phase1/mixture1": (50_000_000_000, {"maths-solutions": 0.30, "code-solutions": 0.15}),
+    "midtrain/phase1/mixture2": (20_000_000_000, {"papers": 0.35, "medicine": 0.25}),
+    "midtrain/phase2/mixture1": (10_000_000_000, {"maths-problems": 0.08, "code-tasks": 0.12}),
+    "posttrain/sft/general": (1_000_000_000, {"tulu": 0.60}),
+    "posttrain/sft/code": (500_000_000, {"code-tasks": 0.55}),
+    "posttrain/sft/reasoning": (2_000_000_000, {"maths": 0.35, "code": 0.35, "science": 0.20}),
+    "posttrain/dpo/helpfulness": (120_000_000, {"ultrafeedback": 0.60}),
+    "posttrain/dpo/safety": (60_000_000, {"harmless": 0.70}),
+    "posttrain/ppo/reward": (150_000_000, {"skywork": 0.55}),
+}
+
+
+def mixture_in(name: str, folder: Path) -> Data:
+    (folder / "r.yaml").write_text(f"name: r\nmodel: {{path: a/b}}\ndata: {FOLDER}/mixtures/{name}.yaml\nbudget: {{epochs: 1}}\n")
+    return load_recipe(folder / "r.yaml", ["data.total_tokens=null"]).data
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_has_the_length_and_the_shares_that_were_agreed(name, tmp_path):
+    total, shares = MIXTURES[name]
+    assert f"total_tokens: {total:_}" in (FOLDER / "mixtures" / f"{name}.yaml").read_text()
+    weights = {source.name: source.weight for source in mixture_in(name, tmp_path).sources}
+    assert {source: weights[source] for source in shares} == shares
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_50_million_tokens_have_these_shares_to_a_tenth_of_a_point_and_repeat_only_what_has_to_be(name, tmp_path):
+    """On sources of the sizes that the file names: rows of 2048 tokens, 1000 tokens a document."""
+    data, length = mixture_in(name, tmp_path), 2048
+    sizes = [max(1, (source.max_documents or 0) * 1000 // length) for source in data.sources]
+    rows = MixtureRows([range(size) for size in sizes], [source.weight for source in data.sources], seed=1)
+    read = [rows.locate(number) for number in range(50_000_000 // length)]
+    for index, source in enumerate(data.sources):
+        mine = [row for which, row in read if which == index]
+        assert abs(len(mine) / len(read) - source.weight) < 0.001
+        assert len(set(mine)) == min(len(mine), sizes[index])
 
 
 def test_every_recipe_stands_in_the_readme():

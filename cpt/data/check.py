@@ -1,27 +1,37 @@
 """What is wrong with the recipe's files, told before anything is loaded: only names, sizes and first rows are read."""
 
+from collections import Counter
 from collections.abc import Iterator
 
+from cpt.data.bad_rows import complaint
+from cpt.data.documents import BadRow, Document
 from cpt.data.filters import FilterLists, build_filters, reason_to_drop
-from cpt.data.sources import AnySource, find_files, is_local, read_file, refuse_empty
+from cpt.data.readers.function import find_function
+from cpt.data.readers.opening import size_of
+from cpt.data.readers.values import columns_of
+from cpt.data.sources import AnySource, Piece, files_of, kind_of, read_piece
+from cpt.data.transforms import TransformLists, apply_transforms, build_transforms
 from cpt.errors import CptError
 from cpt.recipe.schema import Data, Evaluation, Source
-from cpt.recipe.sense import reported_name
+from cpt.recipe.sense_data import reported_name
 
 FILES_OPENED = 20  # of one source; of the others only name and size are looked at
+UNCHECKED = {"hub": "Hub", "url": "remote"}
 
 
 def check_sources(data: Data, evaluation: Evaluation) -> list[str]:
     """Every complaint about filters, local files and their columns; imports neither torch nor transformers nor datasets."""
     complaints: list[str] = []
     for key, source in keyed_sources(data, evaluation):
-        complaints += check_source(source, filters_of(data, source, key), key)
+        filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
+        complaints += check_source(source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error")
     return list(dict.fromkeys(complaints))
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation) -> list[str]:
-    """The sources on the Hub, which nobody has looked at."""
-    return [f"`{key}.path`: {source.path} (Hub)" for key, source in keyed_sources(data, evaluation) if not is_local(source.path)]
+    """The sources on the Hub and other servers, which nobody has looked at."""
+    keyed = [(key, source, UNCHECKED.get(kind_of(source.path))) for key, source in keyed_sources(data, evaluation)]
+    return [f"`{key}.path`: {source.path} ({place})" for key, source, place in keyed if place]
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, AnySource]]:
@@ -35,20 +45,36 @@ def filters_of(data: Data, source: AnySource, key: str) -> FilterLists:
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
-def check_source(source: AnySource, filters: FilterLists, key: str) -> list[str]:
-    """The complaints about one source: its filters' names and options, then its files."""
+def transforms_of(data: Data, source: AnySource, key: str) -> TransformLists:
+    """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts stay equal."""
+    own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
+    return {"data.transforms": data.transforms, **own}
+
+
+def check_source(
+    source: AnySource, filters: FilterLists, transforms: TransformLists, key: str, *, refuse_bad_rows: bool = True
+) -> list[str]:
+    """The complaints about one source: its filters and transforms, their options, its template, its function, then its files."""
     try:
-        checks = build_filters(filters)
-        files = find_files(source, key) if is_local(source.path) else []
+        checks, changes = build_filters(filters), build_transforms(transforms)
+        columns_of(source)
+        if kind_of(source.path) == "function":
+            find_function(source, key)
+        files = files_of(source, key) if kind_of(source.path) == "local" else []
     except CptError as problem:
         return [str(problem)]
     complaints = []
     for number, file in enumerate(files):
+        if number >= FILES_OPENED and size_of(file):
+            continue
         try:
-            refuse_empty(file, len(files), key)
-            first = next(read_file(file, source.text_column, key), None) if number < FILES_OPENED else None
-            if first is not None and number == 0:  # also tells of a filter that cannot run
-                reason_to_drop({"text": first[1], "source": reported_name(source), "where": first[0]}, checks)
+            first = next(read_piece(source, Piece(file, 0, None, 0), key), None)
+            if isinstance(first, BadRow) and refuse_bad_rows:
+                complaints.append(complaint(first, key))
+            elif isinstance(first, Document) and number == 0:  # also tells of a filter or transform that cannot run
+                view = {"text": first.text, "source": reported_name(source), "where": first.where}
+                for changed in apply_transforms(view, changes, Counter()):
+                    reason_to_drop(changed, checks)
         except CptError as problem:
             complaints.append(str(problem))
     return complaints

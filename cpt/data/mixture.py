@@ -1,7 +1,10 @@
 """The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of nothing else."""
 
-from collections.abc import Callable, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,23 +18,63 @@ SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that co
 SMALL = 2**16  # rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 ms of 1,000, 0.004 ms from 65,536 on)
 
 
+class Turns:
+    """Whose turn each global row is: arithmetic, exact, and as fast at row 10**11 as at row 0.
+
+    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed is made up for
+    after the next change, and turns are counted on, so that a source goes on where it was left.
+
+    Args:
+        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A weight may be 0.
+    """
+
+    def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
+        self.first_rows = [first for first, _ in changes]
+        self.proportions: list[list[int]] = []
+        self.before = [[0] * len(changes[0][1])]
+        owed: dict[int, float] = {}
+        for (first, weights), (end, _) in pairwise(changes):
+            quotas, owed = whole_quotas(end - first, weights, owed)
+            self.proportions.append(quotas)  # shared out by these, each source has exactly its quota at the end
+            self.before.append([had + new for had, new in zip(self.before[-1], quotas, strict=True)])
+        self.proportions.append(in_units(changes[-1][1]))
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source that row `number` comes from, and how many turns it had before."""
+        part = bisect_right(self.first_rows, number) - 1
+        source, turn = share_out(number - self.first_rows[part], self.proportions[part])
+        return source, self.before[part][source] + turn
+
+    def counts(self, number: int) -> list[int]:
+        """How many of the first `number` rows come from each source."""
+        part = bisect_right(self.first_rows, number) - 1
+        taken = turns_taken(number - self.first_rows[part], self.proportions[part])
+        return [had + new for had, new in zip(self.before[part], taken, strict=True)]
+
+
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
-    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order. Among the first n rows
-    each source has its share of n, to within one row per source, so weights of rows are weights of tokens up to padding.
+    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order, also where the weights
+    change in between. Among the first n rows each source has its share of n, to within one row per source.
+
+    Args:
+        weights: of rows.
+        changes: (row, weights from this row on), in the order of rows.
     """
 
-    def __init__(self, sources: Sequence[PackedRows], weights: Sequence[float], seed: int) -> None:
+    def __init__(
+        self, sources: Sequence[PackedRows], weights: Sequence[float], seed: int, changes: Sequence[tuple[int, Sequence[float]]] = ()
+    ) -> None:
         self.sources, self.seed = list(sources), seed
-        self.proportions = [max(1, round(weight / sum(weights) * SHARE_UNIT)) for weight in weights]
+        self.turns = Turns([(0, weights), *changes])
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __getitem__(self, number: int) -> Row:
-        source, row = self.locate(number)
-        return self.sources[source][row]
+        source, epoch, row = self.place(number)
+        return self.sources[source].row(row, epoch)
 
     def source_of(self, number: int) -> int:
         """Which source, counted as in the recipe, global row `number` comes from."""
@@ -39,11 +82,43 @@ class MixtureRows(Dataset[Row]):
 
     def locate(self, number: int) -> tuple[int, int]:
         """The source of a global row and the row's number there."""
+        source, _, row = self.place(number)
+        return source, row
+
+    def place(self, number: int) -> tuple[int, int, int]:
+        """The source of a global row, how often the source was gone through before, and the row's number there."""
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        source, turn = share_out(int(number), self.proportions)
+        source, turn = self.turns.turn(int(number))
         epoch, place = divmod(turn, len(self.sources[source]))
-        return source, shuffled(place, len(self.sources[source]), xxh3_64_intdigest(f"{self.seed} {source} {epoch}".encode()) % 2**32)
+        row = shuffled(place, len(self.sources[source]), xxh3_64_intdigest(f"{self.seed} {source} {epoch}".encode()) % 2**32)
+        return source, epoch, row
+
+
+def in_units(weights: Sequence[float]) -> list[int]:
+    """Weights as whole numbers; only 0 becomes 0."""
+    total = sum(weights)
+    return [max(1, round(weight / total * SHARE_UNIT)) if weight > 0 else 0 for weight in weights]
+
+
+def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
+    """Rows of each source among `rows`, and what each is owed after them.
+
+    Args:
+        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a weight.
+    """
+    total = sum(weights)
+    active = [source for source, weight in enumerate(weights) if weight > 0]
+    before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
+    owed = {source: before[source] + rows * weights[source] / total for source in active}
+    quotas = [0] * len(weights)
+    for source in active:
+        quotas[source] = max(0, math.floor(owed[source]))
+    while (left := rows - sum(quotas)) != 0:  # at most one row a source
+        step = 1 if left > 0 else -1
+        source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
+        quotas[source] += step
+    return quotas, {source: owed[source] - quotas[source] for source in active}
 
 
 def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
@@ -59,6 +134,16 @@ def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
             return source, before - left_before
         before, upto, total = left_before, left_upto, total - proportion
     raise AssertionError("the last source takes what is left")
+
+
+def turns_taken(number: int, proportions: Sequence[int]) -> list[int]:
+    """How many of the first `number` rows each source takes in `share_out`."""
+    taken, left, total = [], number, sum(proportions)
+    for proportion in proportions:
+        remaining = left * (total - proportion) // total if total else 0
+        taken.append(left - remaining)
+        left, total = remaining, total - proportion
+    return taken
 
 
 def shuffled(place: int, size: int, seed: int) -> int:

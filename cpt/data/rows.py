@@ -33,6 +33,11 @@ class PackedRows(Sequence[Row]):
     def __len__(self) -> int:
         return self.packing.num_rows
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the rows, padding left out; where windows overlap these are more than the documents have."""
+        return int(self.packing.lengths.sum())
+
     @overload
     def __getitem__(self, number: int) -> Row: ...
     @overload
@@ -44,11 +49,15 @@ class PackedRows(Sequence[Row]):
             number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
+        return self.row(number, epoch=0)
+
+    def row(self, number: int, epoch: int) -> Row:
+        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a row."""
         input_ids = np.full(self.sequence_length, self.pad, np.int64)
         position_ids = np.empty(self.sequence_length, np.int64)
         at = 0
-        first, after = self.packing.first_piece[number : number + 2]
-        for start, length in zip(self.packing.starts[first:after].tolist(), self.packing.lengths[first:after].tolist(), strict=True):
+        starts, lengths = self.packing.pieces(number, epoch)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             input_ids[at : at + length] = self.store.tokens[start : start + length]
             position_ids[at : at + length] = np.arange(length)
             at += length
@@ -61,3 +70,19 @@ class PackedRows(Sequence[Row]):
 def stack_rows(rows: Sequence[Row]) -> Row:
     """Rows of [T] to a batch of [B, T]."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def cu_seqlens(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends; and the longest's length.
+
+    What kernels for packed rows ask for. Padding counts as a document, as in the rows.
+
+    Args:
+        position_ids: [T] or [B, T], beginning anew with each document.
+
+    Returns:
+        int32, one more than there are documents; and the length of the longest.
+    """
+    begins = (position_ids.reshape(-1) == 0).nonzero().flatten()
+    bounds = torch.cat([begins, begins.new_tensor([position_ids.numel()])])
+    return bounds.to(torch.int32), int(bounds.diff().max())

@@ -2,16 +2,23 @@
 
 import copy
 import json
+import logging
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_128_hexdigest
 
+from cpt.data.gigatoken_proof import Flat, Gigatoken, gigatoken_version, why_not
 from cpt.errors import RecipeError
 
+if TYPE_CHECKING:  # worker processes do without transformers, which takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("cpt")
 Ids = NDArray[np.unsignedinteger]
 
 
@@ -20,56 +27,105 @@ class DocumentEncoder:
 
     `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat turn. Added tokens
     that are not special (new words of a domain) are found as always.
+
+    The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it encode alike.
+
+    Attributes:
+        engine: the library that finds the ids, with its version.
+        fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.eos_token_id is None:
             raise RecipeError(
                 f"the tokenizer `{tokenizer.name_or_path}` has no end-of-sequence token, so documents would run into each other. "
                 "Set `tokenizer.path` to one that has, or give it one: tokenizer.add_special_tokens({'eos_token': ...})."
             )
+        self.name = str(tokenizer.name_or_path)
         self.eos = int(tokenizer.eos_token_id)
         self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
         self.pad = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else self.eos
         vocabulary = tokenizer.get_vocab()
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
-        self._tokenizer = tokenizer
-        # A copy of the fast tokenizer: our settings must not reach the one that the user holds.
-        self._fast: tokenizers.Tokenizer | None = copy.deepcopy(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
-        if self._fast is not None:
-            self._fast.no_truncation()
-            self._fast.no_padding()
-            self._fast.encode_special_tokens = True
-        model = self._fast.to_str() if self._fast is not None else json.dumps([type(tokenizer).__name__, sorted(vocabulary.items())])
-        self.fingerprint = xxh3_128_hexdigest(f"{model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode())
+        self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
+        self._slow = None if tokenizer.is_fast else tokenizer
+        self._model = backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
+        self.fingerprint = xxh3_128_hexdigest(f"{self._model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode())
         self._special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         if tokenizer.unk_token_id not in (self.eos, self.bos):  # it may stand in a text; GPT-2's is its EOS, which may not
             self._special.pop(tokenizer.unk_token_id, None)
+        self._is_special = np.zeros(max([*vocabulary.values(), *self._special]) + 1, bool)
+        self._is_special[list(self._special)] = True
+        self._gigatoken: Gigatoken | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process gets; it builds the fast tokenizer from its text, and only where it is needed."""
+        return {name: value for name, value in vars(self).items() if name != "_fast"}
+
+    def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
+        """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come out the same."""
+        version = gigatoken_version()
+        if self._slow is not None:
+            return self
+        if version is None:
+            log.info("gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip install gigatoken")
+            return self
+        gigatoken = Gigatoken(self._model)
+        reason = why_not(self._model, self._by_hugging_face, gigatoken, documents)
+        if reason is not None:
+            log.info(f"{version} is not used for this tokenizer: {reason}. Hugging Face's does the work, more slowly.")
+            return self
+        proven = copy.copy(self)
+        proven.engine, proven._gigatoken = version, gigatoken
+        return proven
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of all texts, one document after the other, and how many each has."""
-        before, after = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
-        encoded = self._encode_texts(texts)
-        lengths = np.array([len(before) + len(ids) + 1 for ids in encoded], np.int64)
-        return np.concatenate([part for ids in encoded for part in (before, ids, after)]), lengths
+        ids, lengths = self._without_special(*self._encode_batch(texts))
+        before = self.bos is not None
+        lengths = lengths + (2 if before else 1)
+        ends = lengths.cumsum()
+        encoded = np.empty(int(ends[-1]) if len(ends) else 0, self.dtype)
+        is_text = np.ones(len(encoded), bool)
+        is_text[ends - 1] = False
+        encoded[ends - 1] = self.eos
+        if before:
+            is_text[ends - lengths] = False
+            encoded[ends - lengths] = self.bos
+        encoded[is_text] = ids
+        return encoded, lengths
 
-    def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
-        # The place for a faster encoder (gigatoken): it must give the same ids as Hugging Face's, proven at the start of a run.
-        return [self._without_special(ids) if self._has_special(ids) else ids for ids in self._encode_batch(texts)]
+    def id_of(self, token: str) -> int | None:
+        """The id of a token of the vocabulary, None where it is not one."""
+        return self._fast.token_to_id(token) if self._slow is None else None
 
-    def _encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        if self._fast is not None:
-            return [np.array(encoding.ids, self.dtype) for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return [np.array(ids, self.dtype) for ids in encoded]
+    def _encode_batch(self, texts: Sequence[str]) -> Flat:
+        return self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
 
-    def _has_special(self, ids: Ids) -> bool:
-        return bool(np.isin(ids, list(self._special)).any())
+    def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
+        if self._slow is None:
+            parts = [np.array(encoding.ids, self.dtype) for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+        else:
+            encoded = self._slow(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            parts = [np.array(ids, self.dtype) for ids in encoded]
+        return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
 
-    def _without_special(self, ids: Ids) -> Ids:
+    @cached_property
+    def _fast(self) -> tokenizers.Tokenizer:
+        fast = tokenizers.Tokenizer.from_str(self._model)
+        fast.encode_special_tokens = True  # is not part of the text
+        return fast
+
+    def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
         """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling in pieces."""
-        plain = [self._spelled(self._special[i]) if i in self._special else [i] for i in ids.tolist()]
-        return np.array([i for part in plain for i in part], self.dtype)
+        found = np.flatnonzero(self._is_special[ids])
+        if not len(found):
+            return ids, lengths
+        spelled = [np.array(self._spelled(self._special[number]), self.dtype) for number in ids[found].tolist()]
+        lengths = lengths.copy()
+        np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
+        kept = np.split(np.delete(ids, found), found - np.arange(len(found)))  # what stands before, between and after them
+        return np.concatenate([part for pair in zip(kept, [*spelled, spelled[0][:0]], strict=True) for part in pair]), lengths
 
     def _spelled(self, token: str) -> list[int]:
         if len(token) < 2:
@@ -77,12 +133,23 @@ class DocumentEncoder:
                 f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it. Choose another."
             )
         half = len(token) // 2
-        parts = token[:half], token[half:]
-        encoded = zip(parts, self._encode_batch(parts), strict=True)
-        return [i for part, ids in encoded for i in (self._spelled(part) if self._has_special(ids) else ids.tolist())]
+        ids: list[int] = []
+        for part in (token[:half], token[half:]):
+            found = self._encode_batch([part])[0]
+            ids += self._spelled(part) if self._is_special[found].any() else found.tolist()
+        return ids
 
 
-def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+def backend_as_text(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The fast tokenizer as the text of a tokenizer.json, without cuts and padding, which would lose or invent tokens."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)  # our settings must not reach the one that the user holds
+    backend.no_truncation()
+    backend.no_padding()
+    text: str = backend.to_str()
+    return text
+
+
+def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """True if the tokenizer itself puts its BOS in front of a text."""
     with_special: list[int] = tokenizer("a")["input_ids"]  # type: ignore[assignment]
     without: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # type: ignore[assignment]

@@ -72,7 +72,7 @@ def hub_is_reachable() -> bool:
 
 def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
     """The model can read the rows that the recipe makes."""
-    if recipe.data.packing == "best_fit" and not isolates_documents(model.config):
+    if recipe.data.packing != "none" and not isolates_documents(model.config):
         raise RecipeError(
             f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
             "other. Write `packing: none`."

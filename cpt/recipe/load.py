@@ -1,5 +1,6 @@
 """YAML file -> Recipe, or one RecipeError that lists every mistake with its file and line."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from pydantic.fields import FieldInfo
 
 from cpt.recipe.overrides import apply_overrides, turn_on_lora
 from cpt.recipe.references import resolved
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.sections import keys_of
 from cpt.recipe.sense import check_sense
 from cpt.recipe.shape import check_shape
 from cpt.recipe.training_keys import check_passed_on_keys
 from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
-from cpt.recipe.yaml_lines import UnreadableError, read_yaml
+from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml
 from cpt.recipe.yaml_writing import write_yaml
 
 
@@ -37,6 +38,32 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     """As `load_recipe`, with the tree beside it: `tree.place_of(root, ("data", "sources", 0))` is where that was written."""
     mistakes = Mistakes()
     root = read_recipe(Path(path), overrides, lora, mistakes)
+    return checked(root, mistakes), root
+
+
+def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
+    """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with the default seed.
+
+    Args:
+        overrides: `data.key=value`, on top of the file.
+
+    Raises:
+        RecipeError: all mistakes.
+    """
+    mistakes = Mistakes()
+    root = readable(Path(path), mistakes)
+    if root.value.keys() & keys_of(Recipe).keys():
+        recipe = load_recipe(path, overrides)
+        return recipe.data, recipe.seed
+    # The other sections have to be there and say nothing; the length that the mixture was designed for is that of no run here.
+    around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {json.dumps(str(Path(path).resolve()))}\n"
+    root = resolved(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
+    recipe = checked(apply_overrides(root, [*overrides, "data.total_tokens=null"], mistakes), mistakes)
+    return recipe.data, recipe.seed
+
+
+def checked(root: Node, mistakes: Mistakes) -> Recipe:
+    """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
@@ -45,21 +72,25 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
         check_sense(sound_sections(values, faulty), root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
-    return recipe, root
+    return recipe
 
 
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
-    try:
-        root = read_yaml(path, mistakes)
-    except UnreadableError:
-        mistakes.raise_if_any()
-        raise
-    root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
+    root = resolved(readable(path, mistakes), Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     if lora:
         turn_on_lora(root)
     return root
+
+
+def readable(path: Path, mistakes: Mistakes) -> Node:
+    """The tree of one file; a file that cannot be read ends it here."""
+    try:
+        return read_yaml(path, mistakes)
+    except UnreadableError:
+        mistakes.raise_if_any()
+        raise
 
 
 def sound_sections(values: dict[str, Any], faulty: set[str]) -> dict[str, Any]:

@@ -76,17 +76,37 @@ class Tokenizer(Section):
     """Commit, tag or branch on the Hub; by default the model's where the path is the model's."""
 
 
+class FillInTheMiddle(Section):
+    """Documents whose middle comes last, so that a model of code learns to fill gaps; needs a tokenizer with marks for it."""
+
+    rate: float = Field(default=0.5, gt=0, le=1)
+    """Share of the documents, chosen by the hash of their text; the others stay as they are."""
+    suffix_first_rate: float = Field(default=0.5, ge=0, le=1)
+    """Of these, the share that is written suffix, prefix, middle instead of prefix, suffix, middle."""
+
+
 class Source(Section):
     """Where documents come from."""
 
     path: str
-    """Local file, folder or glob of txt, jsonl, parquet or csv, or a dataset's id on the Hub."""
+    """Local file, folder or glob (txt, md, jsonl, json, parquet, csv, tsv, arrow, also .gz and .zst), a URL like s3://bucket/*.parquet, a
+    dataset's id on the Hub, or your own `package.module:function` that gives texts or rows."""
     name: str | None = None
     """How reports call it; by default the last part of the path."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
     text_column: str = "text"
     """Column or JSON key that holds the text."""
+    template: str | None = None
+    """Text from several columns instead: `"{title}\\n\\n{body}"`."""
+    text_documents: str = Field(default="file", min_length=1)
+    """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands between documents."""
+    data_files: list[str] = []
+    """Files of a Hub dataset, by name or glob; by default those of its split."""
+    streaming: bool = False
+    """Read a Hub dataset as it arrives, without keeping it on the disk; a script's or an endless one can be read in no other way."""
+    options: dict[str, Any] = {}
+    """Options of your own `package.module:function`."""
     subset: str | None = None
     """Configuration of a Hub dataset."""
     split: str = "train"
@@ -95,8 +115,23 @@ class Source(Section):
     """Revision of a Hub dataset."""
     max_documents: Positive | None = None
     """Take only the first so many documents (of a Hub dataset: fetch no more than these)."""
+    fill_in_the_middle: FillInTheMiddle | None = None
+    """For code: `{}` takes the defaults, half of the documents."""
+    transforms: list[Component] = []
+    """Transforms for this source, after those of `data.transforms`."""
     filters: list[Component] = []
     """Filters for this source, after those of `data.filters`."""
+
+
+class Phase(Section):
+    """Part of the run with weights of its own; each source goes on where the phase before left it."""
+
+    until: Positive | None = None
+    """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
+    change: Literal["at_once", "linear"] = "at_once"
+    """linear: weights move over the whole phase from those of the phase before to these, in 64 equal blocks. at_once: these throughout."""
 
 
 class Data(Section):
@@ -106,12 +141,31 @@ class Data(Section):
     """Tokens in one row."""
     sources: list[Source] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""
+    phases: list[Phase] = []
+    """A curriculum: weights that change as tokens go by, instead of the sources' own."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more even."""
+    when_exhausted: Literal["wrap", "stop"] = "wrap"
+    """When the run needs more of a source than there is. wrap: begin it anew, in another order, with a warning. stop: refuse to start."""
     total_tokens: Positive | None = None
     """Length that the mixture was designed for; `budget` must agree."""
+    transforms: list[Component] = []
+    """Functions that change a document, or make several of one, before it is filtered; for all sources and held-out sets."""
     filters: list[Component] = []
     """Functions that give the reason to drop a document, for all sources."""
-    packing: Literal["best_fit", "none"] = "best_fit"
-    """best_fit: several whole documents in a row, isolated from each other. none: one document in a row, padded."""
+    deduplicate: Literal["exact", "near"] | None = None
+    """Leave out the documents of a source whose text stood there before (exact), or nearly the same text (near, by MinHash; needs
+    `pip install 'cpt[dedup]'`)."""
+    on_bad_row: Literal["error", "skip", "quarantine"] = "error"
+    """A row that is no document ends the run (error), or is left out and listed in bad_rows.jsonl beside the store's entry, by its place
+    (skip) or with all that is in it (quarantine)."""
+    max_bad_share: float = Field(default=0.001, ge=0, le=1)
+    """More than this share of a source's rows bad is an error after all."""
+    packing: Literal["best_fit", "concatenate", "sliding_window", "none"] = "best_fit"
+    """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full. sliding_window: rows that
+    begin each `stride` tokens of a document. none: one document in a row, padded. Documents in a row never see each other."""
+    stride: Positive | None = None
+    """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens twice."""
 
 
 class Budget(Section):
@@ -165,11 +219,21 @@ class HeldOut(Section):
     """Documents that the model is judged by and never trained on."""
 
     path: str
-    """Local file, folder or glob, or a dataset's id on the Hub."""
+    """Local file, folder or glob, a URL, a dataset's id on the Hub, or your own `package.module:function`."""
     name: str | None = None
     """How reports call it; by default the last part of the path."""
     text_column: str = "text"
     """Column or JSON key that holds the text."""
+    template: str | None = None
+    """Text from several columns instead: `"{title}\\n\\n{body}"`."""
+    text_documents: str = Field(default="file", min_length=1)
+    """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands between documents."""
+    data_files: list[str] = []
+    """Files of a Hub dataset, by name or glob; by default those of its split."""
+    streaming: bool = False
+    """Read a Hub dataset as it arrives, without keeping it on the disk; a script's or an endless one can be read in no other way."""
+    options: dict[str, Any] = {}
+    """Options of your own `package.module:function`."""
     subset: str | None = None
     """Configuration of a Hub dataset."""
     split: str = "train"

@@ -46,6 +46,9 @@ def child_annotation(annotation: Any, step: str | int) -> Any:
     """The annotation of what stands one step below, None where the schema does not say."""
     if isinstance(step, int):
         return item_in(annotation)
+    if is_free_mapping(annotation):
+        value = get_args(without_none(annotation))[1]
+        return None if value is Any else value
     section = section_in(annotation)
     field = keys_of(section).get(step) if section else None
     return field.annotation if field else None

@@ -1,4 +1,4 @@
-"""The second gate: do the sections fit together? One small function per rule.
+"""The second gate: do the sections fit together? One small function per rule; those about data stand in `sense_data.py`.
 
 A rule asks for the sections that it needs by the names of its parameters, and runs when nothing else is wrong with them.
 It looks at values, never at whether a default was written out: a resolved recipe gives the same answer as the short one.
@@ -6,48 +6,16 @@ It looks at values, never at whether a default was written out: a resolved recip
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cpt.extend import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.moved_keys import MOVED, new_home
-from cpt.recipe.schema import (
-    Budget,
-    Checkpoints,
-    Component,
-    Data,
-    Evaluation,
-    HeldOut,
-    Model,
-    Monitoring,
-    Optimizer,
-    Schedule,
-    Source,
-    Tokenizer,
-)
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of
-
-DEFAULT_MICRO_BATCH = 8
-"""What transformers takes for per_device_train_batch_size."""
-
-DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".parquet", ".csv", ".tsv"}
-
-Named = list[tuple[Location, str]]
-
-
-@dataclass(frozen=True)
-class Senseless:
-    """Something that does not fit: shown at `location`, with the line of `other` where that was written too."""
-
-    location: Location
-    text: str
-    other: Location | None = None
-
-
-Found = Iterator[Senseless]
+from cpt.recipe.schema import Checkpoints, Component, Evaluation, Model, Monitoring, Optimizer, Schedule, Tokenizer
+from cpt.recipe.sense_data import DATA_RULES
+from cpt.recipe.senseless import Found, Senseless, line_of_other
+from cpt.recipe.tree import Mistakes, Node, place_of
 
 
 def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
@@ -61,16 +29,6 @@ def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
         if all(name in sections for name in needed):
             for found in rule(*(sections[name] for name in needed)):
                 mistakes.add(place_of(root, found.location), found.text + line_of_other(found, root))
-
-
-def line_of_other(found: Senseless, root: Node) -> str:
-    """` (line 12: `budget.tokens`)`, where the other side of a contradiction was written."""
-    other = node_at(root, found.other) if found.other else None
-    here = place_of(root, found.location)
-    if other is None or found.other is None or not other.place.line and other.place == here:
-        return ""
-    is_same_file = other.place.line and other.place.file == here.file
-    return f" (`{dotted(found.other)}`: {f'line {other.place.line}' if is_same_file else other.place})"
 
 
 def stage_exists(stage: str) -> Found:
@@ -146,66 +104,11 @@ def active_parameters_are_a_part(model: Model) -> Found:
         yield Senseless(("model", "active_parameters"), "must not be more than `model.parameters`", ("model", "parameters"))
 
 
-def budget_is_given_once(budget: Budget) -> Found:
-    """The run has one length."""
-    if budget.tokens is None and budget.epochs is None:
-        yield Senseless(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
-    if budget.tokens is not None and budget.epochs is not None:
-        yield Senseless(("budget", "epochs"), "give `budget.epochs` or `budget.tokens`, not both", ("budget", "tokens"))
-
-
-def budget_agrees_with_mixture(budget: Budget, data: Data) -> Found:
-    """The run is as long as its mixture was designed for."""
-    if data.total_tokens is None:
-        return
-    if budget.tokens is not None and budget.tokens != data.total_tokens:
-        yield Senseless(
-            ("budget", "tokens"),
-            f"`budget.tokens` is {budget.tokens:,}, but the mixture was designed for `data.total_tokens` = {data.total_tokens:,}. "
-            "Make them agree, or set `data.total_tokens: null`",
-            ("data", "total_tokens"),
-        )
-    elif budget.epochs is not None:
-        yield Senseless(
-            ("budget", "epochs"),
-            f"the mixture says how long it is: write `budget.tokens: {data.total_tokens}`, or set `data.total_tokens: null`",
-            ("data", "total_tokens"),
-        )
-
-
-def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -> Found:
-    """A step is a whole number of micro-batches, on one GPU at least."""
-    micro_batch = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
-    if (
-        budget.global_batch_tokens is not None
-        and isinstance(micro_batch, int)
-        and micro_batch > 0
-        and budget.global_batch_tokens % (micro_batch * data.sequence_length)
-    ):
-        at_once = micro_batch * data.sequence_length
-        yield Senseless(
-            ("budget", "global_batch_tokens"),
-            f"{budget.global_batch_tokens:,} tokens do not divide into micro-batches of {micro_batch} rows "
-            f"x {data.sequence_length:,} tokens = {at_once:,}. The next that does: {-(-budget.global_batch_tokens // at_once) * at_once}",
-            ("data", "sequence_length"),
-        )
-
-
 def batches_are_not_empty(training: dict[str, Any]) -> Found:
     """A step has at least one row."""
     for key in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         if isinstance(training.get(key), int) and training[key] < 1:
             yield Senseless(("training", key), f"`training.{key}` must be at least 1, got {training[key]}")
-
-
-def accumulation_is_given_once(budget: Budget, training: dict[str, Any]) -> Found:
-    """Gradient accumulation has one source."""
-    if budget.global_batch_tokens is not None and "gradient_accumulation_steps" in training:
-        yield Senseless(
-            ("training", "gradient_accumulation_steps"),
-            "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of them",
-            ("budget", "global_batch_tokens"),
-        )
 
 
 def intervals_are_given_once(checkpoints: Checkpoints, evaluation: Evaluation) -> Found:
@@ -231,44 +134,6 @@ def project_has_a_tracker(monitoring: Monitoring) -> Found:
     """A project is a tracker's."""
     if monitoring.project is not None and not monitoring.trackers:
         yield Senseless(("monitoring", "project"), "`monitoring.project` has no effect without a tracker: `trackers: [wandb]`")
-
-
-def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
-    """Reports can tell the sources apart, and the held-out sets, those that are shares of sources included."""
-    sources: Named = [(("data", "sources", index), reported_name(source)) for index, source in enumerate(data.sources)]
-    held_out: Named = [(("evaluation", "perplexity", index), reported_name(entry)) for index, entry in enumerate(evaluation.perplexity)]
-    groups: list[Named] = [sources + held_out] if evaluation.held_out_share is not None else [sources, held_out]
-    for group in groups:
-        first: dict[str, Location] = {}
-        for location, name in group:
-            if name in first:
-                yield Senseless(location, f"a second `{name}`: give this one a `name` of its own", first[name])
-            first.setdefault(name, location)
-
-
-def reported_name(entry: Source | HeldOut) -> str:
-    """How reports call it: its name, or the last part of its path that is no pattern, without the ending of a document file."""
-    parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
-    last = Path(parts[-1]) if parts else Path(entry.path)
-    return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
-
-
-def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
-    """Options of Hub datasets do nothing for local files."""
-    places: dict[Location, Iterable[Source | HeldOut]] = {
-        ("data", "sources"): data.sources,
-        ("evaluation", "perplexity"): evaluation.perplexity,
-    }
-    for location, entries in places.items():
-        for index, entry in enumerate(entries):
-            given = {"subset": entry.subset, "revision": entry.revision, "split": None if entry.split == "train" else entry.split}
-            for key in [key for key, value in given.items() if value is not None and is_surely_local(entry.path)]:
-                yield Senseless((*location, index, key), f"`{key}` has no effect: `{entry.path}` is a local path, not a dataset on the Hub")
-
-
-def is_surely_local(path: str) -> bool:
-    """True for what no dataset on the Hub is called."""
-    return any(sign in path for sign in "*?[") or path.startswith((".", "/", "~")) or Path(path).suffix.lower() in DOCUMENT_FILES
 
 
 def built_in_options_have_our_names(optimizer: Optimizer, schedule: Schedule) -> Found:
@@ -311,18 +176,13 @@ RULES: list[Callable[..., Found]] = [
     revisions_belong_to_a_path,
     hashes_are_of_loaded_weights,
     active_parameters_are_a_part,
-    budget_is_given_once,
-    budget_agrees_with_mixture,
-    global_batch_divides,
     batches_are_not_empty,
-    accumulation_is_given_once,
     intervals_are_given_once,
     something_is_held_out,
     project_has_a_tracker,
-    names_are_unique,
-    hub_options_are_for_the_hub,
     built_in_options_have_our_names,
     precision_is_given_once,
     one_engine_shards,
     kept_checkpoints_are_made,
+    *DATA_RULES,
 ]

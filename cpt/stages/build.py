@@ -11,6 +11,7 @@ from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.run_files import MetricsFile, StatusFile
+from cpt.monitoring.shares import RealisedShares
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
@@ -42,6 +43,7 @@ def build_trainer(
     clock = TrainingClock(length.tokens_per_step)
     for callback in (
         clock,
+        RealisedShares(data, length.rows_per_step),
         MetricsFile(folder / "metrics.jsonl", length.tokens_per_step),
         StatusFile(Run(folder)),
         ConsoleProgress(folder.name),

@@ -2,21 +2,22 @@ import logging
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 from cpt.data.build import build_data
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, Data, Evaluation, HeldOut
+from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Phase
 
 TEXTS = [f"document {number} of many" for number in range(400)]
 
 
 @pytest.fixture
 def build(tokenizer, tmp_path):
-    def run(*sources, seed=1, evaluation=None, **options):
+    def run(*sources, seed=1, evaluation=None, budget=None, **options):
         data = Data(sources=list(sources), **{"sequence_length": 64, **options})
-        return build_data(data, tokenizer, seed=seed, evaluation=evaluation or Evaluation(), cache_dir=tmp_path / "cache")
+        return build_data(data, tokenizer, seed=seed, evaluation=evaluation or Evaluation(), budget=budget, cache_dir=tmp_path / "cache")
 
     return run
 
@@ -88,9 +89,10 @@ def test_a_line_is_logged_for_each_source(build, source, caplog):
     assert "b: 1 documents" in caplog.text
 
 
-def test_a_document_that_outweighs_all_others_is_told(build, source, caplog):
-    build(source("a", [*TEXTS, "x" * 50_000]), source("b", TEXTS))
-    assert "a: one of 401 documents makes up 86% of the tokens" in caplog.text and "b: one of" not in caplog.text
+def test_a_document_that_outweighs_all_others_is_told_with_its_place(build, source, caplog):
+    heavy = source("a", [*TEXTS, "x" * 50_000])
+    build(heavy, source("b", TEXTS))
+    assert f"a: one of 401 documents ({heavy.path}:401) makes up 86% of the tokens" in caplog.text and "b: one of" not in caplog.text
 
 
 def test_filters_of_all_and_of_one_source_both_count(build, source):
@@ -101,6 +103,69 @@ def test_filters_of_all_and_of_one_source_both_count(build, source):
     )
     assert prepared.sources[0].dropped == {"shorter than 8 characters": 1, "matches bad": 1}
     assert prepared.sources[1].dropped == {}
+
+
+def test_overlapping_windows_are_counted_as_what_is_read(build, source):
+    held_out = HeldOut(path=source("exam", ["y" * 99]).path)
+    options = {"packing": "sliding_window", "stride": 16, "evaluation": Evaluation(perplexity=[held_out])}
+    prepared = build(source("a", ["x" * 95]), sequence_length=32, **options)
+    (report,) = prepared.sources
+    assert (report.tokens, report.rows, report.padding, prepared.num_tokens) == (96, 5, 0.0, 96)
+    exam = prepared.held_out["exam"]  # windows that overlap would count its tokens twice
+    assert (len(exam.rows), exam.num_tokens) == (4, 100)
+
+
+def test_the_second_time_a_source_is_read_other_documents_stand_in_a_row_together(build, source):
+    rows = build(source("a", TEXTS)).rows
+    length = len(rows.sources[0])
+
+    def read(epoch):
+        return [tuple(rows[number]["input_ids"].tolist()) for number in range(epoch * length, (epoch + 1) * length)]
+
+    first, second = read(0), read(1)
+    assert not set(first) & set(second)
+    assert sorted(x for row in first for x in row) == sorted(x for row in second for x in row)
+
+
+def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, source):
+    texts, exam = [*TEXTS, "caf\u0065\u0301 \r\n"], source("exam", ["caf\u00e9"])
+    options = {
+        "transforms": [Component(name="normalise")],
+        "filters": [Component(name="length", min_characters=5)],
+        "evaluation": Evaluation(perplexity=[HeldOut(path=exam.path)]),
+    }
+    report = build(source("a", [*texts, "x  y  "], transforms=[Component(name="mask_pii")]), **options).sources[0]
+    assert (report.documents, report.held_out, report.dropped) == (400, 0, {"shorter than 5 characters": 2})
+
+
+def test_an_equal_text_after_its_transforms_is_held_out(build, source):
+    exam = source("exam", ["the cafe\u0301 \r\n"])
+    options = {"transforms": [Component(name="normalise")], "evaluation": Evaluation(perplexity=[HeldOut(path=exam.path)])}
+    assert build(source("a", [*TEXTS, "the caf\u00e9"]), **options).sources[0].held_out == 1
+
+
+def test_equal_documents_are_read_once_where_that_is_asked(build, source, caplog):
+    caplog.set_level(logging.INFO, logger="cpt")
+    first = source("a", TEXTS + TEXTS[:50])
+    both, once = build(first), build(first, deduplicate="exact")
+    assert both.sources[0].documents == 450 and both.sources[0].dropped == {}
+    assert (once.sources[0].documents, once.sources[0].held_out, once.sources[0].dropped) == (400, 0, {"exact duplicate": 50})
+    assert "0 held out, 50 dropped (exact duplicate)" in caplog.text and once.fingerprint != both.fingerprint
+
+
+def test_held_out_documents_are_there_once_too(build, source):
+    options = {"deduplicate": "exact", "evaluation": Evaluation(held_out_share=0.2)}
+    once, twice = build(source("a", TEXTS), **options), build(source("b", TEXTS * 2, name="a"), **options)
+    assert once.held_out["a"].num_documents == twice.held_out["a"].num_documents
+    (report,) = twice.sources
+    assert report.documents + once.held_out["a"].num_documents == report.dropped["exact duplicate"] == 400
+
+
+def test_near_duplicates_are_counted_by_themselves(build, source):
+    texts = [f"{text} {number} of the texts that are nearly the same as each other {number}" for number, text in enumerate(TEXTS[:9])]
+    report = build(source("a", [*texts, texts[0] + ".", texts[1]]), deduplicate="near").sources[0]
+    assert report.dropped["exact duplicate"] == 1 and report.dropped["near duplicate"] >= 1
+    assert report.documents + sum(report.dropped.values()) == 11
 
 
 def test_names_of_sources_and_of_held_out_sets_must_be_unique(build, source):
@@ -130,6 +195,7 @@ def test_the_fingerprint_is_the_same_for_the_same_rows(build, source, tmp_path):
         {"seed": 2},
         {"sequence_length": 32},
         {"packing": "none"},
+        {"packing": "concatenate"},
         {"filters": [Component(name="pattern", drop="document 7 ")]},
         {"evaluation": Evaluation(held_out_share=0.5)},
     ],
@@ -148,6 +214,56 @@ def test_the_fingerprint_changes_with_weights_texts_and_tokenizer(build, source,
     fingerprints += [build_data(Data(sources=[first, second], sequence_length=64), other, seed=1, cache_dir=tmp_path).fingerprint]
     fingerprints += [build(source("a", [*TEXTS, "one more"]), second).fingerprint]
     assert len(set(fingerprints)) == 4
+
+
+def tokens_read(prepared, rows):
+    """Tokens of each source among the first rows, looked up one by one."""
+    read = [prepared.rows.locate(number) for number in range(rows)]
+    filled = [
+        np.diff(np.append(0, source.packing.lengths.cumsum()[source.packing.first_piece[1:] - 1])) for source in prepared.rows.sources
+    ]
+    return [sum(int(filled[source][row]) for which, row in read if which == source) for source in range(len(filled))]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concatenate", "none"])
+def test_weights_are_shares_of_tokens_however_full_the_rows_are(build, source, packing):
+    prepared = build(
+        source("a", ["x" * 33] * 300, weight=3.0), source("b", ["y" * 62] * 300), source("c", ["z"] * 999, weight=2.0), packing=packing
+    )
+    tokens = tokens_read(prepared, 20_000)
+    assert [number / sum(tokens) for number in tokens] == pytest.approx([1 / 2, 1 / 6, 1 / 3], abs=0.001)
+    assert list(prepared.shares(20_000).values()) == pytest.approx([1 / 2, 1 / 6, 1 / 3], abs=0.001)
+
+
+def test_a_temperature_gives_weights_by_size(build, source):
+    prepared = build(source("a", ["x" * 63] * 400), source("b", ["y" * 63] * 100), temperature=2.0)
+    assert [report.share for report in prepared.sources] == pytest.approx([2 / 3, 1 / 3])
+    assert list(prepared.shares(3000).values()) == pytest.approx([2 / 3, 1 / 3], abs=0.001)
+
+
+def test_phases_read_each_source_on_where_the_phase_before_left_it(build, source):
+    phases = [Phase(until=64 * 30, weights={"a": 1.0}), Phase(until=64 * 80, weights={"b": 1.0}), Phase(weights={"a": 1.0})]
+    prepared = build(source("a", ["x" * 63] * 40), source("b", ["y" * 63] * 50), phases=phases, budget=Budget(tokens=64 * 90))
+    assert sorted(prepared.rows.locate(number) for number in range(90)) == [
+        (source, row) for source in (0, 1) for row in range((40, 50)[source])
+    ]
+    assert [report.share for report in prepared.sources] == pytest.approx([4 / 9, 5 / 9])
+    assert prepared.shares(80, first=30) == {"a": 0, "b": 1} and prepared.epochs(90) == {"a": 1, "b": 1}
+
+
+def test_the_fingerprint_changes_with_a_phase(build, source):
+    def phased(until):
+        return build(source("a", TEXTS), source("b", TEXTS), phases=[Phase(until=until, weights={"a": 1.0}), Phase(weights={"b": 1.0})])
+
+    assert phased(64 * 1000).fingerprint != phased(64 * 1001).fingerprint
+
+
+def test_repeats_are_told_or_refused_before_the_run(build, source, caplog):
+    small = source("small", ["x" * 63] * 10)
+    build(small, source("large", ["y" * 63] * 100), budget=Budget(epochs=1))
+    assert "small 5.50 times (640 tokens)" in caplog.text
+    with pytest.raises(RecipeError, match="`small` has 640 tokens, the run needs 5.50 times as many"):
+        build(small, source("large", ["y" * 63] * 100), budget=Budget(epochs=1), when_exhausted="stop")
 
 
 def test_the_cache_is_where_the_environment_says(tokenizer, source, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ def test_every_complaint_comes_at_once(source, tmp_path):
     expected = [
         "missing.jsonl: no such file",
         "empty.jsonl: the file is empty",
-        "a.jsonl:1: no column `body`. It has: text. Set `data.sources[2].text_column`",
+        "a.jsonl:1: no column `body`. It has: text. Byte 0 of the file. Set `data.sources[2].text_column`",
         "no filter called `lenght`",
     ]
     assert len(found) == 4 and all(part in complaint for part, complaint in zip(expected, found, strict=True))
@@ -46,6 +46,20 @@ def test_hub_datasets_are_reported_as_unchecked(source):
     data = Data(sources=[source("a", ["text"]), Source(path="owner/name")])
     assert check_sources(data, Evaluation()) == []
     assert unchecked_sources(data, Evaluation()) == ["`data.sources[1].path`: owner/name (Hub)"]
+
+
+def test_a_bad_first_row_is_no_complaint_where_bad_rows_are_skipped(tmp_path):
+    (tmp_path / "a.jsonl").write_text("bad\n")
+    source = Source(path=str(tmp_path / "a.jsonl"))
+    assert len(complaints(source)) == 1 and complaints(source, on_bad_row="skip") == []
+
+
+def test_templates_and_functions_are_checked_and_remote_files_are_not(source):
+    (template,) = complaints(source("a", ["text"], template="{a.b}"))
+    (function,) = complaints(Source(path="no_such_lab:dump"))
+    assert "the template '{a.b}' must name columns" in template and "cannot import `no_such_lab`" in function
+    data = Data(sources=[Source(path="s3://bucket/*.parquet"), Source(path="no_such_lab:dump")])
+    assert unchecked_sources(data, Evaluation()) == ["`data.sources[0].path`: s3://bucket/*.parquet (remote)"]
 
 
 def test_only_the_first_row_is_read(tmp_path):

@@ -1,30 +1,12 @@
 import pytest
 
-from cpt.data.filters import build_filters, length, pattern, reason_to_drop, source_text
+from cpt.data.filters import FILTERS, build_filters, reason_to_drop, source_text
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 
 
 def view(text):
     return {"text": text, "source": "s", "where": "s.txt"}
-
-
-def test_length_gives_the_reason():
-    assert length(view("abc"), min_characters=4) == "shorter than 4 characters"
-    assert length(view("abc"), max_characters=2) == "longer than 2 characters"
-    assert length(view("abc"), min_characters=3, max_characters=3) is None
-
-
-def test_pattern_drops_and_requires():
-    assert pattern(view("see Lorem ipsum"), drop="[Ll]orem") == "matches [Ll]orem"
-    assert pattern(view("text"), require=r"\d") == r"does not match \d"
-    assert pattern(view("text 1"), drop="x{2}", require=r"\d") is None
-
-
-@pytest.mark.parametrize("options", [{}, {"drop": "("}])
-def test_pattern_without_a_regular_expression_is_refused(options):
-    with pytest.raises(RecipeError, match="filter `pattern`"):
-        pattern(view("text"), **options)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t "])
@@ -39,11 +21,20 @@ def test_the_first_refusing_filter_gives_the_reason():
     assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == ["longer than 2 characters", "matches a", None]
 
 
+@pytest.mark.parametrize("name", sorted(set(FILTERS) - {"pattern", "keep_share", "language"}))
+def test_a_filter_runs_with_its_published_defaults_on_any_text(name):
+    (check,) = build_filters({"data.filters": [Component(name=name)]})
+    for text in ("x", "a\u0301 \ud800 {}", "...\n" * 3, "# " * 50, "\n\n\n-", "1 2 3"):
+        assert isinstance(reason_to_drop(view(text), [check]), str | None)
+
+
 @pytest.mark.parametrize(
     "component, message",
     [
         (Component(name="lenght"), "no filter called `lenght`. Did you mean `length`"),
         (Component(name="length", min_chars=3), r"`data.filters\[0\].min_chars` is not an option of length"),
+        (Component(name="language"), r"`data.filters\[0\]` needs `keep`"),
+        (Component(name="gopher_quality", stop_words="the"), r"`data.filters\[0\].stop_words`: expected a list, got 'the'"),
         (Component(name="no_such_module:check"), "cannot import `no_such_module`"),
     ],
 )

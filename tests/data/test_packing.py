@@ -33,7 +33,7 @@ def test_no_row_is_empty_or_too_long(name, lengths, sequence_length):
         assert 1 <= sum(length for _, length in row) <= sequence_length
 
 
-@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("name", ["best_fit", "none"])
 @given(LENGTHS, st.integers(1, 16))
 def test_only_documents_longer_than_a_row_are_cut(name, lengths, sequence_length):
     packing = pack(*documents(lengths), sequence_length, name, 0)
@@ -54,6 +54,67 @@ def test_best_fit_equals_the_plain_algorithm(lengths, sequence_length):
     assert sorted(sequence_length - sum(length for _, length in row) for row in rows) == sorted(room)
 
 
+@given(LENGTHS, st.integers(1, 16))
+def test_concatenated_rows_are_full_but_for_the_last(lengths, sequence_length):
+    rows = rows_of(pack(*documents(lengths), sequence_length, "concatenate", 0))
+    sizes = [sum(length for _, length in row) for row in rows]
+    assert sizes[:-1] == [sequence_length] * (len(sizes) - 1) and len(sizes) == -(-sum(lengths) // sequence_length)
+
+
+@given(LENGTHS, st.integers(1, 16), st.integers(0, 3))
+def test_a_concatenated_document_goes_on_where_the_row_before_ended(lengths, sequence_length, seed):
+    starts, _ = documents(lengths)
+    pieces = [piece for row in rows_of(pack(*documents(lengths), sequence_length, "concatenate", seed)) for piece in row]
+    for (start, length), (following, _) in zip(pieces, pieces[1:], strict=False):
+        assert following == start + length or following in starts
+    assert len(pieces) <= len(lengths) + sum(lengths) // sequence_length
+
+
+@given(LENGTHS, st.integers(1, 16), st.data())
+def test_windows_begin_each_stride_until_they_reach_the_end(lengths, sequence_length, data):
+    stride = data.draw(st.integers(1, sequence_length))
+    starts, _ = documents(lengths)
+    expected = []
+    for start, length in zip(starts.tolist(), lengths, strict=True):
+        begins = range(0, max(1, length - sequence_length + stride), stride)
+        expected += [(start + at, min(sequence_length, length - at)) for at in begins]
+    pieces = [piece for row in rows_of(pack(*documents(lengths), sequence_length, "sliding_window", 0, stride)) for piece in row]
+    assert sorted(pieces) == sorted(expected)
+    assert {at for start, length in pieces for at in range(start, start + length)} == set(range(sum(lengths)))
+
+
+def test_a_full_window_has_a_row_of_its_own():
+    packing = pack(*documents([10, 3]), 4, "sliding_window", 0, 2)
+    assert sorted(rows_of(packing)) == [[(0, 4)], [(2, 4)], [(4, 4)], [(6, 4)], [(10, 3)]]
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@given(LENGTHS, st.integers(1, 16), st.integers(0, 5))
+def test_every_piece_stands_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):
+    packing = pack(*documents(lengths), sequence_length, name, 0, max(1, sequence_length // 2))
+    rows = [packing.pieces(row, epoch) for row in range(packing.num_rows)]
+    pieces = [piece for starts, sizes in rows for piece in zip(starts.tolist(), sizes.tolist(), strict=True)]
+    assert sorted(pieces) == sorted(zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True))
+    assert all(sizes.sum() <= sequence_length for _, sizes in rows)
+
+
+def test_other_documents_share_a_row_in_another_epoch():
+    packing = pack(*documents(np.random.default_rng(0).integers(20, 120, 5000)), 256, "best_fit", 0)
+
+    def company(epoch):
+        rows = [packing.pieces(row, epoch)[0].tolist() for row in range(packing.num_rows)]
+        return {(a, b) for row in rows for a in row for b in row if a < b}
+
+    first, second, third = map(company, range(3))
+    assert [packing.pieces(row, 0)[0].tolist() for row in range(9)] == [[start for start, _ in row] for row in rows_of(packing)[:9]]
+    assert len(first & second) < 0.1 * len(first) and len(second & third) < 0.1 * len(first)
+
+
+def test_a_row_of_any_epoch_is_found_without_the_others():
+    packing = pack(*documents([5, 5, 5, 3, 3, 2, 2, 9] * 9), 10, "best_fit", 0)
+    assert [packing.pieces(4, epoch)[0].tolist() for epoch in (10**9, 1, 10**9)][::2] == [packing.pieces(4, 10**9)[0].tolist()] * 2
+
+
 def test_one_document_a_row_without_packing():
     packing = pack(*documents([3, 5, 10]), 4, "none", 0)
     assert sorted(length for row in rows_of(packing) for _, length in row) == [1, 2, 3, 4, 4, 4]
@@ -68,7 +129,17 @@ def test_the_seed_decides_which_equal_documents_come_together():
 def test_many_documents_are_packed_densely_and_at_once():
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1.2, 100_000)).astype(np.int64)
     packing = pack(*documents(lengths), 2048, "best_fit", 0)
+    assert packing.lengths.sum() == lengths.sum()
     assert lengths.sum() / (packing.num_rows * 2048) > 0.9998
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sequence_length", [512, 2048, 8192])
+@pytest.mark.parametrize("mu, sigma", [(5, 0.7), (6, 1.2), (7, 1.5)])
+def test_at_most_three_in_a_thousand_are_padding_and_none_is_lost(mu, sigma, sequence_length):
+    lengths = np.maximum(1, np.random.default_rng(1).lognormal(mu, sigma, 200_000)).astype(np.int64)
+    packing = pack(*documents(lengths), sequence_length, "best_fit", 0)
+    assert packing.lengths.sum() == lengths.sum() >= 0.997 * packing.num_rows * sequence_length
 
 
 def test_a_packing_is_stored_once_and_read_back(tmp_path):
@@ -79,7 +150,10 @@ def test_a_packing_is_stored_once_and_read_back(tmp_path):
     assert pack_once("digest", starts, lengths, 4, "best_fit", 0, tmp_path) == folder
 
 
-@pytest.mark.parametrize("change", [{"store_digest": "x"}, {"starts": 1}, {"sequence_length": 5}, {"packing": "none"}, {"seed": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"store_digest": "x"}, {"starts": 1}, {"sequence_length": 5}, {"packing": "none"}, {"seed": 1}, {"stride": 2}],
+)
 def test_another_packing_has_another_folder(tmp_path, change):
     starts, lengths = documents([3, 5, 10])
     asked = {"store_digest": "d", "starts": starts, "lengths": lengths, "sequence_length": 4, "packing": "best_fit", "seed": 0}

@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from cpt.data.build import build_data
-from cpt.data.rows import stack_rows
+from cpt.data.packing import PACKINGS
+from cpt.data.rows import cu_seqlens, stack_rows
 from cpt.recipe.schema import Data
 
 PAD = 257
@@ -16,7 +18,8 @@ FIXTURES_ARE_READ_ONLY = settings(suppress_health_check=[HealthCheck.function_sc
 @pytest.fixture
 def rows_of(tokenizer, source, tmp_path):
     def build(texts, sequence_length=16, packing="best_fit"):
-        data = Data(sources=[source("a", texts)], sequence_length=sequence_length, packing=packing)
+        stride = 6 if packing == "sliding_window" else None
+        data = Data(sources=[source("a", texts)], sequence_length=sequence_length, packing=packing, stride=stride)
         return build_data(data, tokenizer, seed=1, cache_dir=tmp_path / "cache").rows.sources[0]
 
     return build
@@ -38,12 +41,17 @@ def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packin
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("epoch", [0, 3])
 @FIXTURES_ARE_READ_ONLY
 @given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
-def test_labels_are_the_ids_but_for_first_tokens_and_padding(rows_of, texts):
-    for row in rows_of(texts):
+def test_labels_are_the_ids_but_for_first_tokens_and_padding(rows_of, packing, epoch, texts):
+    rows = rows_of(texts, packing=packing)
+    for row in (rows.row(number, epoch) for number in range(len(rows))):
         unlabelled = (row["position_ids"] == 0) | (row["input_ids"] == PAD)
         assert (row["labels"][unlabelled] == -100).all()
+        after_an_end = (row["input_ids"] == 256).roll(1)[1:]
+        assert (row["position_ids"][1:][after_an_end] == 0).all(), "a new document begins after each end"
         assert torch.equal(row["labels"][~unlabelled], row["input_ids"][~unlabelled])
 
 
@@ -83,3 +91,27 @@ def test_rows_travel_to_other_processes_by_name(rows_of):
 def test_rows_are_stacked_by_name():
     batch = stack_rows([{"input_ids": torch.tensor([1, 2])}, {"input_ids": torch.tensor([3, 4])}])
     assert batch["input_ids"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of):
+    rows = rows_of([f"{number:03}" for number in range(200)])
+    first, second = ([rows.row(number, epoch) for number in range(len(rows))] for epoch in (0, 1))
+    assert sorted(piece for row in first for piece in pieces(row)) == sorted(piece for row in second for piece in pieces(row))
+    assert {tuple(sorted(map(tuple, pieces(row)))) for row in first} != {tuple(sorted(map(tuple, pieces(row)))) for row in second}
+    assert all(torch.equal(row["input_ids"], rows[number]["input_ids"]) for number, row in enumerate(first))
+
+
+def test_cu_seqlens_bound_the_documents_of_all_rows(rows_of):
+    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
+    bounds, longest = cu_seqlens(torch.stack([row["position_ids"]] * 2))
+    assert (bounds.tolist(), bounds.dtype, longest) == ([0, 5, 8, 11, 16, 19, 22], torch.int32, 5)
+    assert cu_seqlens(row["position_ids"])[0].tolist() == [0, 5, 8, 11]
+
+
+@FIXTURES_ARE_READ_ONLY
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20))
+def test_cu_seqlens_are_what_transformers_takes_from_the_positions(lengths):
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    (theirs, _), (longest, _) = prepare_fa_kwargs_from_position_ids(positions)
+    bounds, max_length = cu_seqlens(positions)
+    assert torch.equal(bounds, theirs) and max_length == longest

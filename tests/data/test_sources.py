@@ -1,10 +1,21 @@
 import json
+import os
+import pickle
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cpt.data.sources import find_files, hash_file, is_local, open_source, read_hub
+from cpt.data.documents import Document
+from cpt.data.readers.formats import READERS
+from cpt.data.readers.opening import COMPRESSED
+from cpt.data.sources import find_files, hash_file, is_local, kind_of, open_source, pieces_of, read_piece, states_of
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
+from cpt.recipe.sense_data import COMPRESSED_FILES, DOCUMENT_FILES
 
 
 def texts(path, **options):
@@ -81,6 +92,12 @@ def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert all(map(is_local, ["sub", "data/a.jsonl", "data/*.x", "./owner/name", "~/corpus", "/data/corpus", "one/two/three", "word"]))
     assert not any(map(is_local, ["HuggingFaceFW/fineweb-edu", "owner/name.v1"]))
+    kinds = {"s3://bucket/a.jsonl": "url", "my_lab.data:dump": "function", "owner/name": "hub", "a.jsonl.gz": "local", "a/*": "local"}
+    assert {path: kind_of(path) for path in kinds} == kinds
+
+
+def test_the_sense_gate_knows_the_same_files():
+    assert set(READERS) == DOCUMENT_FILES and set(COMPRESSED) == COMPRESSED_FILES
 
 
 def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):
@@ -90,26 +107,99 @@ def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):
         texts("owner/name")
 
 
-@pytest.mark.parametrize("max_documents", [None, 2])
-def test_a_hub_dataset_is_read_by_datasets(tmp_path, monkeypatch, max_documents):
-    """A folder called like a dataset's id is what `load_dataset` takes without the Hub."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner/name").mkdir(parents=True)
-    (tmp_path / "owner/name/train.jsonl").write_text("".join(json.dumps({"text": text, "n": 1}) + "\n" for text in "abc"))
-    read = read_hub(Source(path="owner/name", max_documents=max_documents), "k")
-    assert list(read) == [(f"owner/name: row {number}", text) for number, text in enumerate("abc", start=1)]
-    with pytest.raises(DataError, match="owner/name: row 1: no column `body`. It has: text, n. Set `k.text_column`"):
-        next(read_hub(Source(path="owner/name", text_column="body", max_documents=max_documents), "k"))
-    with pytest.raises(DataError, match="split `test`"):
-        next(read_hub(Source(path="owner/name", split="test", max_documents=max_documents), "k"))
-
-
 def test_files_of_a_source_are_sorted(folder):
     assert [file.name for file in find_files(Source(path=str(folder)), "k")] == ["a.md", "b.txt", "c.txt", "d.jsonl"]
+
+
+def test_what_a_folder_holds_is_told(folder, caplog):
+    caplog.set_level("INFO", "cpt")
+    texts(folder)
+    assert [record.message for record in caplog.records] == [f"{folder}: 2 txt, 1 md, 1 jsonl, 3 skipped: .py, .txt"]
+
+
+def test_states_follow_files_and_what_a_server_says_of_them(folder):
+    before = states_of(Source(path=str(folder)), "k")
+    os.utime(folder / "b.txt", ns=(1, 1))
+    after = states_of(Source(path=str(folder)), "k")
+    assert [name for name, *_ in before] == [name for name, *_ in after] and before != after
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/states/a.txt", b"one")
+    (first,) = states_of(Source(path="memory://states"), "k")
+    memory.pipe("/states/a.txt", b"two")
+    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
+    assert states_of(Source(path="owner/name"), "k") == states_of(Source(path="my_lab:dump"), "k") == []
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [("memory://nothing/a.txt", "no such file"), ("memory://nothing", "no such file"), ("gopher://x/a.txt", "cannot be read")],
+)
+def test_a_url_without_files_is_said_with_the_key(path, message):
+    with pytest.raises(DataError, match=message) as error:
+        texts(path)
+    assert "`data.sources[0].path`" in str(error.value)
 
 
 def test_a_files_hash_follows_its_content(folder):
     before = hash_file(folder / "b.txt", "k")
     (folder / "b.txt").write_text("changed")
     assert hash_file(folder / "b.txt", "k") != before
+
+
+LINES = st.lists(
+    st.sampled_from(
+        [
+            '{"text": "one"}',
+            '{"text": "twö 🎉"}',
+            "",
+            "   ",
+            "\ufeff\u2028x",
+            "bad",
+            '{"text": ""}',
+            '{"text": "a\\u2028b"}',
+            '{"text": "x\u2028y"}',
+        ]
+    )
+    | st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=30).map(
+        lambda text: json.dumps({"text": text}, ensure_ascii=False)
+    ),
+    max_size=40,
+)
+
+
+def read_all(source, piece_bytes):
+    """Each item as its text or reason, with its place; and how many pieces there were."""
+    pieces = pieces_of(source, "k", piece_bytes)
+    items = [item for piece in pieces for item in read_piece(source, piece, "k")]
+    return [(item.text if isinstance(item, Document) else (item.reason, item.byte), item.where) for item in items], len(pieces)
+
+
+@given(LINES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(1, 200), st.sampled_from(["jsonl", "txt"]))
+@settings(max_examples=150)
+def test_pieces_of_lines_give_what_the_whole_file_gives(tmp_path_factory, lines, end, bom, last_end, piece_bytes, kind):
+    path = tmp_path_factory.mktemp("pieces") / f"a.{kind}"
+    path.write_bytes(b"\xef\xbb\xbf" * bom + end.join([*lines, '{"text": "last"}' + end * last_end]).encode())
+    source = Source(path=str(path), text_documents="line")
+    whole, _ = read_all(source, 10**9)
+    parts, num_pieces = read_all(source, piece_bytes)
+    assert parts == whole and num_pieces == -(-path.stat().st_size // piece_bytes)
+    by_hand = [line for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    assert len(whole) == len(by_hand)
+
+
+@given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 2000))
+@settings(max_examples=30)
+def test_pieces_of_parquet_give_what_the_whole_file_gives(tmp_path_factory, rows, group, piece_bytes):
+    path = tmp_path_factory.mktemp("pieces") / "a.parquet"
+    pq.write_table(pa.table({"text": [f"text {row}" if row % 7 else None for row in range(rows)]}), path, row_group_size=group)
+    source = Source(path=str(path))
+    assert read_all(source, piece_bytes)[0] == read_all(source, 10**9)[0]
+    assert [where for _, where in read_all(source, piece_bytes)[0]] == [f"{path}: row {row}" for row in range(1, rows + 1)]
+
+
+def test_pieces_can_be_read_in_other_processes_in_any_order(folder):
+    (folder / "big.jsonl").write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(100)))
+    source = Source(path=str(folder))
+    pieces = pickle.loads(pickle.dumps(pieces_of(source, "k", piece_bytes=300)))
+    read = {piece.number: [item.where for item in read_piece(source, piece, "k")] for piece in reversed(pieces)}
+    assert [where for number in sorted(read) for where in read[number]] == [document.where for document in open_source(source, "k")]

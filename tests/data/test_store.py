@@ -27,8 +27,8 @@ publish_once(Path(sys.argv[1]), fill)
 
 def write_two_documents(folder):
     writer = TokenWriter(folder, np.dtype(np.uint16))
-    writer.append(np.array([1, 2, 3], np.uint16), np.array([3]), [2**64 - 1], [5])
-    writer.append(np.array([4], np.uint16), np.array([1]), [7], [1])
+    writer.append(np.array([1, 2, 3], np.uint16), np.array([3]), np.array([2**64 - 1], np.uint64), np.array([5]))
+    writer.append(np.array([4], np.uint16), np.array([1]), np.array([7], np.uint64), np.array([1]))
     writer.close({"empty": 2}, {"a.txt": "hash"})
 
 
@@ -52,14 +52,14 @@ def test_a_store_travels_to_other_processes_by_its_name(store):
 def test_the_digest_follows_the_tokens(store, tmp_path):
     def write_others(folder):
         writer = TokenWriter(folder, np.dtype(np.uint16))
-        writer.append(np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), [2**64 - 1, 7], [5, 1])
+        writer.append(np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), np.array([2**64 - 1, 7], np.uint64), np.array([5, 1]))
         writer.close({}, {})
 
     assert TokenStore(publish_once(tmp_path / "same", write_two_documents)).description.digest == store.description.digest
     assert TokenStore(publish_once(tmp_path / "other", write_others)).description.digest != store.description.digest
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "description.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "description.json"])
 @pytest.mark.parametrize("damage", ["cut", "missing"])
 def test_a_damaged_store_says_to_delete_it(store, name, damage):
     file = store.folder / name

@@ -1,12 +1,15 @@
 import copy
+import logging
+import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from cpt.data import tokenization
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 
@@ -102,3 +105,77 @@ def test_the_fingerprint_follows_what_the_tokenizer_does(tokenizer):
     assert DocumentEncoder(other).fingerprint == DocumentEncoder(tokenizer).fingerprint
     other.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     assert DocumentEncoder(other).fingerprint != DocumentEncoder(tokenizer).fingerprint
+
+
+@pytest.fixture(scope="module")
+def encoders(tokenizer_folder):
+    """The same tokenizer, trained on words, by Hugging Face and by gigatoken."""
+    slowly = DocumentEncoder(AutoTokenizer.from_pretrained(tokenizer_folder))
+    fast = slowly.proven_for(["the model reads", "a document"])
+    assert (slowly.engine.split()[0], fast.engine.split()[0]) == ("tokenizers", "gigatoken")
+    return slowly, fast
+
+
+hard_text = st.text(st.characters(codec="utf-8"), max_size=60) | st.text("ab \n\t\r's12.,<|>end\u0301\u3000\x00", max_size=80)
+
+
+@given(st.lists(hard_text | st.sampled_from(["<|endoftext|>", "a<pad>b", "<|im_start|>", "<|endof"]), max_size=8))
+def test_gigatoken_gives_the_ids_of_hugging_face(encoders, texts):
+    slowly, fast = (documents(encoder, texts) for encoder in encoders)
+    assert fast == slowly
+
+
+@pytest.mark.slow
+def test_gigatoken_gives_the_ids_of_hugging_face_for_every_character(encoders):
+    texts = [f"a{chr(number)}{chr(number)} {chr(number)}1" for number in range(0x110000) if not 0xD800 <= number < 0xE000]
+    for slowly, fast in zip(encoders[0].encode(texts), encoders[1].encode(texts), strict=True):
+        assert np.array_equal(slowly, fast)
+
+
+def test_a_tokenizer_that_gigatoken_reads_otherwise_stays_with_hugging_face(tokenizer, caplog):
+    """gigatoken finds an added `word` inside other words too, where Hugging Face's tokenizer asks for a whole one."""
+    caplog.set_level(logging.INFO, "cpt")
+    grown = copy.deepcopy(tokenizer)
+    grown.add_tokens([AddedToken("word", single_word=True)])
+    encoder = DocumentEncoder(grown).proven_for(["no such thing here"])
+    assert encoder.engine.startswith("tokenizers")
+    (message,) = [record.message for record in caplog.records]
+    assert "gigatoken" in message and "its ids differ for 'awordb'" in message
+
+
+def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "cpt")
+    monkeypatch.setattr("cpt.data.gigatoken_proof.HARD_STRINGS", [])
+    monkeypatch.setattr("cpt.data.gigatoken_proof.around_added_tokens", lambda content: [])
+    grown = copy.deepcopy(tokenizer)
+    grown.add_tokens([AddedToken("word", single_word=True)])
+    assert DocumentEncoder(grown).proven_for(["nothing"]).engine.startswith("gigatoken")
+    assert DocumentEncoder(grown).proven_for(["nothing", "a swordfish"]).engine.startswith("tokenizers")
+    assert "its ids differ for 'a swordfish'" in caplog.text
+
+
+def test_tokenizers_that_gigatoken_is_not_made_for_are_told(caplog):
+    caplog.set_level(logging.INFO, "cpt")
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "e": 1}, unk_token="a")), eos_token="e")
+    assert DocumentEncoder(words).proven_for(["a"]).engine.startswith("tokenizers")
+    assert "byte-level BPE, and this is WordLevel" in caplog.text
+    assert DocumentEncoder(ByT5Tokenizer()).proven_for(["a"]).engine == "ByT5Tokenizer"
+
+
+def test_without_gigatoken_the_work_is_done_all_the_same(tokenizer, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "cpt")
+    monkeypatch.setattr(tokenization, "gigatoken_version", lambda: None)
+    assert DocumentEncoder(tokenizer).proven_for(["a"]).engine.startswith("tokenizers")
+    assert "pip install gigatoken" in caplog.text
+
+
+def test_an_encoder_travels_to_other_processes(encoders):
+    for encoder in encoders:
+        copied = pickle.loads(pickle.dumps(encoder))
+        assert copied.engine == encoder.engine and documents(copied, ["the model"]) == documents(encoder, ["the model"])
+
+
+def test_no_documents_are_no_ids(encoders):
+    for encoder in encoders:
+        ids, lengths = encoder.encode([])
+        assert len(ids) == len(lengths) == 0

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
-from cpt.recipe.load import dump_recipe, load_recipe, load_with_places
+from cpt.recipe.load import dump_recipe, load_mixture, load_recipe, load_with_places
 from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Budget, Data, Model, Recipe, Source
 from cpt.recipe.tree import place_of
@@ -187,3 +187,24 @@ def test_any_value_survives_dumping(tmp_path, config, text):
     )
     (tmp_path / "r.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe(tmp_path / "r.yaml") == recipe
+
+
+def test_a_mixture_file_is_a_data_section_alone(here):
+    (here / "m.yaml").write_text("total_tokens: 5\nsources: [{path: a/b}]\n")
+    (here / "on_top.yaml").write_text("base: m.yaml\nsequence_length: 64\n")
+    assert load_mixture("m.yaml")[0].sources[0].path == "a/b"
+    assert load_mixture("on_top.yaml", ["data.packing=none"])[0].model_dump(include={"sequence_length", "packing"}) == {
+        "sequence_length": 64,
+        "packing": "none",
+    }
+
+
+def test_a_mixture_is_read_from_a_recipe_too(here):
+    (here / "r.yaml").write_text("name: r\nseed: 3\nmodel: {path: a/b}\nbudget: {epochs: 1}\ndata: {sources: [{path: a/b}]}\n")
+    data, seed = load_mixture("r.yaml")
+    assert data.sources[0].path == "a/b" and seed == 3
+
+
+def test_a_mixture_file_that_is_not_there_is_told(here):
+    with pytest.raises(RecipeError, match="m.yaml.*no such file"):
+        load_mixture("m.yaml")

@@ -26,6 +26,7 @@ def test_sections_lists_and_free_mappings_are_told_apart():
 def test_a_location_leads_to_its_annotation():
     assert section_in(annotation_at(("data", "sources", 3))) is Source
     assert annotation_at(("training", "bf16")) is None
+    assert annotation_at(("model", "hashes", "model.safetensors")) is str
     assert child_annotation(Data, "nothing") is None
 
 

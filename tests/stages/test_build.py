@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from tiny import write_recipe
 
 from cpt.data.build import build_data
@@ -20,13 +21,14 @@ def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path
     run = tmp_path / "runs" / "tiny"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 9))
+    assert [line["share_domain"] for line in lines if "loss" in line][-1] == pytest.approx(0.7, abs=0.03)  # 32 rows
     assert [line["step"] for line in lines if "eval_held_out_loss" in line] == [0, 8]
     assert [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()] == [0, 8]
 
 
 def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "my_lab").mkdir()
-    (tmp_path / "my_lab" / "stage.py").write_text(
+    (tmp_path / "own_lab").mkdir()
+    (tmp_path / "own_lab" / "stage.py").write_text(
         "from cpt.stages.cpt import COLUMNS, CONFIG\n"
         "from cpt.stages.trainer import CPTTrainer\n"
         "class Mine(CPTTrainer):\n    pass\n"
@@ -34,7 +36,7 @@ def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch
         "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
     )
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "my_lab.stage"}, tmp_path / "recipe.yaml"))
+    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "own_lab.stage"}, tmp_path / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
     trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)

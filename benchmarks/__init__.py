@@ -1,0 +1,1 @@
+"""Measurements against what users would otherwise pick; each is `python -m benchmarks.NAME`."""

@@ -1,0 +1,105 @@
+"""What every reader gives: a document, or a row that cannot be one, each with its place."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a source that can be read by itself: bytes of a file of lines, row groups of a parquet file, or a whole file.
+
+    A line belongs to the piece in which its first byte lies.
+    """
+
+    path: str
+    start: int
+    stop: int | None
+    """None: to the end."""
+    number: int
+    """Among the pieces of the source, in the order of the documents."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a piece come from; shared by all of them."""
+
+    path: str
+    unit: Literal["line", "row", "item", "document"]
+    """What is counted. A file that is one document has nothing to count."""
+    start: int = 0
+    """Byte of the file at which the counting of lines begins."""
+
+    def where(self, number: int) -> str:
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file."""
+        if self.unit == "document":
+            return self.path
+        if self.unit == "line":
+            return f"{self.path}:{lines_before(self.path, self.start) + number}"
+        return f"{self.path}: {self.unit} {number}"
+
+
+class Document(NamedTuple):
+    """A text and where it stands.
+
+    A plain tuple, because there are billions. `where` is worked out when it is asked for: in the middle of a large file that means counting
+    the lines before. So ask for it of the documents that a message is about, not of each one.
+    """
+
+    text: str
+    origin: Origin
+    number: int
+
+    @property
+    def where(self) -> str:
+        """As an error would name it."""
+        return self.origin.where(self.number)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that is no document."""
+
+    reason: str
+    """In a few words that many rows share, to count by: `not valid JSON`."""
+    detail: str
+    """What exactly is wrong with this one."""
+    origin: Origin
+    number: int
+    byte: int | None = None
+    """Where in the file (of a compressed one: in what is in it) the row begins or, where that is known, goes wrong."""
+    raw: bytes | None = None
+    """The row itself, where there is one."""
+    num_rows: int = 1
+    """How many rows are lost by it: more than one where a whole file or the rest of it is."""
+
+    @property
+    def where(self) -> str:
+        """As an error would name it."""
+        return self.origin.where(self.number)
+
+
+class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and becomes a BadRow
+    """Why a row is none; readers turn it into a BadRow."""
+
+    def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
+        super().__init__(detail or reason)
+        self.reason, self.detail, self.byte = reason, detail or reason, byte
+
+
+COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order
+
+
+def lines_before(path: str, byte: int) -> int:
+    """How many lines end before a byte of a file."""
+    if not byte:
+        return 0
+    at, lines = COUNTED.get(path, (0, 0))
+    if at > byte:
+        at, lines = 0, 0
+    with open(path, "rb") as file:
+        file.seek(at)
+        while at < byte and (block := file.read(min(1 << 22, byte - at))):
+            lines += block.count(b"\n")
+            at += len(block)
+    COUNTED[path] = at, lines
+    return lines

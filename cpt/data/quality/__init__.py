@@ -1,0 +1,1 @@
+"""The built-in filters, a file for each paper or idea."""

@@ -1,0 +1,54 @@
+"""The user's own source: a function `package.module:function` that gives texts, or rows with columns."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cpt.data.documents import BadRow, BadValue, Document, Origin
+from cpt.data.readers.values import AnySource, clean, kind, refuse_surrogates, text_of
+from cpt.errors import RecipeError
+from cpt.extend import check_options, find
+
+NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+
+
+def is_function(path: str) -> bool:
+    """True for `package.module:function`, unless a file is called so."""
+    return NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def find_function(source: AnySource, key: str) -> Callable[..., Any]:
+    """The function, with its options checked.
+
+    Raises:
+        RecipeError: it does not exist, or does not take the options.
+    """
+    function = find("source", source.path, {})
+    check_options(function, source.options, f"{key}.options")
+    return function
+
+
+def call_function(source: AnySource, key: str) -> Iterable[object]:
+    """What the function gives for the recipe's options.
+
+    Raises:
+        RecipeError: it is not there, or gives nothing to go through.
+    """
+    rows: object = find_function(source, key)(**source.options)
+    if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
+        raise RecipeError(f"`{key}.path`: {source.path} gave {kind(rows)}. It must give texts or rows to go through: a list, a generator.")
+    return rows  # type: ignore[return-value]
+
+
+def read_function(source: AnySource, key: str) -> Iterator[Document | BadRow]:
+    """The documents in the order in which the function gives them."""
+    origin = Origin(source.path, "item")
+    for number, row in enumerate(call_function(source, key), start=1):
+        try:
+            if not isinstance(row, str | Mapping):
+                raise BadValue("wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`")
+            text = clean(row, "text") if isinstance(row, str) else text_of(row, source)
+            yield Document(refuse_surrogates(text), origin, number)
+        except BadValue as bad:
+            yield BadRow(bad.reason, bad.detail, origin, number, raw=repr(row).encode("utf-8", "backslashreplace"))

@@ -1,0 +1,45 @@
+"""Datasets on the Hub, through `datasets`: whole, or as they arrive."""
+
+from collections.abc import Iterator
+
+import orjson
+
+from cpt.data.documents import BadRow, BadValue, Document, Origin
+from cpt.data.readers.values import AnySource, first_line, refuse_surrogates, text_of
+from cpt.errors import DataError, ResourceError
+
+
+def read_hub(source: AnySource, key: str) -> Iterator[Document | BadRow]:
+    """The rows of a dataset, streamed where only the first are wanted.
+
+    Raises:
+        DataError: there is no such dataset, split or file, or it cannot be read.
+        ResourceError: the Hub cannot be reached.
+    """
+    import datasets  # takes a second, and `cpt check` must answer at once
+
+    origin = Origin(source.path, "row")
+    try:
+        rows = datasets.load_dataset(
+            source.path,
+            source.subset,
+            data_files=source.data_files or None,
+            split=source.split,
+            revision=source.revision,
+            streaming=source.streaming or source.max_documents is not None,
+        )
+        for number, row in enumerate(rows, start=1):
+            try:
+                yield Document(refuse_surrogates(text_of(row, source)), origin, number)
+            except BadValue as bad:
+                yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row, default=str))
+    except (FileNotFoundError, ValueError, RuntimeError) as problem:
+        raise DataError(
+            f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`: {first_line(problem)} "
+            f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
+        ) from problem
+    except OSError as problem:  # ConnectionError among them
+        raise ResourceError(
+            f"{source.path}: no such local path, and the Hub cannot be reached: {first_line(problem)}. "
+            f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
+        ) from problem

@@ -1,0 +1,117 @@
+"""From a row to its text: which column or template, and what a text must be."""
+
+import string
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from cpt.data.documents import BadValue
+from cpt.errors import RecipeError
+from cpt.recipe.schema import HeldOut, Source
+
+AnySource = Source | HeldOut
+
+
+def text_of(row: Mapping[str, object], source: AnySource) -> str:
+    """The document's text.
+
+    Raises:
+        BadValue: it is not there, or is no text.
+    """
+    if source.template is None:
+        return clean(value_of(row, source.text_column), source.text_column)
+    values = {column: value_of(row, column) for column in columns_of(source)}
+    return clean(source.template.format(**{column: filled_in(value, column) for column, value in values.items()}), "the template's text")
+
+
+def value_of(row: Mapping[str, object], column: str) -> object:
+    """What stands in a column."""
+    if column not in row:
+        raise missing_column(list(row), column)
+    return row[column]
+
+
+def clean(text: object, column: str) -> str:
+    """A value that is a text, and one that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise BadValue("null" if text is None else "wrong type", f"`{column}` is {kind(text)}, expected a string")
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: this is no text")
+    return text
+
+
+def refuse_surrogates(text: str) -> str:
+    """Half a character is no text; files' readers notice it by themselves, Python functions may give it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise BadValue("lone surrogate", f"a lone surrogate (half of a character) at character {problem.start}") from problem
+    return text
+
+
+def filled_in(value: object, column: str) -> str:
+    """A value inside a template; numbers are fine there."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadValue("null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number")
+    return str(value)
+
+
+def columns_of(source: AnySource) -> Sequence[str]:
+    """The columns that the text is made of."""
+    return (source.text_column,) if source.template is None else template_columns(source.template)
+
+
+@cache
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, each once.
+
+    Raises:
+        RecipeError: it is no template of plain columns.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as problem:
+        raise RecipeError(f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{.") from problem
+    names = [name for _, name, _, _ in parts if name is not None]
+    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
+    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
+        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
+    return tuple(dict.fromkeys(names))
+
+
+def check_columns(found: Sequence[str], source: AnySource) -> None:
+    """Refuse a file without the columns that the text is made of."""
+    for column in columns_of(source):
+        if column not in found:
+            raise missing_column(found, column)
+
+
+def missing_column(found: Sequence[str], column: str) -> BadValue:
+    """What is there instead."""
+    return BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
+
+
+def decode(raw: bytes) -> str:
+    """UTF-8 text of a text file.
+
+    Raises:
+        BadValue: its `byte` counts from the beginning of `raw`.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
+        raise BadValue("invalid UTF-8", what, problem.start) from problem
+    if "\0" in text:
+        raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: this is no text", raw.index(0))
+    return text
+
+
+def kind(value: object) -> str:
+    """What a value is, in JSON's words."""
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+def first_line(problem: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(problem).splitlines() or [type(problem).__name__])[0]

@@ -1,0 +1,186 @@
+"""A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small token store."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+from cpt.data.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
+from cpt.data.components import ComponentLists
+from cpt.data.document_view import DocumentView
+from cpt.data.documents import Document, Piece
+from cpt.data.filters import build_filters, reason_to_drop
+from cpt.data.readers.opening import size_of
+from cpt.data.sources import AnySource, pieces_of, read_piece
+from cpt.data.store import TokenWriter, key_of, publish_once
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.transforms import Transform, apply_transforms, build_transforms
+from cpt.recipe.sense_data import reported_name
+
+Shard = list[Piece]
+SHARD_BYTES = 16 * 2**20  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """What is done to each shard of a source; travels to worker processes."""
+
+    source: AnySource
+    key: str
+    """Where the source stands in the recipe, for messages: `data.sources[0]`."""
+    filters: ComponentLists
+    transforms: ComponentLists
+    encoder: DocumentEncoder
+    on_bad_row: OnBadRow
+    folder: Path
+    """Holds the shards, each in a folder of its own."""
+    prove_on_the_way: bool = False
+    """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
+
+    def __call__(self, shard: Shard) -> None:
+        """Make the shard, if it is not there yet."""
+        publish_once(self.folder_of(shard), lambda folder: fill_shard(self, shard, folder), durable=False)
+
+    def folder_of(self, shard: Shard) -> Path:
+        """Equal pieces, equal name."""
+        return self.folder / key_of({"pieces": [[piece.path, piece.start, piece.stop] for piece in shard]})
+
+
+def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
+    """Write the shard's documents, in order, to a token store in `folder`."""
+    encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
+    writer, text_digest, longest = TokenWriter(folder, encoder.dtype), xxh3_128(), ("", 0)
+    rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
+    documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
+    for batch in batches(keep(documents, work, dropped)):
+        texts = [text for text, _ in batch]
+        if work.prove_on_the_way and not writer.num_documents:
+            encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
+        ids, lengths = encoder.encode(texts)
+        hashes, num_bytes = np.empty(len(texts), np.uint64), np.empty(len(texts), np.int64)
+        for number, text in enumerate(texts):
+            raw = text.encode()
+            hashes[number], num_bytes[number] = xxh3_64_intdigest(raw), len(raw)
+        text_digest.update(hashes.data)
+        writer.append(ids, lengths, hashes, num_bytes)
+        at = int(lengths.argmax())
+        if lengths[at] > longest[1]:
+            longest = batch[at][1].where, int(lengths[at])
+    if bad:
+        write_bad_rows(bad, folder)
+    writer.close(
+        dropped, {}, bad_rows=count_reasons(bad), longest=longest, made_from={"engine": encoder.engine, "texts": text_digest.hexdigest()}
+    )
+
+
+def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
+    """The texts that transforms make and every filter lets pass, each with the document it comes from; others are counted by reason."""
+    transforms, filters, name = build_transforms(work.transforms), build_filters(work.filters), reported_name(work.source)
+    if not transforms and not filters:  # as fast as it can be said
+        for document in documents:
+            if document.text.isspace() or not document.text:
+                dropped["empty"] += 1
+            else:
+                yield document.text, document
+        return
+    for document in documents:
+        for view in apply(transforms, View(document, name), dropped):
+            reason = reason_to_drop(view, filters)
+            if reason is None:
+                yield view["text"], document
+            else:
+                dropped[reason] += 1
+
+
+def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
+    """The document itself where there is nothing to do."""
+    return apply_transforms(view, transforms, dropped) if transforms else [view]
+
+
+@dataclass(frozen=True)
+class View(Mapping[str, str]):
+    """What filters see of a document; where it stands is worked out only for those that ask."""
+
+    document: Document
+    source: str
+
+    def __getitem__(self, name: str) -> str:
+        if name == "text":
+            return self.document.text
+        if name == "where":
+            return self.document.where
+        if name == "source":
+            return self.source
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("text", "source", "where"))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
+    """Groups large enough to keep an encoder busy, small enough for the memory."""
+    for first in documents:
+        batch, characters = [first], len(first[0])
+        while characters < BATCH_CHARACTERS and len(batch) < BATCH_DOCUMENTS and (document := next(documents, None)) is not None:
+            batch.append(document)
+            characters += len(document[0])
+        yield batch
+
+
+@dataclass
+class Shards:
+    """A source's pieces, grouped so that small files share a shard."""
+
+    shards: list[Shard] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    """Of each shard's files or parts of files, about."""
+
+
+def shards_of(source: AnySource, key: str, *, is_file: bool) -> Shards:
+    """All pieces of the source in order.
+
+    Args:
+        is_file: False for what has no size and comes one row after the other, from the Hub or a function.
+    """
+    pieces = pieces_of(source, key, SHARD_BYTES)
+    if not is_file or source.max_documents is not None:  # documents are counted from the first on
+        return Shards([pieces], [sum(bytes_of(piece) for piece in pieces) if is_file else 0])
+    grouped = Shards()
+    for piece in pieces:
+        size = bytes_of(piece)
+        if not grouped.shards or grouped.num_bytes[-1] + size > SHARD_BYTES:
+            grouped.shards.append([])
+            grouped.num_bytes.append(0)
+        grouped.shards[-1].append(piece)
+        grouped.num_bytes[-1] += size
+    return grouped
+
+
+def bytes_of(piece: Piece) -> int:
+    """A whole file's size; parts are cut to SHARD_BYTES."""
+    return size_of(piece.path) if piece.start == 0 and piece.stop is None else SHARD_BYTES
+
+
+def sample(source: AnySource, shards: Sequence[Shard], key: str) -> list[str]:
+    """Documents to prove an encoder on: the source's first ones, and some from its middle and its end."""
+    texts: list[str] = []
+    spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
+    for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
+        rows = (item for piece in shard for item in read_piece(source, piece, key))
+        some = [item.text[:SAMPLE_CHARACTERS] for item in islice(rows, wanted) if isinstance(item, Document)]
+        budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
+        for text in some:
+            texts.append(text[:budget])
+            budget -= len(text)
+            if budget <= 0:
+                break
+    return texts

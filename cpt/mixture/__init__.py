@@ -1,0 +1,1 @@
+"""What a run will see of each source, told before it starts."""

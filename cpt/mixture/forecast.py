@@ -1,0 +1,144 @@
+"""Count what a run will read of each source, in all and in each phase, and judge whether that is what was asked."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cpt.data.build import PreparedData
+from cpt.data.phases import asked_shares, shares_over
+from cpt.data.repeats import rows_of_run
+from cpt.recipe.schema import Recipe
+
+CLOSE = 0.001  # share; what a mixture may be off
+PARTS, ROWS_OF_A_PART = 100, 50  # of a run, to show how its shares change; fewer rows show their rounding instead
+WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (arxiv.org/abs/2305.16264)
+
+
+@dataclass(frozen=True)
+class SourceForecast:
+    """One source over the whole run."""
+
+    name: str
+    documents: int
+    """Trained on."""
+    tokens: int
+    """Of these documents, once."""
+    held_out: int
+    """Documents."""
+    dropped: dict[str, int]
+    """Reason -> documents."""
+    bad_rows: dict[str, int]
+    """Reason -> rows."""
+    padding: float
+    """Share of its rows' positions that hold no token."""
+    asked: float
+    """Share of the run's tokens."""
+    seen: float
+    """Share of the run's tokens that it will have."""
+    epochs: float
+    """How many times the run goes through it."""
+    lengths: dict[int, int]
+    """Documents by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+
+
+@dataclass(frozen=True)
+class PhaseForecast:
+    """The shares between two points of the run."""
+
+    first_token: int
+    end_token: int
+    seen: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will see."""
+
+    name: str
+    tokens: int
+    """Of the whole run, padding included."""
+    rows: int
+    sources: list[SourceForecast]
+    phases: list[PhaseForecast]
+    course: list[PhaseForecast]
+    """Where there are phases: the shares in each of up to 100 equal parts of the run."""
+    is_reached: bool
+    """The shares come out as asked, and the run may start."""
+    remarks: list[str]
+    """What a reader should know before starting."""
+
+
+def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
+    """What this recipe's run will read; arithmetic on the prepared data, no row is looked at."""
+    rows = rows_of_run(recipe.budget, data.num_tokens, recipe.data.sequence_length)
+    asked = shares_over(asked_shares(recipe.data, [report.tokens for report in data.sources]), rows).tolist()
+    seen, epochs = data.shares(rows), data.epochs(rows)
+    sources = [
+        SourceForecast(
+            name=report.name,
+            documents=report.documents,
+            tokens=report.tokens,
+            held_out=report.held_out,
+            dropped=report.dropped,
+            bad_rows=report.bad_rows,
+            padding=report.padding,
+            asked=share,
+            seen=seen[report.name],
+            epochs=epochs[report.name],
+            lengths=report.lengths,
+        )
+        for report, share in zip(data.sources, asked, strict=True)
+    ]
+    off, refused, repeated = far_off(sources, rows), exhausted(recipe, sources), repeated_often(sources)
+    return Forecast(
+        name=recipe.name,
+        tokens=rows * recipe.data.sequence_length,
+        rows=rows,
+        sources=sources,
+        phases=phases_of(recipe, data, rows),
+        course=course_of(recipe, data, rows) if recipe.data.phases else [],
+        is_reached=not off and not refused,
+        remarks=off + refused + repeated,
+    )
+
+
+def phases_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForecast]:
+    """The shares in each phase, as far as the run gets."""
+    length = recipe.data.sequence_length
+    phases, first = [], 0
+    for phase in recipe.data.phases:
+        end = rows if phase.until is None or phase is recipe.data.phases[-1] else min(rows, round(phase.until / length))
+        if end > first:
+            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first)))
+        first = end
+    return phases
+
+
+def course_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForecast]:
+    """The shares in equal parts of the run, so that a gradual change shows as one."""
+    parts, length = min(PARTS, max(1, rows // ROWS_OF_A_PART)), recipe.data.sequence_length
+    edges = [rows * part // parts for part in range(parts + 1)]
+    return [PhaseForecast(first * length, end * length, data.shares(end, first)) for first, end in pairwise(edges)]
+
+
+def far_off(sources: list[SourceForecast], rows: int) -> list[str]:
+    """The sources whose shares do not come out, which is for want of rows to share out."""
+    off = [
+        f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}" for source in sources if abs(source.seen - source.asked) > CLOSE
+    ]
+    return (
+        [f"The run has {rows:,} rows, too few for these shares: {', '.join(off)}. Shorter rows or a longer run come closer."] if off else []
+    )
+
+
+def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
+    """The sources that may not be repeated and would be."""
+    short = [f"{source.name} ({source.epochs:.2f} times)" for source in sources if source.epochs > 1]
+    is_refused = short and recipe.data.when_exhausted == "stop"
+    return [f"`data.when_exhausted: stop` refuses this run: it reads more than there is of {', '.join(short)}."] if is_refused else []
+
+
+def repeated_often(sources: list[SourceForecast]) -> list[str]:
+    """The sources that are repeated more often than it pays."""
+    often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
+    what = f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv 2305.16264)"
+    return [f"{what}: {', '.join(often)}."] if often else []

@@ -1,0 +1,61 @@
+"""Print a forecast as tables."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cpt.mixture.forecast import Forecast, SourceForecast
+
+BARS = " ▁▂▃▄▅▆▇█"
+SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; what is shorter or longer stands at the ends
+
+
+def print_forecast(forecast: Forecast, console: Console) -> None:
+    """The sources, the phases where there are any, and the verdict."""
+    console.print(sources_table(forecast))
+    if forecast.phases:
+        console.print(phases_table(forecast))
+    for remark in forecast.remarks:
+        console.print(escape(remark), highlight=False)
+    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
+    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
+
+
+def sources_table(forecast: Forecast) -> Table:
+    """A row for each source."""
+    table = Table(title=f"What {escape(forecast.name)} will read")
+    table.add_column("source")
+    for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
+        table.add_column(heading, justify="right")
+    table.add_column(f"documents by length, 2^{SHORTEST} to 2^{LONGEST} tokens")
+    table.add_column("left out")
+    for source in forecast.sources:
+        figures = f"{source.tokens:,}", f"{source.documents:,}", f"{source.held_out:,}", f"{source.asked:.2%}", f"{source.seen:.2%}"
+        table.add_row(
+            escape(source.name), *figures, f"{source.epochs:.2f}", f"{source.padding:.2%}", histogram(source), escape(left_out(source))
+        )
+    return table
+
+
+def phases_table(forecast: Forecast) -> Table:
+    """A row for each phase, a column for each source."""
+    table = Table("from token", "to token", title="Shares in each phase")
+    for source in forecast.sources:
+        table.add_column(escape(source.name), justify="right")
+    for phase in forecast.phases:
+        table.add_row(f"{phase.first_token:,}", f"{phase.end_token:,}", *(f"{share:.2%}" for share in phase.seen.values()))
+    return table
+
+
+def histogram(source: SourceForecast) -> str:
+    """A bar for each power of two, as high as its share of the documents."""
+    heights = [0] * (LONGEST - SHORTEST + 1)
+    for length, count in source.lengths.items():
+        heights[min(max(length.bit_length() - 1, SHORTEST), LONGEST) - SHORTEST] += count
+    return "".join(BARS[-(-height * (len(BARS) - 1) // max(heights))] for height in heights)
+
+
+def left_out(source: SourceForecast) -> str:
+    """`12 shorter than 200 characters, 3 bad rows (invalid UTF-8)`."""
+    dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
+    return ", ".join(dropped + [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()])

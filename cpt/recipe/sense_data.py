@@ -1,0 +1,219 @@
+"""The rules about what is read and for how long: sources, mixture, budget. The other rules, and how they run: `sense.py`."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from cpt.extend import did_you_mean
+from cpt.recipe.schema import Budget, Data, Evaluation, HeldOut, Source
+from cpt.recipe.senseless import Found, Senseless
+from cpt.recipe.tree import Location, dotted
+
+DEFAULT_MICRO_BATCH = 8
+"""What transformers takes for per_device_train_batch_size."""
+
+DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
+COMPRESSED_FILES = {".gz", ".zst"}
+
+Named = list[tuple[Location, str]]
+
+
+def budget_is_given_once(budget: Budget) -> Found:
+    """The run has one length."""
+    if budget.tokens is None and budget.epochs is None:
+        yield Senseless(("budget",), "how long to train is missing: give `budget.tokens` or `budget.epochs`")
+    if budget.tokens is not None and budget.epochs is not None:
+        yield Senseless(("budget", "epochs"), "give `budget.epochs` or `budget.tokens`, not both", ("budget", "tokens"))
+
+
+def budget_agrees_with_mixture(budget: Budget, data: Data) -> Found:
+    """The run is as long as its mixture was designed for."""
+    if data.total_tokens is None:
+        return
+    if budget.tokens is not None and budget.tokens != data.total_tokens:
+        yield Senseless(
+            ("budget", "tokens"),
+            f"`budget.tokens` is {budget.tokens:,}, but the mixture was designed for `data.total_tokens` = {data.total_tokens:,}. "
+            "Make them agree, or set `data.total_tokens: null`",
+            ("data", "total_tokens"),
+        )
+    elif budget.epochs is not None:
+        yield Senseless(
+            ("budget", "epochs"),
+            f"the mixture says how long it is: write `budget.tokens: {data.total_tokens}`, or set `data.total_tokens: null`",
+            ("data", "total_tokens"),
+        )
+
+
+def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -> Found:
+    """A step is a whole number of micro-batches, on one GPU at least."""
+    micro_batch = training.get("per_device_train_batch_size") or DEFAULT_MICRO_BATCH
+    if (
+        budget.global_batch_tokens is not None
+        and isinstance(micro_batch, int)
+        and micro_batch > 0
+        and budget.global_batch_tokens % (micro_batch * data.sequence_length)
+    ):
+        at_once = micro_batch * data.sequence_length
+        yield Senseless(
+            ("budget", "global_batch_tokens"),
+            f"{budget.global_batch_tokens:,} tokens do not divide into micro-batches of {micro_batch} rows "
+            f"x {data.sequence_length:,} tokens = {at_once:,}. The next that does: {-(-budget.global_batch_tokens // at_once) * at_once}",
+            ("data", "sequence_length"),
+        )
+
+
+def accumulation_is_given_once(budget: Budget, training: dict[str, Any]) -> Found:
+    """Gradient accumulation has one source."""
+    if budget.global_batch_tokens is not None and "gradient_accumulation_steps" in training:
+        yield Senseless(
+            ("training", "gradient_accumulation_steps"),
+            "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of them",
+            ("budget", "global_batch_tokens"),
+        )
+
+
+def weights_are_given_once(data: Data) -> Found:
+    """The mixture's weights come from the sources, from phases or from sizes."""
+    instead = {("data", "phases"): bool(data.phases), ("data", "temperature"): data.temperature is not None}
+    given: list[Location] = [location for location, is_given in instead.items() if is_given]
+    if len(given) == 2:
+        yield Senseless(("data", "temperature"), "give `data.phases` or `data.temperature`, not both", ("data", "phases"))
+    for index, source in enumerate(data.sources):
+        if given and source.weight != 1:
+            location: Location = ("data", "sources", index, "weight")
+            yield Senseless(location, f"`{dotted(location)}` has no effect: the weights follow from `{dotted(given[0])}`", given[0])
+
+
+def phases_follow_each_other(budget: Budget, data: Data) -> Found:
+    """Each phase begins where the one before ends, and the run gets that far."""
+    begins: int = 0
+    for index, phase in enumerate(data.phases):
+        here: Location = ("data", "phases", index)
+        before: Location = ("data", "phases", index - 1, "until")
+        if index and budget.tokens is not None and begins >= budget.tokens:
+            text = f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run {budget.tokens:,}"
+            yield Senseless(here, text, ("budget", "tokens"))
+        if phase.until is None:
+            if index < len(data.phases) - 1:
+                yield Senseless(here, f"`{dotted(here)}.until` is missing: only the last phase may go on to the end of the run")
+                return
+            continue
+        if phase.until <= begins:
+            text = f"`{dotted(here)}.until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
+            yield Senseless((*here, "until"), text, before)
+        begins = max(begins, phase.until)
+
+
+def phases_weigh_sources(data: Data) -> Found:
+    """A phase gives weights to sources that there are, and each source has a weight somewhere."""
+    names = [reported_name(source) for source in data.sources]
+    for index, phase in enumerate(data.phases):
+        here: Location = ("data", "phases", index, "weights")
+        for name in phase.weights:
+            if name not in names:
+                text = f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}"
+                yield Senseless((*here, name), text)
+        if not any(phase.weights.values()):
+            yield Senseless(here, f"`{dotted(here)}`: one source at least needs a weight above 0")
+    for index, name in enumerate(names):
+        if data.phases and not any(phase.weights.get(name) for phase in data.phases):
+            yield Senseless(("data", "sources", index), f"`{name}` is never read: no phase gives it a weight", ("data", "phases"))
+
+
+def changes_have_two_ends(data: Data) -> Found:
+    """A linear change goes from a phase to a stated end."""
+    for index, phase in enumerate(data.phases):
+        here: Location = ("data", "phases", index, "change")
+        if phase.change == "linear" and index == 0:
+            yield Senseless(here, "the first phase has nothing to change from: let a phase with the weights at the start stand before it")
+        elif phase.change == "linear" and phase.until is None:
+            yield Senseless(here, "a linear change needs an end: give the phase's `until`")
+
+
+def strides_are_of_windows(data: Data) -> Found:
+    """Only sliding windows have a stride, and they leave no token out."""
+    if data.packing == "sliding_window" and data.stride is None:
+        half = max(1, data.sequence_length // 2)
+        yield Senseless(("data", "packing"), f"`data.stride` is missing: the tokens from one window to the next, for instance {half}")
+    if data.packing != "sliding_window" and data.stride is not None:
+        yield Senseless(("data", "stride"), "`data.stride` has no effect without `packing: sliding_window`", ("data", "packing"))
+    if data.stride is not None and data.stride > data.sequence_length:
+        text = f"`data.stride` is more than `data.sequence_length` = {data.sequence_length:,}: the tokens in between would be left out"
+        yield Senseless(("data", "stride"), text, ("data", "sequence_length"))
+
+
+def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
+    """Reports can tell the sources apart, and the held-out sets, those that are shares of sources included."""
+    sources: Named = [(("data", "sources", index), reported_name(source)) for index, source in enumerate(data.sources)]
+    held_out: Named = [(("evaluation", "perplexity", index), reported_name(entry)) for index, entry in enumerate(evaluation.perplexity)]
+    groups: list[Named] = [sources + held_out] if evaluation.held_out_share is not None else [sources, held_out]
+    for group in groups:
+        first: dict[str, Location] = {}
+        for location, name in group:
+            if name in first:
+                yield Senseless(location, f"a second `{name}`: give this one a `name` of its own", first[name])
+            first.setdefault(name, location)
+
+
+def reported_name(entry: Source | HeldOut) -> str:
+    """How reports call it: its name, or the last part of its path that is no pattern, without the ending of a document file."""
+    parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
+    last = Path(parts[-1]) if parts else Path(entry.path)
+    if last.suffix.lower() in COMPRESSED_FILES and is_document_file(last.stem):
+        last = last.with_suffix("")
+    return entry.name or (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or entry.path
+
+
+def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
+    """Options of Hub datasets do nothing for local files."""
+    places: dict[Location, Iterable[Source | HeldOut]] = {
+        ("data", "sources"): data.sources,
+        ("evaluation", "perplexity"): evaluation.perplexity,
+    }
+    for location, entries in places.items():
+        for index, entry in enumerate(entries):
+            split = None if entry.split == "train" else entry.split
+            given = {"subset": entry.subset, "revision": entry.revision, "split": split, "data_files": entry.data_files or None}
+            given["streaming"] = "true" if entry.streaming else None
+            for key in [key for key, value in given.items() if value is not None and not could_be_on_the_hub(entry.path)]:
+                yield Senseless((*location, index, key), f"`{key}` has no effect: `{entry.path}` is a local path, not a dataset on the Hub")
+            if entry.options and not is_function(entry.path):
+                text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
+                yield Senseless((*location, index, "options"), text)
+            if entry.template is not None and entry.text_column != "text":
+                place = (*location, index, "template")
+                yield Senseless(place, "give `template` or `text_column`, not both", (*location, index, "text_column"))
+
+
+def could_be_on_the_hub(path: str) -> bool:
+    """False for what no dataset on the Hub is called: local paths, URLs, functions."""
+    signs = any(sign in path for sign in "*?[:") or path.startswith((".", "/", "~"))
+    return not signs and not is_document_file(path)
+
+
+def is_document_file(path: str) -> bool:
+    """True for a name like `a.jsonl` or `a.jsonl.gz`."""
+    name = Path(path.lower())
+    return (Path(name.stem).suffix if name.suffix in COMPRESSED_FILES else name.suffix) in DOCUMENT_FILES
+
+
+def is_function(path: str) -> bool:
+    """True for `package.module:function`."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", path) is not None
+
+
+DATA_RULES: list[Callable[..., Found]] = [
+    budget_is_given_once,
+    budget_agrees_with_mixture,
+    global_batch_divides,
+    accumulation_is_given_once,
+    weights_are_given_once,
+    phases_follow_each_other,
+    phases_weigh_sources,
+    changes_have_two_ends,
+    strides_are_of_windows,
+    names_are_unique,
+    hub_options_are_for_the_hub,
+]

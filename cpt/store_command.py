@@ -1,0 +1,90 @@
+"""`cpt store list|verify|prune`: the tokens that are kept between runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cpt.data.store import default_cache_dir
+from cpt.data.store_entries import Entry, complaint, entries, remove, to_prune
+from cpt.errors import DataError, RecipeError
+
+GIB = 2**30
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+Folder = Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")]
+
+
+@app.command("list")
+def list_command(cache: Folder = None) -> None:
+    """List what is kept: what was used last first."""
+    found = entries(cache or default_cache_dir())
+    table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
+    for entry in found:
+        what = entry.kind if entry.state == "complete" else f"{entry.kind}, {entry.state}"
+        told, tokens = entry.description, ""
+        if told is not None:
+            tokens = f"{told.tokens:,}"
+        source, tokenizer = (told.made_from.get(name, "") if told else "" for name in ("source", "tokenizer"))
+        table.add_row(entry.folder.name[:12], what, source, tokenizer, tokens, in_units(entry.num_bytes), ago(entry.unused_seconds))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{cache or default_cache_dir()}: {len(found)} entries, {in_units(sum(entry.num_bytes for entry in found))}", markup=False
+    )
+
+
+@app.command("verify")
+def verify_command(cache: Folder = None) -> None:
+    """Read all stored tokens and compare them with what was written; exit code 2 where they differ."""
+    found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
+    complaints = [problem for entry in found if (problem := complaint(entry)) is not None]
+    if complaints:
+        raise DataError("\n".join(complaints))
+    passed_over = sum(entry.state in ("unfinished", "other version") for entry in found)
+    also = f", {passed_over} unfinished or of another version passed over" if passed_over else ""
+    typer.echo(f"{len(found) - passed_over} entries are what was written{also}.")
+
+
+@app.command("prune")
+def prune_command(
+    cache: Folder = None,
+    unused_days: Annotated[float | None, typer.Option(help="Remove what no run has opened for so many days.")] = None,
+    keep_gib: Annotated[float | None, typer.Option(help="Remove what was not used for longest until so much is left.")] = None,
+    leftovers: Annotated[bool, typer.Option(help="Remove what killed runs and other versions of cpt left behind.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+) -> None:
+    """Remove entries; what a running process uses stays."""
+    if unused_days is None and keep_gib is None and not leftovers:
+        raise RecipeError("nothing to go by. Give --unused-days, --keep-gib or --leftovers.")
+    keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
+    chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes, leftovers=leftovers)
+    freed = 0
+    for entry in chosen:
+        freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)
+    typer.echo(f"{in_units(freed)} {'would be ' if dry_run else ''}freed.")
+
+
+def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
+    """Remove one entry, or not, and say so."""
+    gone = dry_run or remove(entry)
+    said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
+    typer.echo(f"{said} {entry.kind}/{entry.folder.name} ({in_units(entry.num_bytes)}, last used {ago(entry.unused_seconds)})")
+    return gone
+
+
+def in_units(num_bytes: int) -> str:
+    """A size that people read."""
+    for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def ago(seconds: float) -> str:
+    """A time that people read."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "just now"

@@ -1,0 +1,36 @@
+import pytest
+
+from cpt.data.documents import BadRow
+from cpt.errors import RecipeError
+
+
+@pytest.fixture(autouse=True)
+def lab(tmp_path, monkeypatch):
+    (tmp_path / "my_lab_sources.py").write_text(
+        "def dump(*, count: int = 1):\n"
+        "    for number in range(count):\n"
+        "        yield str(number) if number % 2 else {'text': 'row', 'n': number}\n"
+        "def mixed():\n    return ['one', 7, {'body': 'x'}, 'a\\ud800', None, {'text': None}, 'a\\0']\n"
+        "def nothing():\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_texts_and_rows_of_the_users_function_are_documents(texts):
+    assert texts("my_lab_sources:dump", options={"count": 3}) == ["row", "1", "row"]
+
+
+def test_what_is_no_text_is_a_bad_row_with_its_number(read):
+    first, *bad = read("my_lab_sources:mixed")
+    assert first.text == "one" and all(isinstance(item, BadRow) for item in bad)
+    assert [item.reason for item in bad] == ["wrong type", "missing column", "lone surrogate", "wrong type", "null", "NUL byte"]
+    assert bad[0].where == "my_lab_sources:mixed: item 2"
+
+
+def test_options_are_checked_and_something_must_come(read):
+    with pytest.raises(RecipeError, match=r"`k.options.cuont` is not an option of dump. Did you mean `count`"):
+        read("my_lab_sources:dump", options={"cuont": 3})
+    with pytest.raises(RecipeError, match="gave null. It must give texts or rows"):
+        read("my_lab_sources:nothing")
+    with pytest.raises(RecipeError, match="cannot import `no_such_lab`"):
+        read("no_such_lab:dump")

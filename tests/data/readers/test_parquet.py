@@ -1,0 +1,75 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cpt.data.documents import BadRow
+from cpt.data.readers.parquet import row_groups
+
+
+def write(path, column, name="text", **options):
+    pq.write_table(pa.table({name: column}), path, **options)
+    return path
+
+
+def test_parquet_of_any_string_type_is_read(tmp_path, texts):
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        assert texts(write(tmp_path / "a.parquet", pa.array(["one", "twö"], pa.string()).cast(kind))) == ["one", "twö"]
+
+
+@pytest.mark.parametrize(
+    "column, where, detail",
+    [
+        (["one", None], ": row 2", "`text` is null, expected a string"),
+        ([1], ": row 1", "`text` is a number, expected a string"),
+        ([b"one"], ": row 1", "`text` is of type bytes, expected a string"),
+        (pa.array([], pa.string()), "", "a parquet file without rows. Expected documents in the column `text`"),
+    ],
+)
+def test_a_bad_parquet_row_is_named(tmp_path, bad, column, where, detail):
+    found = bad(write(tmp_path / "a.parquet", column))
+    assert (found.where, found.detail) == (f"{tmp_path}/a.parquet{where}", detail)
+
+
+def invalid_utf8():
+    return pa.Array.from_buffers(pa.string(), 3, pa.array(["ok", "ab", "c"]).buffers()[:2] + [pa.py_buffer(b"ok\xff\xfec")])
+
+
+def test_invalid_utf8_spoils_its_row_only(tmp_path, read):
+    first, bad, last = read(write(tmp_path / "a.parquet", invalid_utf8()))
+    assert (first.text, last.text) == ("ok", "c")
+    assert (bad.where, bad.reason, bad.raw) == (f"{tmp_path}/a.parquet: row 2", "invalid UTF-8", b"\xff\xfe")
+
+
+def test_rows_in_later_row_groups_have_the_numbers_of_the_file(tmp_path, bad):
+    path = write(tmp_path / "a.parquet", ["x"] * 10 + [None], row_group_size=4)
+    assert bad(path).where == f"{path}: row 11"
+
+
+def test_a_file_without_the_column_counts_with_all_its_rows(tmp_path, bad):
+    found = bad(write(tmp_path / "a.parquet", ["x"] * 7, "body"))
+    assert (found.reason, found.detail, found.num_rows) == ("missing column", "no column `text`. It has: body", 7)
+
+
+def test_what_is_no_parquet_is_said_in_one_line(tmp_path, bad):
+    whole = write(tmp_path / "a.parquet", ["one"] * 1000).read_bytes()
+    for content in (b"no parquet at all", whole[: len(whole) // 2]):
+        (tmp_path / "b.parquet").write_bytes(content)
+        found = bad(tmp_path / "b.parquet")
+        assert found.reason == "damaged file" and "\n" not in found.detail
+
+
+def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
+    path = write(tmp_path / "a.parquet", [str(number) * 50 for number in range(3000)], row_group_size=1000, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    begin = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content[begin : begin + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    *documents, bad = read(path)
+    assert len(documents) == 2000 and isinstance(bad, BadRow) and bad.num_rows == 1000
+
+
+def test_row_groups_are_taken_together_up_to_the_size_of_a_piece(tmp_path):
+    path = write(tmp_path / "a.parquet", ["x" * 100] * 90, row_group_size=10)
+    assert row_groups(str(path), 1) == [(number, number + 1) for number in range(9)]
+    assert row_groups(str(path), 10**9) == [(0, None)]
+    assert row_groups(str(tmp_path / "missing.parquet"), 1) == [(0, None)]

@@ -1,0 +1,87 @@
+import copy
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cpt.data.build import build_data
+from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
+from cpt.data.tokenization import DocumentEncoder
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Data, FillInTheMiddle
+
+TEXTS = [f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(300)]
+PREFIX, SUFFIX, MIDDLE = MARKS[0]
+
+
+@pytest.fixture(scope="module")
+def coder(tokenizer):
+    """The tokenizer of bytes with marks."""
+    with_marks = copy.deepcopy(tokenizer)
+    with_marks.add_tokens(list(MARKS[0]), special_tokens=True)
+    return with_marks
+
+
+def encoder(tokenizer, **options):
+    return MiddleEncoder(DocumentEncoder(tokenizer), FillInTheMiddle(**options), "data.sources[0]")
+
+
+def written(coder, texts, **options):
+    ids, lengths = encoder(coder, **options).encode(texts)
+    ends = lengths.cumsum()
+    return [coder.decode(ids[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def filled(document):
+    """The text again."""
+    if PREFIX not in document:
+        return document.removesuffix("<|endoftext|>")
+    before, _, rest = document.partition(SUFFIX)
+    suffix, _, middle = rest.partition(MIDDLE)
+    return before.removeprefix(PREFIX) + middle.removesuffix("<|endoftext|>") + suffix
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(texts=st.lists(st.text("abc \n(", min_size=1, max_size=30), min_size=1, max_size=5), rate=st.sampled_from([0.5, 1.0]))
+def test_every_text_can_be_read_back(coder, texts, rate):
+    assert [filled(document) for document in written(coder, texts, rate=rate)] == texts
+
+
+def test_rates_are_kept(coder):
+    documents = written(coder, TEXTS, rate=0.4, suffix_first_rate=0.25)
+    cut = [document for document in documents if PREFIX in document]
+    assert 0.3 < len(cut) / 300 < 0.5
+    assert 0.15 < sum(document.startswith(PREFIX + SUFFIX) for document in cut) / len(cut) < 0.35
+    assert all(document.count("<|endoftext|>") == 1 for document in documents)
+
+
+def test_marks_inside_a_text_stay_text(coder):
+    text = f"say {PREFIX} and {MIDDLE}"
+    ids, _ = encoder(coder, rate=1.0).encode([text])
+    assert [sum(ids == coder.convert_tokens_to_ids(mark)) for mark in (PREFIX, MIDDLE)] == [1, 1]
+
+
+def test_it_travels_to_workers_and_to_a_faster_engine(coder):
+    first = encoder(coder)
+    expected = first.encode(TEXTS)[0].tolist()
+    assert pickle.loads(pickle.dumps(first)).encode(TEXTS)[0].tolist() == expected
+    assert first.proven_for(TEXTS).encode(TEXTS)[0].tolist() == expected
+
+
+def test_rates_and_marks_are_in_the_fingerprint(coder):
+    found = {encoder(coder).fingerprint, encoder(coder, rate=0.4).fingerprint, DocumentEncoder(coder).fingerprint}
+    assert len(found) == 3
+
+
+def test_a_tokenizer_without_marks_is_refused(tokenizer):
+    with pytest.raises(RecipeError, match=r"`data.sources\[0\].fill_in_the_middle`: the tokenizer .* has no marks for it"):
+        encoder(tokenizer)
+
+
+def test_a_source_asks_for_it_by_its_key(coder, source, tmp_path):
+    whole, gaps = source("a", TEXTS), source("b", TEXTS, fill_in_the_middle={"rate": 1.0})
+    prepared = build_data(Data(sources=[whole, gaps], sequence_length=128), coder, seed=1, cache_dir=tmp_path)
+    first, second = ("".join(coder.decode(row["input_ids"]) for row in rows) for rows in prepared.rows.sources)
+    assert PREFIX not in first and second.count(PREFIX) == second.count(MIDDLE) == 300
+    assert prepared.sources[1].tokens == prepared.sources[0].tokens + 3 * 300

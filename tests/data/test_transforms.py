@@ -1,0 +1,92 @@
+import unicodedata
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpt.data.transforms import apply_transforms, build_transforms, c4_lines, normalise, transform_content
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Component
+
+
+def view(text):
+    return {"text": text, "source": "s", "where": "s.txt: line 3"}
+
+
+def test_normalise_writes_the_same_text_in_one_way():
+    assert normalise(view("\ufeffa\u0301 \r\nb\t\rc\n\n"))["text"] == "á\nb\nc"
+    assert normalise(view("ﬁ"))["text"] == "ﬁ"
+    assert normalise(view("ﬁ"), form="NFKC")["text"] == "fi"
+    assert normalise(view("e\u0301  \r\n"), form=None, keep_trailing_whitespace=True)["text"] == "e\u0301  \n"
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_more(text):
+    once = normalise(view(text))
+    assert normalise(once) == once and unicodedata.is_normalized("NFC", once["text"])
+
+
+def test_c4_keeps_lines_that_are_sentences():
+    lines = [
+        "A good line with enough words[1].",
+        "Too short.",
+        "A line with enough words but no end",
+        "Please enable JavaScript to see this page now.",
+        "By reading you accept our Cookie Policy today.",
+        "And so the story went on and on...",
+    ]
+    assert c4_lines(view("\n".join(lines)))["text"] == "A good line with enough words."
+    assert len(c4_lines(view("\n".join(lines)), require_punctuation=False)["text"].splitlines()) == 3
+
+
+def run(text, *components):
+    dropped = Counter()
+    transforms = build_transforms({"data.transforms": list(components)})
+    return [document["text"] for document in apply_transforms(view(text), transforms, dropped)], dropped
+
+
+@pytest.fixture
+def my_transforms(tmp_path, monkeypatch):
+    (tmp_path / "my_lab_transforms.py").write_text(
+        "def pages(document, *, mark='---'):\n    return [{**document, 'text': text} for text in document['text'].split(mark) if text]\n"
+        "def forgetful(document):\n    return {'text': document['text']}\n"
+        "def text_only(document):\n    return document['text']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_transforms_follow_each_other_and_may_make_several_documents(my_transforms):
+    assert run("a \n---b", Component(name="my_lab_transforms:pages"), Component(name="normalise"))[0] == ["a", "b"]
+    assert run("a", *[])[0] == ["a"]
+
+
+def test_a_document_of_which_nothing_is_left_is_counted(my_transforms):
+    assert run("---", Component(name="my_lab_transforms:pages"), Component(name="normalise")) == (
+        [],
+        {"the transform pages left nothing": 1},
+    )
+
+
+@pytest.mark.parametrize("name", ["forgetful", "text_only"])
+def test_what_is_no_document_is_refused(my_transforms, name):
+    with pytest.raises(RecipeError, match=f"the transform {name} returned .*It must return the document, changed"):
+        run("a", Component(name=f"my_lab_transforms:{name}"))
+
+
+@pytest.mark.parametrize(
+    "component, message",
+    [
+        (Component(name="normalize"), "no transform called `normalize`. Did you mean `normalise`"),
+        (Component(name="normalise", form="NFX"), r"`data.transforms\[0\].form`: expected one of NFC, NFKC or null, got 'NFX'"),
+        (Component(name="mask_pii", kinds=["mail"]), r"`data.transforms\[0\].kinds`"),
+    ],
+)
+def test_a_wrong_transform_is_refused_with_its_place(component, message):
+    with pytest.raises(RecipeError, match=message):
+        run("a", component)
+
+
+def test_the_key_of_stored_tokens_holds_names_options_and_code(my_transforms):
+    ((name, options, code),) = transform_content({"data.transforms": [Component(name="my_lab_transforms:pages", mark="=")]})
+    assert (name, options) == ("my_lab_transforms:pages", {"mark": "="}) and "def pages" in code

@@ -1,0 +1,40 @@
+import json
+
+import pytest
+from tiny import write_recipe
+
+from cpt.cli import main
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(["mixture", *map(str, words)])
+    return ended.value.code
+
+
+def test_tables_tell_shares_epochs_and_the_verdict(tiny_recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    tiny_recipe["budget"] = {"tokens": 64_000}
+    assert run(write_recipe(tiny_recipe, tmp_path / "r.yaml")) == 0
+    shown = capsys.readouterr().out
+    assert "What tiny will read" in shown and "70.00%" in shown and "The mixture is reached: 64,000 tokens in 1,000 rows." in shown
+
+
+def test_json_is_all_that_is_printed(tiny_recipe, tmp_path, capsys):
+    assert run(write_recipe(tiny_recipe, tmp_path / "r.yaml"), "budget.tokens=64000", "budget.global_batch_tokens=null", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    domain = told["sources"][0]
+    assert told["rows"] == 1000 and domain["name"] == "domain" and domain["documents"] == 120 and domain["asked"] == pytest.approx(0.7)
+    assert sum(domain["lengths"].values()) == 120
+
+
+def test_a_run_that_would_be_refused_ends_with_code_2(tiny_recipe, tmp_path, capsys):
+    tiny_recipe["data"]["when_exhausted"] = "stop"
+    assert run(write_recipe(tiny_recipe, tmp_path / "r.yaml"), "budget.tokens=10_000_000", "budget.global_batch_tokens=null") == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "`data.when_exhausted: stop` refuses this run: it reads more than there is of domain (" in shown and "is not reached" in shown
+
+
+def test_a_picture_is_written(tiny_recipe, tmp_path, capsys):
+    run(write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--plot", tmp_path / "shares.png")
+    assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")

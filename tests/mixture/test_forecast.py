@@ -1,0 +1,73 @@
+import pytest
+from tiny import write_recipe
+
+from cpt.data.build import build_data
+from cpt.mixture.forecast import forecast
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.tokenizer.load import load_tokenizer
+
+
+@pytest.fixture
+def told(tiny_recipe, tmp_path):
+    """The forecast of the tiny recipe with other data keys and another budget."""
+
+    def run(tokens, **data):
+        tiny_recipe["data"] |= data
+        tiny_recipe["budget"] = {"tokens": tokens}
+        recipe: Recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+        prepared = build_data(recipe.data, load_tokenizer(recipe.tokenizer, recipe.model), seed=1, evaluation=recipe.evaluation)
+        return forecast(recipe, prepared), prepared
+
+    return run
+
+
+def two(tiny_recipe):
+    return [{"path": source["path"]} for source in tiny_recipe["data"]["sources"]]
+
+
+def test_what_is_seen_is_what_the_run_reads(told):
+    forecast, prepared = told(64 * 1000)
+    counts = [0, 0]
+    for number in range(1000):
+        counts[prepared.rows.source_of(number)] += 1
+    for source, count, rows in zip(forecast.sources, counts, prepared.rows.sources, strict=True):
+        assert source.epochs == count / len(rows) and source.seen == pytest.approx(source.asked, abs=0.001)
+    assert forecast.is_reached and sum(source.seen for source in forecast.sources) == pytest.approx(1)
+
+
+def test_phases_are_told_as_far_as_the_run_gets(told, tiny_recipe):
+    phases = [{"until": 6400, "weights": {"domain": 1}}, {"until": 64_000, "weights": {"general": 1}}, {"weights": {"domain": 1}}]
+    forecast, _ = told(64_000 + 64, sources=two(tiny_recipe), phases=phases)
+    assert [(phase.first_token, phase.end_token) for phase in forecast.phases] == [(0, 6400), (6400, 64_000), (64_000, 64_064)]
+    assert [phase.seen for phase in forecast.phases] == [
+        {"domain": 1, "general": 0},
+        {"domain": 0, "general": 1},
+        {"domain": 1, "general": 0},
+    ]
+    assert forecast.sources[0].asked == pytest.approx(101 / 1001)
+
+
+def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
+    phases = [{"until": 64, "weights": {"domain": 1}}, {"until": 640_064, "weights": {"general": 1}, "change": "linear"}]
+    forecast, _ = told(640_064, sources=two(tiny_recipe), phases=phases)
+    shares = [part.seen["general"] for part in forecast.course]
+    assert len(shares) == 100 and shares == sorted(shares) and shares[0] < 0.02 and shares[50] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_run_too_short_for_its_shares_is_not_reached(told):
+    forecast, _ = told(64 * 3)
+    assert not forecast.is_reached and "The run has 3 rows, too few for these shares: domain" in forecast.remarks[0]
+
+
+def test_many_repeats_are_remarked(told):
+    forecast, _ = told(64 * 10_000)
+    assert forecast.is_reached and "Read more than 4 times" in forecast.remarks[0] and "domain (" in forecast.remarks[0]
+
+
+def test_documents_left_out_are_counted(told, tiny_recipe):
+    tiny_recipe["evaluation"] = {"held_out_share": 0.2}
+    forecast, _ = told(6400, filters=[{"name": "length", "min_characters": 100}])
+    for source in forecast.sources:
+        assert source.held_out > 5 and source.dropped["shorter than 100 characters"] > 0
+        assert source.documents + source.held_out + sum(source.dropped.values()) == 120

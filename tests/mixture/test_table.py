@@ -1,0 +1,23 @@
+from rich.console import Console
+
+from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
+from cpt.mixture.table import histogram, left_out, print_forecast
+
+SOURCE = SourceForecast("code", 10, 900, 1, {"too [short]": 2}, {"invalid UTF-8": 3}, 0.01, 0.5, 0.5, 1.5, {1: 1, 16: 7, 2**22: 2})
+
+
+def test_the_histogram_has_a_bar_for_each_power_of_two_and_shows_the_rarest():
+    bars = histogram(SOURCE)
+    assert len(bars) == 17 and bars[0] == "█" and bars[-1] == "▂" and set(bars[1:-1]) == {" "}
+
+
+def test_what_was_left_out_is_listed():
+    assert left_out(SOURCE) == "2 too [short], 3 bad rows (invalid UTF-8)"
+
+
+def test_all_is_printed(capsys):
+    phases = [PhaseForecast(0, 1000, {"code": 1.0})]
+    print_forecast(Forecast("r", 1000, 2, [SOURCE], phases, phases, False, ["Look [here]."]), Console(width=240))
+    shown = capsys.readouterr().out
+    for part in ("900", "50.00%", "1.50", "too [short]", "100.00%", "Look [here].", "The mixture is not reached: 1,000 tokens in 2 rows."):
+        assert part in shown

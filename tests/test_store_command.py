@@ -1,0 +1,105 @@
+import os
+import time
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cpt.cli import application
+from cpt.data.store import TokenStore, TokenWriter, publish_once
+from cpt.errors import DataError, RecipeError
+
+
+def write(folder):
+    writer = TokenWriter(folder, np.dtype(np.uint16))
+    writer.append(np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9]))
+    writer.close({}, {}, made_from={"source": "corpus.jsonl", "tokenizer": "gpt2"})
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Tokens used now and 30 days ago, a packing, what a killed run left, and what another version made."""
+    for name in ("new", "old", "foreign"):
+        publish_once(tmp_path / "tokens" / name, write)
+    publish_once(tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000))
+    (tmp_path / "tokens" / "killed.shards").mkdir()
+    description = tmp_path / "tokens" / "foreign" / "description.json"
+    description.write_text(description.read_text().replace('"format": 2', '"format": 1'))
+    os.utime(tmp_path / "tokens" / "old", (0, time.time() - 30 * 86_400))
+    return tmp_path
+
+
+def run(*words, cache):
+    result = CliRunner().invoke(application("store"), ["store", *words, "--cache", str(cache)], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def kept(cache):
+    return {path.name for kind in ("tokens", "rows") for path in (cache / kind).iterdir() if path.is_dir()}
+
+
+def test_the_list_tells_source_tokenizer_size_and_age(cache):
+    told = run("list", cache=cache)
+    assert "corpus.jsonl" in told and "gpt2" in told and "30 days ago" in told and "5 entries" in told
+    assert "tokens, unfinished" in told and "tokens, other version" in told
+
+
+def test_verify_reads_every_array(cache):
+    assert "2 entries are what was written, 2 unfinished or of another version passed over" in run("verify", cache=cache)
+    for name in ("tokens", "offsets", "hashes", "num_bytes"):
+        file = cache / "tokens" / "new" / f"{name}.bin"
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(DataError, match="tokens/new: the stored tokens are not what was written"):
+            run("verify", cache=cache)
+        file.write_bytes(content)
+
+
+def test_prune_removes_what_is_old(cache):
+    assert "removed tokens/old" in run("prune", "--unused-days", "10", cache=cache)
+    assert kept(cache) == {"new", "foreign", "packing", "killed.shards"}
+
+
+def test_prune_removes_leftovers(cache):
+    run("prune", "--leftovers", cache=cache)
+    assert kept(cache) == {"new", "old", "packing"}
+
+
+def test_prune_keeps_what_was_used_last_up_to_a_size(cache):
+    run("prune", "--keep-gib", "0", cache=cache)
+    assert kept(cache) == {"killed.shards"}  # of 0 bytes
+    assert not [path for path in (cache / "tokens").iterdir() if path.suffix == ".removed"]
+
+
+def test_a_dry_run_removes_nothing(cache):
+    before = kept(cache)
+    assert "would remove tokens/old" in run("prune", "--unused-days", "10", "--dry-run", cache=cache)
+    assert kept(cache) == before
+
+
+def test_what_a_process_reads_or_makes_stays(cache):
+    reader = TokenStore(cache / "tokens" / "new")
+
+    def fill(folder):
+        (cache / "tokens" / "making.shards").mkdir()
+        assert "in use, stays: tokens/making.shards" in run("prune", "--leftovers", "--keep-gib", "0", cache=cache)
+        write(folder)
+
+    publish_once(cache / "tokens" / "making", fill)
+    assert kept(cache) == {"new", "making", "making.shards", "killed.shards"} - {"killed.shards"}
+    assert reader.tokens.tolist() == list(range(9))
+    del reader
+    run("prune", "--keep-gib", "0", cache=cache)
+    assert kept(cache) == {"making.shards"}
+
+
+def test_prune_needs_something_to_go_by(cache):
+    with pytest.raises(RecipeError, match="--unused-days, --keep-gib or --leftovers"):
+        run("prune", cache=cache)
+
+
+def test_a_store_of_another_version_is_not_read(cache):
+    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 2\).*cpt store prune"):
+        TokenStore(cache / "tokens" / "foreign")
