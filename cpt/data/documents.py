@@ -1,7 +1,11 @@
 """What every reader gives: a document, or a row that cannot be one, each with its place."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+DocumentView = Mapping[str, str]
+"""What filters and transforms see of a document: `text`, `source` (the source's name) and `where` (file and line)."""
 
 
 @dataclass(frozen=True)

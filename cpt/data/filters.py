@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from cpt.data.components import ComponentLists, build_components, module_text, name_of
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 from cpt.data.quality.c4 import c4
 from cpt.data.quality.fineweb import fineweb
 from cpt.data.quality.gopher import gopher_quality, gopher_repetition

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 
 Kind = Literal["email", "card", "ip", "phone"]
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cpt.data.check import filters_of, transforms_of
-from cpt.data.document_view import DocumentView
-from cpt.data.documents import BadRow
+from cpt.data.documents import BadRow, DocumentView
 from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.packing import pack
 from cpt.data.sources import AnySource, pieces_of, read_piece

@@ -11,8 +11,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.data.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
 from cpt.data.components import ComponentLists
-from cpt.data.document_view import DocumentView
-from cpt.data.documents import Document, Piece
+from cpt.data.documents import Document, DocumentView, Piece
 from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.readers.opening import size_of
 from cpt.data.sources import AnySource, pieces_of, read_piece

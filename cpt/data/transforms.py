@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from cpt.data.components import ComponentLists, build_components, module_text, name_of
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 from cpt.data.personal_data import mask_pii
 from cpt.errors import RecipeError
 

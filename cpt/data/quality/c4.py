@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)")
 

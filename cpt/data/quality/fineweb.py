@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 
 PUNCTUATION = (".", "!", "?", '"', "'", "”", "’", "…", "。", "！", "？", "।", "؟")
 

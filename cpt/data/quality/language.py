@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
 

@@ -4,7 +4,7 @@ import re
 
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.document_view import DocumentView
+from cpt.data.documents import DocumentView
 from cpt.errors import RecipeError
 
 
