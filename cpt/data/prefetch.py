@@ -22,8 +22,8 @@ class Message(Generic[Item]):
 class Prefetched(Generic[Item]):
     """Iterates over `items` in a background thread, at most `depth` of them ahead; once.
 
-    An error in the thread is raised where its item would have come. The thread ends with the last item, and soon after the
-    iterator is closed or forgotten.
+    An error in the thread is raised where its item would have come. The thread ends with the last item, when the iterator is closed or
+    forgotten, and with the main thread: one that is still inside torch while Python shuts down would abort the process.
     """
 
     items: Iterable[Item]
@@ -32,7 +32,8 @@ class Prefetched(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         ready: queue.Queue[Message[Item]] = queue.Queue(self.depth)
-        threading.Thread(target=self.make, args=(ready,), name="data-prefetch", daemon=True).start()
+        thread = threading.Thread(target=self.make, args=(ready,), name="data-prefetch")
+        thread.start()
         try:
             while (message := ready.get()).items:
                 yield from message.items
@@ -40,6 +41,7 @@ class Prefetched(Generic[Item]):
                 raise message.error
         finally:
             self.unwanted.set()
+            thread.join()
 
     def make(self, ready: queue.Queue[Message[Item]]) -> None:
         """The thread's work."""
@@ -47,7 +49,7 @@ class Prefetched(Generic[Item]):
         try:
             for item in self.items:
                 self.put(Message((item,)), ready)
-                if self.unwanted.is_set():
+                if not self.wanted:
                     return
         except BaseException as problem:
             end = Message(error=problem)
@@ -55,9 +57,14 @@ class Prefetched(Generic[Item]):
 
     def put(self, message: Message[Item], ready: queue.Queue[Message[Item]]) -> None:
         """Wait for a place, unless nobody wants more."""
-        while not self.unwanted.is_set():
+        while self.wanted:
             try:
                 ready.put(message, timeout=SECONDS_BETWEEN_LOOKS)
             except queue.Full:
                 continue
             return
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody may still ask for items."""
+        return not self.unwanted.is_set() and threading.main_thread().is_alive()

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import time
 
@@ -33,5 +35,10 @@ def test_the_thread_ends_when_nobody_wants_more():
     items = iter(Prefetched(range(10**9), depth=2))
     next(items)
     items.close()
-    time.sleep(0.5)
     assert not any(thread.name == "data-prefetch" and thread.is_alive() for thread in threading.enumerate())
+
+
+def test_a_script_that_stops_in_the_middle_ends_by_itself():
+    script = "from cpt.data.prefetch import Prefetched\nitems = iter(Prefetched(range(10**9), 2))\nnext(items)\nraise KeyError('stop')"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1 and "KeyError: 'stop'" in ended.stderr
