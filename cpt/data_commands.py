@@ -82,7 +82,8 @@ def preview_command(
 
 def plain_console() -> Console:
     """Colours on a terminal; in a pipe lines that are not broken at 80 characters."""
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    width = None if sys.stdout.isatty() else 1000  # in a file nothing is wrapped: a path in two lines cannot be found again
+    return Console(soft_wrap=True, highlight=False, width=width)
 
 
 def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, AnySource]]:

@@ -13,6 +13,7 @@ SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; what is shorter or
 def print_forecast(forecast: Forecast, console: Console) -> None:
     """The sources, the phases where there are any, and the verdict."""
     console.print(sources_table(forecast))
+    console.print(documents_table(forecast))
     if forecast.phases:
         console.print(phases_table(forecast))
     for remark in forecast.remarks:
@@ -26,14 +27,20 @@ def sources_table(forecast: Forecast) -> Table:
     table = Table(title=f"What {escape(forecast.name)} will read")
     table.add_column("source")
     for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
-        table.add_column(heading, justify="right")
-    table.add_column(f"documents by length, 2^{SHORTEST} to 2^{LONGEST} tokens")
-    table.add_column("left out")
+        table.add_column(heading, justify="right", no_wrap=True)
     for source in forecast.sources:
         figures = f"{source.tokens:,}", f"{source.documents:,}", f"{source.held_out:,}", f"{source.asked:.2%}", f"{source.seen:.2%}"
-        table.add_row(
-            escape(source.name), *figures, f"{source.epochs:.2f}", f"{source.padding:.2%}", histogram(source), escape(left_out(source))
-        )
+        table.add_row(escape(source.name), *figures, f"{source.epochs:.2f}", f"{source.padding:.2%}")
+    return table
+
+
+def documents_table(forecast: Forecast) -> Table:
+    """How long each source's documents are, and what was left out of it."""
+    table = Table("source", title=f"Documents by length, from 2^{SHORTEST} to 2^{LONGEST} tokens")
+    table.add_column("length", no_wrap=True)
+    table.add_column("left out")
+    for source in forecast.sources:
+        table.add_row(escape(source.name), histogram(source), escape(left_out(source)) or "nothing")
     return table
 
 
