@@ -45,7 +45,7 @@ WORKERS_IMPORT = ("cpt.data.shards", "gigatoken")
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
 NO_TRANSFORMS: ComponentLists = {}
 # What changes how documents are used, and not their tokens.
-NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "epochs", "max_epochs", "max_tokens", "order_by"}
+NEUTRAL = {"path", "name", "weight", "filters", "transforms"}
 
 
 def tokenize_source(
