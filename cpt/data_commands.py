@@ -17,12 +17,11 @@ from cpt.data.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.check import keyed_sources
 from cpt.data.check_rows import FileCounts, count_source, reasons
 from cpt.data.preview import RowPart, Seen, packed_rows, see_source
-from cpt.data.sources import AnySource
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.extend import did_you_mean
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Data, Recipe
+from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.tokenizer.load import load_tokenizer
 
@@ -86,7 +85,7 @@ def plain_console() -> Console:
     return Console(soft_wrap=True, highlight=False, width=width)
 
 
-def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, AnySource]]:
+def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:
     """All sources and held-out sets, or the one of that name."""
     keyed = list(keyed_sources(recipe.data, recipe.evaluation))
     names = [reported_name(one) for _, one in keyed]
@@ -95,7 +94,7 @@ def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, AnyS
     yield from ((key, one) for key, one in keyed if name in (None, reported_name(one)))
 
 
-def check_source(console: Console, data: Data, source: AnySource, key: str, found: list[Listed]) -> None:
+def check_source(console: Console, data: Data, source: DocumentSource, key: str, found: list[Listed]) -> None:
     """Count and show what is in a source, add its bad rows to `found`, and judge it as a run would."""
     name = reported_name(source)
     files = list(count_source(source, key))

@@ -20,12 +20,11 @@ from cpt.data.phases import asked_shares, shares_over
 from cpt.data.repeats import epochs_of, rows_of_run, tell_repeats
 from cpt.data.report import SourceReport, report_on
 from cpt.data.rows import PackedRows, Row
-from cpt.data.sources import AnySource
 from cpt.data.store import TokenStore, default_cache_dir, key_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import main_process_first
-from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
@@ -163,7 +162,7 @@ def mix(
     return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
 
-def tokens_of(data: Data, source: AnySource, key: str, packer: Packer) -> TokenStore:
+def tokens_of(data: Data, source: DocumentSource, key: str, packer: Packer) -> TokenStore:
     """The tokens of one source or held-out set."""
     encoder, middle = packer.encoder, source.fill_in_the_middle if isinstance(source, Source) else None
     return tokenize_source(
@@ -197,7 +196,7 @@ def in_held_out_share(store: TokenStore, share: float | None) -> NDArray[np.bool
     return store.hashes < np.uint64(int(share * 2**64))
 
 
-def all_held_out(source: AnySource, number: int, documents: int) -> str:
+def all_held_out(source: DocumentSource, number: int, documents: int) -> str:
     """Why nothing of a source is left to train on."""
     return (
         f"{source.path}: all {documents:,} documents are kept for evaluation, none is left to train on. Set "

@@ -9,10 +9,10 @@ from cpt.data.filters import FilterLists, build_filters, reason_to_drop
 from cpt.data.readers.function import find_function
 from cpt.data.readers.opening import size_of
 from cpt.data.readers.values import columns_of
-from cpt.data.sources import AnySource, Piece, files_of, kind_of, read_piece
+from cpt.data.sources import Piece, files_of, kind_of, read_piece
 from cpt.data.transforms import TransformLists, apply_transforms, build_transforms
 from cpt.errors import CptError
-from cpt.recipe.schema import Data, Evaluation, Source
+from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 from cpt.recipe.sense_data import reported_name
 
 FILES_OPENED = 20  # of one source; of the others only name and size are looked at
@@ -34,25 +34,25 @@ def unchecked_sources(data: Data, evaluation: Evaluation) -> list[str]:
     return [f"`{key}.path`: {source.path} ({place})" for key, source, place in keyed if place]
 
 
-def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, AnySource]]:
+def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     """Each source and held-out set with its place in the recipe."""
     yield from ((f"data.sources[{number}]", source) for number, source in enumerate(data.sources))
     yield from ((f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity))
 
 
-def filters_of(data: Data, source: AnySource, key: str) -> FilterLists:
+def filters_of(data: Data, source: DocumentSource, key: str) -> FilterLists:
     """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they are."""
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
-def transforms_of(data: Data, source: AnySource, key: str) -> TransformLists:
+def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformLists:
     """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
     return {"data.transforms": data.transforms, **own}
 
 
 def check_source(
-    source: AnySource, filters: FilterLists, transforms: TransformLists, key: str, *, refuse_bad_rows: bool = True
+    source: DocumentSource, filters: FilterLists, transforms: TransformLists, key: str, *, refuse_bad_rows: bool = True
 ) -> list[str]:
     """The complaints about one source: its filters and transforms, their options, its template, its function, then its files."""
     try:

@@ -10,7 +10,8 @@ from cpt.data.bad_rows import Listed, count_reasons, listed
 from cpt.data.documents import Document, Piece
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.readers.opening import is_whole, size_of
-from cpt.data.sources import AnySource, kind_of, pieces_of, read_piece
+from cpt.data.sources import kind_of, pieces_of, read_piece
+from cpt.recipe.schema import DocumentSource
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
 PIECE_BYTES = 16 * 2**20
@@ -35,7 +36,7 @@ class FileCounts:
         return sum(row["rows"] for row in self.bad)
 
 
-def count_source(source: AnySource, key: str) -> Iterator[FileCounts]:
+def count_source(source: DocumentSource, key: str) -> Iterator[FileCounts]:
     """The counts of each file, in order, each as soon as it is read.
 
     Raises:
@@ -50,7 +51,7 @@ def count_source(source: AnySource, key: str) -> Iterator[FileCounts]:
         yield sum_up(path, of_file)
 
 
-def count_first(source: AnySource, key: str, pieces: Sequence[Piece], num_documents: int) -> Iterator[FileCounts]:
+def count_first(source: DocumentSource, key: str, pieces: Sequence[Piece], num_documents: int) -> Iterator[FileCounts]:
     """One piece after the other, until there are as many documents as the source takes."""
     for piece in pieces:
         part = count_piece(source.model_copy(update={"max_documents": num_documents}), key, piece)
@@ -60,7 +61,7 @@ def count_first(source: AnySource, key: str, pieces: Sequence[Piece], num_docume
             return
 
 
-def workers_for(source: AnySource, pieces: Sequence[Piece]) -> int:
+def workers_for(source: DocumentSource, pieces: Sequence[Piece]) -> int:
     """How many processes pay."""
     if kind_of(source.path) in ("hub", "function") or len(pieces) == 1:
         return 0
@@ -68,7 +69,7 @@ def workers_for(source: AnySource, pieces: Sequence[Piece]) -> int:
     return num_workers() if num_bytes >= POOL_BYTES else 0
 
 
-def count_piece(source: AnySource, key: str, piece: Piece) -> FileCounts:
+def count_piece(source: DocumentSource, key: str, piece: Piece) -> FileCounts:
     """Read a piece to its end."""
     counts, longest = FileCounts(piece.path), 0
     for item in read_piece(source, piece, key):

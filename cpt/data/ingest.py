@@ -30,12 +30,13 @@ from cpt.data.components import ComponentLists, module_text
 from cpt.data.filters import FilterLists, build_filters, source_text
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.shards import Shard, Shards, ShardWork, sample, shards_of
-from cpt.data.sources import AnySource, hash_file, kind_of, states_of
+from cpt.data.sources import hash_file, kind_of, states_of
 from cpt.data.store import FORMAT, TokenStore, TokenWriter, key_of, publish_once
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import build_transforms, transform_content
 from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process
+from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ NEUTRAL = {"path", "name", "weight", "filters", "transforms"}
 
 
 def tokenize_source(
-    source: AnySource,
+    source: DocumentSource,
     filters: FilterLists,
     encoder: DocumentEncoder,
     cache_dir: Path,
@@ -100,7 +101,7 @@ def tokenize_source(
 
 
 def key_content(
-    source: AnySource,
+    source: DocumentSource,
     states: Sequence[tuple[str, int, str]],
     filters: FilterLists,
     transforms: ComponentLists,
@@ -136,7 +137,7 @@ def beside(function: Callable[[], Result]) -> "Future[Result]":
     return future
 
 
-def tell_unpinned(source: AnySource, key: str) -> None:
+def tell_unpinned(source: DocumentSource, key: str) -> None:
     """Say which sources may change unseen."""
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         log.warning(f"{source.path}: once stored, its tokens are used even if it changes on the Hub. Pin it: `{key}.revision`.")
@@ -213,7 +214,7 @@ def read_bad_rows(folder: Path) -> Iterator[Listed]:
         yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
 
 
-def nothing_left(source: AnySource, key: str, dropped: Counter[str]) -> str:
+def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
     """Why a source gives no document at all."""
     if not dropped:
         return f"{source.path}: no documents. Set `{key}.path`."

@@ -10,10 +10,10 @@ from cpt.data.check import filters_of, transforms_of
 from cpt.data.documents import BadRow, DocumentView
 from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.packing import pack
-from cpt.data.sources import AnySource, pieces_of, read_piece
+from cpt.data.sources import pieces_of, read_piece
 from cpt.data.tokenization import DocumentEncoder, Ids
 from cpt.data.transforms import apply_transforms, build_transforms
-from cpt.recipe.schema import Data
+from cpt.recipe.schema import Data, DocumentSource
 from cpt.recipe.sense_data import reported_name
 
 
@@ -50,7 +50,7 @@ class RowPart:
     ids: Ids
 
 
-def see_source(data: Data, source: AnySource, key: str, num_documents: int) -> Seen:
+def see_source(data: Data, source: DocumentSource, key: str, num_documents: int) -> Seen:
     """Read the first documents and sort them; a bad row ends nothing here."""
     seen = Seen(reported_name(source))
     transforms, filters = build_transforms(transforms_of(data, source, key)), build_filters(filters_of(data, source, key))

@@ -14,10 +14,11 @@ from cpt.data.components import ComponentLists
 from cpt.data.documents import Document, DocumentView, Piece
 from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.readers.opening import size_of
-from cpt.data.sources import AnySource, pieces_of, read_piece
+from cpt.data.sources import pieces_of, read_piece
 from cpt.data.store import TokenWriter, key_of, publish_once
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
+from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
 Shard = list[Piece]
@@ -30,7 +31,7 @@ SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 class ShardWork:
     """What is done to each shard of a source; travels to worker processes."""
 
-    source: AnySource
+    source: DocumentSource
     key: str
     """Where the source stands in the recipe, for messages: `data.sources[0]`."""
     filters: ComponentLists
@@ -144,7 +145,7 @@ class Shards:
     """Of each shard's files or parts of files, about."""
 
 
-def shards_of(source: AnySource, key: str, *, is_file: bool) -> Shards:
+def shards_of(source: DocumentSource, key: str, *, is_file: bool) -> Shards:
     """All pieces of the source in order.
 
     Args:
@@ -169,7 +170,7 @@ def bytes_of(piece: Piece) -> int:
     return size_of(piece.path) if piece.start == 0 and piece.stop is None else SHARD_BYTES
 
 
-def sample(source: AnySource, shards: Sequence[Shard], key: str) -> list[str]:
+def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:
     """Documents to prove an encoder on: the source's first ones, and some from its middle and its end."""
     texts: list[str] = []
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]

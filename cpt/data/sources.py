@@ -21,10 +21,10 @@ from cpt.data.readers.formats import KNOWN, READERS, TEXTS, ranges_of
 from cpt.data.readers.function import is_function, read_function
 from cpt.data.readers.hub import read_hub
 from cpt.data.readers.opening import format_of, is_url, size_of
-from cpt.data.readers.values import AnySource as AnySource
 from cpt.data.readers.values import first_line
 from cpt.errors import DataError, ResourceError
 from cpt.ranks import is_main_process
+from cpt.recipe.schema import DocumentSource
 
 log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
@@ -33,7 +33,7 @@ DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what 
 PIECE_BYTES = 64 * 2**20
 
 
-def open_source(source: AnySource, key: str) -> Iterator[Document]:
+def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     """The documents in the order of the files' names, at most `max_documents`.
 
     Args:
@@ -54,7 +54,7 @@ def open_source(source: AnySource, key: str) -> Iterator[Document]:
                 return
 
 
-def pieces_of(source: AnySource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The source in pieces that can be read apart from each other; their documents, one after the other, are the source's.
 
     A dataset on the Hub and a user's function are one piece, for the main process.
@@ -74,7 +74,7 @@ def pieces_of(source: AnySource, key: str, piece_bytes: int = PIECE_BYTES) -> li
     return [Piece(file, part.start, part.stop, number) for number, (file, part) in enumerate(ranges)]
 
 
-def read_piece(source: AnySource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
+def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece and its bad rows, in order.
 
     What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents` counts over all pieces, so
@@ -102,7 +102,7 @@ def read_piece(source: AnySource, piece: Piece, key: str) -> Iterator[Document |
             return
 
 
-def read_file_piece(source: AnySource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
+def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece of a file."""
     whole = Origin(piece.path, "document")
     try:
@@ -140,14 +140,14 @@ def is_local(path: str) -> bool:
     )
 
 
-def files_of(source: AnySource, key: str) -> list[str]:
+def files_of(source: DocumentSource, key: str) -> list[str]:
     """The files that a source means, local or behind a URL, in sorted order."""
     if is_url(source.path):
         return find_remote_files(source, key)
     return [str(file) for file in find_files(source, key)]
 
 
-def find_files(source: AnySource, key: str) -> list[Path]:
+def find_files(source: DocumentSource, key: str) -> list[Path]:
     """The files that a local source means, in sorted order.
 
     Raises:
@@ -172,7 +172,7 @@ def find_files(source: AnySource, key: str) -> list[Path]:
     return files
 
 
-def find_remote_files(source: AnySource, key: str) -> list[str]:
+def find_remote_files(source: DocumentSource, key: str) -> list[str]:
     """The files that a URL means: one, those that match, or all of a known kind below it."""
     try:
         system, name = fsspec.core.url_to_fs(source.path)
@@ -204,7 +204,7 @@ def is_document_file(file: Path, folder: Path) -> bool:
     return format_of(file.name) in READERS and file.name not in DATASETS_OWN and not hidden and file.is_file()
 
 
-def tell_formats(source: AnySource) -> None:
+def tell_formats(source: DocumentSource) -> None:
     """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
     folder = Path(source.path).expanduser()
     if is_url(source.path) or not folder.is_dir() or not is_main_process():
@@ -218,7 +218,7 @@ def tell_formats(source: AnySource) -> None:
     log.info(f"{source.path}: {', '.join(parts)}")
 
 
-def states_of(source: AnySource, key: str) -> list[tuple[str, int, str]]:
+def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:
     """Name, size and version (time of change, or the server's tag) of each file: equal states, equal content; none of Hub and functions."""
     if kind_of(source.path) in ("hub", "function"):
         return []

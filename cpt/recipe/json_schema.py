@@ -7,11 +7,15 @@ from typing import Any
 
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import SUFFIXED, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
-GROUPED_DIGITS = {"type": "string", "pattern": r"^[0-9]+(_[0-9]+)+$", "description": "1_000_000: a number to cpt, text to most editors."}
+GROUPED_DIGITS = {
+    "type": "string",
+    "pattern": rf"^[0-9]+(_[0-9]+)+$|^{SUFFIXED.pattern}$",
+    "description": "1_000_000, 500M, 1.5B, 20GB: numbers to cpt, text to most editors.",
+}
 JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array", "dict": "object", "null": "null"}
 
 

@@ -1,13 +1,19 @@
 """The recipe: every key a user may write, with its default and its meaning."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+SUFFIXED = re.compile(r"(\d+(?:\.\d+)?) ?(k|K|M|G|B|T|kB|KB|MB|GB|TB)")
+SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+
 
 def whole_number(value: object) -> object:
-    """1e9 is a whole number too, though Python reads it as a float."""
+    """1e9 is a whole number too, though Python reads it as a float; and so are 500M, 1.5B (a billion) and 20GB."""
+    if isinstance(value, str) and (match := SUFFIXED.fullmatch(value)):
+        value = round(float(match[1]) * SUFFIXES[match[2][0].upper()], 3)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -85,16 +91,14 @@ class FillInTheMiddle(Section):
     """Of these, the share that is written suffix, prefix, middle instead of prefix, suffix, middle."""
 
 
-class Source(Section):
-    """Where documents come from."""
+class DocumentSource(Section):
+    """Where documents come from, and what of a file is one."""
 
     path: str
     """Local file, folder or glob (txt, md, jsonl, json, parquet, csv, tsv, arrow, also .gz and .zst), a URL like s3://bucket/*.parquet, a
     dataset's id on the Hub, or your own `package.module:function` that gives texts or rows."""
     name: str | None = None
     """How reports call it; by default the last part of the path."""
-    weight: float = Field(default=1.0, gt=0)
-    """Share of the training tokens, relative to the other sources."""
     text_column: str = "text"
     """Column or JSON key that holds the text."""
     template: str | None = None
@@ -104,7 +108,7 @@ class Source(Section):
     data_files: list[str] = []
     """Files of a Hub dataset, by name or glob; by default those of its split."""
     streaming: bool = False
-    """Read a Hub dataset as it arrives, without keeping it on the disk; a script's or an endless one can be read in no other way."""
+    """Read a Hub dataset's files as they are needed, without keeping them on the disk."""
     options: dict[str, Any] = {}
     """Options of your own `package.module:function`."""
     subset: str | None = None
@@ -115,6 +119,13 @@ class Source(Section):
     """Revision of a Hub dataset."""
     max_documents: Positive | None = None
     """Take only the first so many documents (of a Hub dataset: fetch no more than these)."""
+
+
+class Source(DocumentSource):
+    """A part of the mixture."""
+
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the training tokens, relative to the other sources."""
     fill_in_the_middle: FillInTheMiddle | None = None
     """For code: `{}` takes the defaults, half of the documents."""
     transforms: list[Component] = []
@@ -215,33 +226,8 @@ class Monitoring(Section):
     """The tracker's project; the run is called like the recipe."""
 
 
-class HeldOut(Section):
+class HeldOut(DocumentSource):
     """Documents that the model is judged by and never trained on."""
-
-    path: str
-    """Local file, folder or glob, a URL, a dataset's id on the Hub, or your own `package.module:function`."""
-    name: str | None = None
-    """How reports call it; by default the last part of the path."""
-    text_column: str = "text"
-    """Column or JSON key that holds the text."""
-    template: str | None = None
-    """Text from several columns instead: `"{title}\\n\\n{body}"`."""
-    text_documents: str = Field(default="file", min_length=1)
-    """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands between documents."""
-    data_files: list[str] = []
-    """Files of a Hub dataset, by name or glob; by default those of its split."""
-    streaming: bool = False
-    """Read a Hub dataset as it arrives, without keeping it on the disk; a script's or an endless one can be read in no other way."""
-    options: dict[str, Any] = {}
-    """Options of your own `package.module:function`."""
-    subset: str | None = None
-    """Configuration of a Hub dataset."""
-    split: str = "train"
-    """Split of a Hub dataset."""
-    revision: str | None = None
-    """Revision of a Hub dataset."""
-    max_documents: Positive | None = None
-    """Take only the first so many documents."""
 
 
 class Evaluation(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.extend import did_you_mean
-from cpt.recipe.schema import Budget, Data, Evaluation, HeldOut, Source
+from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation
 from cpt.recipe.senseless import Found, Senseless
 from cpt.recipe.tree import Location, dotted
 
@@ -157,7 +157,7 @@ def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
             first.setdefault(name, location)
 
 
-def reported_name(entry: Source | HeldOut) -> str:
+def reported_name(entry: DocumentSource) -> str:
     """How reports call it: its name, or the last part of its path that is no pattern, without the ending of a document file."""
     parts = [part for part in Path(entry.path).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(entry.path)
@@ -168,7 +168,7 @@ def reported_name(entry: Source | HeldOut) -> str:
 
 def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
     """Options of Hub datasets do nothing for local files."""
-    places: dict[Location, Iterable[Source | HeldOut]] = {
+    places: dict[Location, Iterable[DocumentSource]] = {
         ("data", "sources"): data.sources,
         ("evaluation", "perplexity"): evaluation.perplexity,
     }

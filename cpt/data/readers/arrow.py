@@ -7,12 +7,13 @@ import pyarrow as pa
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.opening import open_random
 from cpt.data.readers.tables import read_batch
-from cpt.data.readers.values import AnySource, check_columns, columns_of, first_line
+from cpt.data.readers.values import check_columns, columns_of, first_line
+from cpt.recipe.schema import DocumentSource
 
 MAGIC = b"ARROW1"
 
 
-def read_arrow(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a file."""
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     number = 0
@@ -35,7 +36,7 @@ def read_arrow(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
         yield BadRow("no rows", f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`", whole, 1)
 
 
-def missing(batch: pa.RecordBatch, source: AnySource) -> BadValue | None:
+def missing(batch: pa.RecordBatch, source: DocumentSource) -> BadValue | None:
     """What is wrong where a file has not the columns that the text is made of."""
     try:
         check_columns(batch.schema.names, source)

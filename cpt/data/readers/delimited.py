@@ -8,7 +8,8 @@ from dataclasses import replace
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.lines import lines_of
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import AnySource, check_columns, columns_of, decode, text_of
+from cpt.data.readers.values import check_columns, columns_of, decode, text_of
+from cpt.recipe.schema import DocumentSource
 
 
 class Records:
@@ -63,7 +64,7 @@ class Records:
         return replace(self.bad(bad), num_rows=max(1, sum(1 for _ in self._lines)))
 
 
-def read_delimited(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The records of a file."""
     records = Records(piece)
     try:

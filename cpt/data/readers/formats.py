@@ -11,9 +11,9 @@ from cpt.data.readers.json_lines import read_json_lines
 from cpt.data.readers.opening import COMPRESSED, compression_of, format_of, is_url
 from cpt.data.readers.parquet import read_parquet, row_groups
 from cpt.data.readers.texts import read_text
-from cpt.data.readers.values import AnySource
+from cpt.recipe.schema import DocumentSource
 
-Reader = Callable[[Piece, AnySource], Iterator[Document | BadRow]]
+Reader = Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]
 READERS: dict[str, Reader] = {
     ".txt": read_text,
     ".md": read_text,
@@ -36,7 +36,7 @@ class Range:
     stop: int | None = None
 
 
-def ranges_of(path: str, size: int, source: AnySource, piece_bytes: int) -> list[Range]:
+def ranges_of(path: str, size: int, source: DocumentSource, piece_bytes: int) -> list[Range]:
     """How a file is cut, so that processes can read it together: between lines, between row groups, or not at all."""
     if format_of(path) == ".parquet":
         return [Range(*both) for both in row_groups(path, piece_bytes)]

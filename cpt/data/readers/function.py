@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import AnySource, clean, kind, refuse_surrogates, text_of
+from cpt.data.readers.values import clean, kind, refuse_surrogates, text_of
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
+from cpt.recipe.schema import DocumentSource
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 
@@ -18,7 +19,7 @@ def is_function(path: str) -> bool:
     return NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
-def find_function(source: AnySource, key: str) -> Callable[..., Any]:
+def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
     """The function, with its options checked.
 
     Raises:
@@ -29,7 +30,7 @@ def find_function(source: AnySource, key: str) -> Callable[..., Any]:
     return function
 
 
-def call_function(source: AnySource, key: str) -> Iterable[object]:
+def call_function(source: DocumentSource, key: str) -> Iterable[object]:
     """What the function gives for the recipe's options.
 
     Raises:
@@ -41,7 +42,7 @@ def call_function(source: AnySource, key: str) -> Iterable[object]:
     return rows  # type: ignore[return-value]
 
 
-def read_function(source: AnySource, key: str) -> Iterator[Document | BadRow]:
+def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
     """The documents in the order in which the function gives them."""
     origin = Origin(source.path, "item")
     for number, row in enumerate(call_function(source, key), start=1):

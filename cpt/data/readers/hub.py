@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import orjson
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import AnySource, first_line, refuse_surrogates, text_of
+from cpt.data.readers.values import first_line, refuse_surrogates, text_of
 from cpt.errors import DataError, ResourceError
+from cpt.recipe.schema import DocumentSource
 
 
-def read_hub(source: AnySource, key: str) -> Iterator[Document | BadRow]:
+def read_hub(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
     """The rows of a dataset, streamed where only the first are wanted.
 
     Raises:

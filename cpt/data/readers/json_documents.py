@@ -7,10 +7,11 @@ import orjson
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.json_lines import read_json_lines, why_not_json
 from cpt.data.readers.opening import BOM, open_file
-from cpt.data.readers.values import AnySource, columns_of, kind, text_of
+from cpt.data.readers.values import columns_of, kind, text_of
+from cpt.recipe.schema import DocumentSource
 
 
-def read_json(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The objects of a file; it is in memory as a whole."""
     origin, whole = Origin(piece.path, "item"), Origin(piece.path, "document")
     with open_file(piece.path) as file:

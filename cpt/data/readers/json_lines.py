@@ -8,10 +8,11 @@ import orjson
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.lines import lines_of
 from cpt.data.readers.opening import is_whole
-from cpt.data.readers.values import AnySource, columns_of, decode, kind, text_of
+from cpt.data.readers.values import columns_of, decode, kind, text_of
+from cpt.recipe.schema import DocumentSource
 
 
-def read_json_lines(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece."""
     origin, lines = lines_of(piece)
     column = columns_of(source)[0] if source.template is None else None
@@ -33,7 +34,7 @@ def read_json_lines(piece: Piece, source: AnySource) -> Iterator[Document | BadR
         yield BadRow("no rows", detail, origin, 1)
 
 
-def read_row(line: bytes, source: AnySource, origin: Origin, number: int, byte: int) -> Document | BadRow:
+def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
     """A row that takes a closer look."""
     try:
         return Document(text_of(parse_object(line, columns_of(source)[0]), source), origin, number)

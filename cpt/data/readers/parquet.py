@@ -8,12 +8,13 @@ import pyarrow.parquet as pq
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.opening import compression_of, is_url, open_random
 from cpt.data.readers.tables import read_batch
-from cpt.data.readers.values import AnySource, check_columns, columns_of, first_line
+from cpt.data.readers.values import check_columns, columns_of, first_line
+from cpt.recipe.schema import DocumentSource
 
 BATCH = 1000
 
 
-def read_parquet(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece's row groups."""
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import AnySource, columns_of, text_of
+from cpt.data.readers.values import columns_of, text_of
+from cpt.recipe.schema import DocumentSource
 
 
-def read_batch(batch: pa.RecordBatch, source: AnySource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
+def read_batch(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
     """The documents of a batch; its rows are numbered from `rows_before` + 1 on."""
     names = columns_of(source)
     try:
@@ -23,7 +24,7 @@ def read_batch(batch: pa.RecordBatch, source: AnySource, origin: Origin, rows_be
             yield bad_row(bad, origin, number, dict(zip(names, values, strict=True)))
 
 
-def read_one_by_one(batch: pa.RecordBatch, source: AnySource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
+def read_one_by_one(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
     """As `read_batch`, where some text is no UTF-8, which arrow does not check before this."""
     columns = {name: batch.column(name) for name in columns_of(source)}
     for row in range(batch.num_rows):

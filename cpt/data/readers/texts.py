@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.lines import lines_of
 from cpt.data.readers.opening import BOM, open_file
-from cpt.data.readers.values import AnySource, decode
+from cpt.data.readers.values import decode
+from cpt.recipe.schema import DocumentSource
 
 
-def read_text(piece: Piece, source: AnySource) -> Iterator[Document | BadRow]:
+def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The documents of a file, to the byte; lines lose only their end."""
     if source.text_documents == "line":
         yield from read_text_lines(piece)

@@ -6,12 +6,10 @@ from functools import cache
 
 from cpt.data.documents import BadValue
 from cpt.errors import RecipeError
-from cpt.recipe.schema import HeldOut, Source
-
-AnySource = Source | HeldOut
+from cpt.recipe.schema import DocumentSource
 
 
-def text_of(row: Mapping[str, object], source: AnySource) -> str:
+def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
     """The document's text.
 
     Raises:
@@ -55,7 +53,7 @@ def filled_in(value: object, column: str) -> str:
     return str(value)
 
 
-def columns_of(source: AnySource) -> Sequence[str]:
+def columns_of(source: DocumentSource) -> Sequence[str]:
     """The columns that the text is made of."""
     return (source.text_column,) if source.template is None else template_columns(source.template)
 
@@ -78,7 +76,7 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def check_columns(found: Sequence[str], source: AnySource) -> None:
+def check_columns(found: Sequence[str], source: DocumentSource) -> None:
     """Refuse a file without the columns that the text is made of."""
     for column in columns_of(source):
         if column not in found:
