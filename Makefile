@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-gpu test-network lint format check bench-data train-prototype train-production
+.PHONY: help setup demo test test-slow test-gpu test-network lint format check bench-data bench-peers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,8 +59,11 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 check: lint test ## what CI runs: lint, then the test suite
 
-bench-data: $(INSTALLED) ## measure the data layer beside raw tokenizers, gigatoken and run_clm: an hour on 4 cores
+bench-data: bench-peers ## measure the data layer beside what else one would use: 25 minutes on 4 cores; then the README's tables
 	$(BIN)/python -m benchmarks.data $(ARGS)
+
+bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs, in CPT_BENCH_ENVS or ~/.cache/cpt-bench
+	$(BIN)/python -m benchmarks.data.environments
 
 train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)

@@ -12,7 +12,7 @@ COMMANDS = {  # name -> (module:function, what it does)
     "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
     "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
     "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
-    "data": ("cpt.data_commands:app", "Look at the documents: check every row, preview what is kept, dropped and packed."),
+    "data": ("cpt.data_commands.app:app", "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them."),
     "prepare": ("cpt.prepare:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
     "store": ("cpt.store_command:app", "List, verify or prune the tokens that are kept between runs."),
     "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import show_log
-from cpt.data.build import PreparedData, build_data
+from cpt.data.build import build_data
+from cpt.data.prepared import PreparedData
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -16,7 +17,15 @@ from cpt.tokenizer.load import load_tokenizer
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
     """Fill the store with all that the recipe's run will read."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-    return build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget, cache_dir=cache_dir)
+    return build_data(
+        recipe.data,
+        tokenizer,
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        budget=recipe.budget,
+        cache_dir=cache_dir,
+        whole=recipe.data.disk_bytes is None,
+    )
 
 
 def command(

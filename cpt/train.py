@@ -25,6 +25,7 @@ from cpt.recipe.tree import Node
 from cpt.runs.record import start_run
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
+from cpt.stages.data_position import restore_position
 from cpt.stages.inputs import describe_inputs
 from cpt.tokenizer.load import load_tokenizer
 
@@ -63,6 +64,8 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments)
         checkpoint = latest_checkpoint(run.folder)
+        if checkpoint is not None:
+            restore_position(data, checkpoint)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         export_model(trainer, recipe, tokenizer, run.export_folder)
     tell(f"The model is in {run.export_folder}.")

@@ -1,19 +1,32 @@
+import json
 import os
 import time
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.data.store import TokenStore, TokenWriter, publish_once
+from cpt.data.store import hold, publish_once
+from cpt.data.token_files import TokenFiles, TokenWriter
+from cpt.data.tokenized import SourceDescription, read_description
 from cpt.errors import DataError, RecipeError
+
+DESCRIPTION = SourceDescription(1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
+
+
+def write_shard(folder):
+    writer = TokenWriter(folder, np.dtype(np.uint16))
+    writer.append(np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9]))
+    writer.close({})
 
 
 def write(folder):
-    writer = TokenWriter(folder, np.dtype(np.uint16))
-    writer.append(np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9]))
-    writer.close({}, {}, made_from={"source": "corpus.jsonl", "tokenizer": "gpt2"})
+    """A source of one shard."""
+    shard = publish_once(folder / "shard", write_shard)
+    description = replace(DESCRIPTION, shards={"shard": TokenFiles(shard).description.digest})
+    (folder / "description.json").write_text(json.dumps(asdict(description)))
 
 
 @pytest.fixture
@@ -22,9 +35,9 @@ def cache(tmp_path):
     for name in ("new", "old", "foreign"):
         publish_once(tmp_path / "tokens" / name, write)
     publish_once(tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000))
-    (tmp_path / "tokens" / "killed.shards").mkdir()
+    (tmp_path / "tokens" / "killed").mkdir()
     description = tmp_path / "tokens" / "foreign" / "description.json"
-    description.write_text(description.read_text().replace('"format": 2', '"format": 1'))
+    description.write_text(description.read_text().replace('"format": 3', '"format": 1'))
     os.utime(tmp_path / "tokens" / "old", (0, time.time() - 30 * 86_400))
     return tmp_path
 
@@ -49,17 +62,17 @@ def test_the_list_tells_source_tokenizer_size_and_age(cache):
 def test_verify_reads_every_array(cache):
     assert "2 entries are what was written, 2 unfinished or of another version passed over" in run("verify", cache=cache)
     for name in ("tokens", "offsets", "hashes", "num_bytes"):
-        file = cache / "tokens" / "new" / f"{name}.bin"
+        file = cache / "tokens" / "new" / "shard" / f"{name}.bin"
         content = file.read_bytes()
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(DataError, match="tokens/new: the stored tokens are not what was written"):
+        with pytest.raises(DataError, match="tokens/new/shard: the stored tokens are not what was written"):
             run("verify", cache=cache)
         file.write_bytes(content)
 
 
 def test_prune_removes_what_is_old(cache):
     assert "removed tokens/old" in run("prune", "--unused-days", "10", cache=cache)
-    assert kept(cache) == {"new", "foreign", "packing", "killed.shards"}
+    assert kept(cache) == {"new", "foreign", "packing", "killed"}
 
 
 def test_prune_removes_leftovers(cache):
@@ -69,7 +82,7 @@ def test_prune_removes_leftovers(cache):
 
 def test_prune_keeps_what_was_used_last_up_to_a_size(cache):
     run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"killed.shards"}  # of 0 bytes
+    assert kept(cache) == {"killed"}  # of 0 bytes
     assert not [path for path in (cache / "tokens").iterdir() if path.suffix == ".removed"]
 
 
@@ -80,19 +93,16 @@ def test_a_dry_run_removes_nothing(cache):
 
 
 def test_what_a_process_reads_or_makes_stays(cache):
-    reader = TokenStore(cache / "tokens" / "new")
+    class Reader:
+        pass
 
-    def fill(folder):
-        (cache / "tokens" / "making.shards").mkdir()
-        assert "in use, stays: tokens/making.shards" in run("prune", "--leftovers", "--keep-gib", "0", cache=cache)
-        write(folder)
-
-    publish_once(cache / "tokens" / "making", fill)
-    assert kept(cache) == {"new", "making", "making.shards", "killed.shards"} - {"killed.shards"}
-    assert reader.tokens.tolist() == list(range(9))
+    reader = Reader()
+    hold(cache / "tokens" / "new", reader)
+    assert "in use, stays: tokens/new" in run("prune", "--keep-gib", "0", cache=cache)
+    assert kept(cache) == {"new", "killed"}
     del reader
     run("prune", "--keep-gib", "0", cache=cache)
-    assert kept(cache) == {"making.shards"}
+    assert kept(cache) == {"killed"}
 
 
 def test_prune_needs_something_to_go_by(cache):
@@ -101,5 +111,5 @@ def test_prune_needs_something_to_go_by(cache):
 
 
 def test_a_store_of_another_version_is_not_read(cache):
-    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 2\).*cpt store prune"):
-        TokenStore(cache / "tokens" / "foreign")
+    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 3\).*cpt store prune"):
+        read_description(cache / "tokens" / "foreign")

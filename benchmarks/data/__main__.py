@@ -1,132 +1,207 @@
-"""`python -m benchmarks.data`: run every system in turn, several times, and write benchmarks/results/data.json."""
+"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json, the pictures and the table."""
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
-from importlib import metadata
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.data.corpus import texts_of, write_corpus
+from tokenizers.processors import ByteLevel
+
+from benchmarks.data import plots, readme
+from benchmarks.data.corpus import Facts, path_of, texts_of, write_corpora, write_parts
+from benchmarks.data.peers.clock import LENGTH, Job, Measured
+from benchmarks.data.results import RESULTS, write_results
+from benchmarks.data.systems import PEERS, SYSTEMS, measure, system_ended
 from cpt.data.parallel import num_workers
 from cpt.tokenizer.train_bpe import train_bpe
 
-RESULTS = Path(__file__).parents[1] / "results"
-SLOW = ("hugging_face", "run_clm")  # they may run on a part of the corpus
-SYSTEMS = ("json_alone", "hugging_face", "gigatoken", "run_clm", "ours_cold", "ours_warm", "resume")
-Samples = dict[str, list[dict[str, float]]]
+SLOW_SECONDS = 20  # a point of a growth curve that takes longer is measured once
+DOCUMENTS_FOR_THE_TOKENIZER = 5000
+SHARE_FOR_REPETITIONS = 0.75  # of the time
+
+
+@dataclass
+class Bench:
+    """What is measured, where, and what came out so far."""
+
+    options: argparse.Namespace
+    folder: Path
+    corpora: dict[int, Facts]
+    samples: dict[str, Any] = field(default_factory=lambda: {"systems": {}, "growth": []})
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def minutes(self) -> float:
+        """Since the start."""
+        return (time.perf_counter() - self.start) / 60
+
+    def say(self, line: str) -> None:
+        """A line of progress."""
+        print(f"{self.minutes:5.1f} min  {line}", flush=True)
+
+    def job(self, name: str, size: int) -> Job:
+        """What a program is asked for, on the corpus of a size, with a folder of its own."""
+        return Job(path_of(self.folder, size), self.folder / f"{size}-parts", self.folder / "tokenizer", self.folder / name, num_workers())
+
+    def keep(self, name: str, measured: Measured) -> Measured:
+        """One of the single measurements."""
+        self.samples[name] = measured
+        self.say(f"{name}: {json.dumps(measured)[:300]}")
+        return measured
 
 
 def main() -> None:
     """Measure, and write what was measured."""
-    arguments = parse()
-    folder = Path(arguments.folder or tempfile.mkdtemp(prefix="bench-data-"))
+    options = parse()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-data-"))
     folder.mkdir(parents=True, exist_ok=True)
-    corpora = {"whole": folder / "corpus.jsonl", "part": folder / "part.jsonl"}
-    facts = {name: write_corpus(path, size) for (name, path), size in zip(corpora.items(), (arguments.mb, arguments.slow_mb), strict=True)}
-    tokenizer = folder / "tokenizer"
-    if not tokenizer.exists():
-        train_bpe(texts_of(corpora["part"]), arguments.vocabulary, tokenizer)
-    samples: Samples = {name: [] for name in SYSTEMS}
-    for repetition in range(arguments.repetitions):
-        for name in SYSTEMS:
-            shutil.rmtree(folder / "run_clm", ignore_errors=True)
-            corpus = corpora["part" if name in SLOW else "whole"]
-            samples[name].append(run(name, corpus, tokenizer, folder))
-            print(f"{repetition + 1}/{arguments.repetitions} {name}: {samples[name][-1]}", flush=True)
-    write_results(samples, facts)
+    print(f"Corpora and stores: {folder}", flush=True)
+    sizes = [options.mb, options.slow_mb, *options.growth, *options.growth_of_run_clm]
+    bench = Bench(options, folder, write_corpora(folder, sizes))
+    slow = path_of(folder, options.slow_mb)
+    write_parts(slow, folder / f"{options.slow_mb}-parts", num_workers())
+    make_tokenizer(texts_of(slow, DOCUMENTS_FOR_THE_TOKENIZER), options.vocabulary, folder / "tokenizer")
+    bench.say("corpora and tokenizer are ready")
+    try:
+        measure_all(bench)
+    finally:
+        if not options.folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    if not options.results:
+        plots.main()
+        readme.main()
+
+
+def make_tokenizer(texts: list[str], vocabulary: int, folder: Path) -> None:
+    """A byte-level BPE that adds nothing by itself, so that documents have one more token everywhere, their end."""
+    tokenizer = train_bpe(texts, vocabulary, folder)
+    tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
+    tokenizer.save_pretrained(folder)
+
+
+def measure_all(bench: Bench) -> None:
+    """Everything, with the results written again after each part."""
+    systems(bench)
+    write(bench)
+    waste(bench)
+    single_measurements(bench)
+    write(bench)
+    growth(bench)
+    write(bench)
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
-    parser.add_argument("--mb", type=int, default=320, help="of text in the corpus")
-    parser.add_argument("--slow-mb", type=int, default=320, help="of text for the slow systems (Hugging Face's tokenizer, run_clm)")
+    parser.add_argument("--mb", type=int, default=320, help="of text for us and for gigatoken")
+    parser.add_argument("--slow-mb", type=int, default=64, help="of text for the others: the first part of the same corpus")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none")
+    parser.add_argument("--growth-of-run-clm", type=sizes_of, default=[20, 80, 320], help="the same for run_clm, which is slower")
+    parser.add_argument("--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name")
+    parser.add_argument("--minutes", type=float, default=25, help="after three quarters of these no further repetition is begun")
     parser.add_argument("--vocabulary", type=int, default=24_000)
-    parser.add_argument("--folder", help="for the corpus and the stores; by default a new one in the temporary folder")
+    parser.add_argument("--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one")
+    parser.add_argument(
+        "--results", type=Path, help="folder for them; by default benchmarks/results, and then the README's part is made too"
+    )
     return parser.parse_args()
 
 
-def run(name: str, corpus: Path, tokenizer: Path, folder: Path) -> dict[str, float]:
-    """One system in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.data.systems", name, str(corpus), str(tokenizer), str(folder)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    measured: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-    return measured
+def sizes_of(text: str) -> list[int]:
+    """20,80 as numbers."""
+    return [size for size in map(int, text.split(",")) if size]
 
 
-def write_results(samples: Samples, facts: dict[str, dict[str, float]]) -> None:
-    """Medians beside their targets, and the raw samples."""
-
-    def middle(name: str, key: str) -> float:
-        return median(sample[key] for sample in samples[name])
-
-    whole, part = facts["whole"]["text_megabytes"], facts["part"]["text_megabytes"]
-    cold = whole / middle("ours_cold", "first_batch_seconds")  # MB of text a second, from the file to the first batch
-    hugging_face, run_clm = part / middle("hugging_face", "seconds"), part / middle("run_clm", "first_batch_seconds")
-    gigatoken = whole / middle("gigatoken", "seconds")
-    steady, run_clm_steady = middle("ours_warm", "steady_tokens_per_second"), middle("run_clm", "steady_tokens_per_second")
-    positions = [key for key in samples["resume"][0] if key.isdigit()]
-    slowest = max(middle("resume", position) for position in positions)
-    memory = max(middle("ours_cold", "peak_memory_mb"), middle("ours_cold", "peak_memory_of_a_worker_mb"))
-    first_share = (middle("ours_cold", "first_batch_seconds") / whole) / (middle("run_clm", "first_batch_seconds") / part)
-    parsing = middle("json_alone", "seconds") / num_workers() / middle("ours_cold", "first_batch_seconds")
-    measurements = [
-        measurement("cold, jsonl to batches", None, cold, "MB/s"),
-        measurement("raw tokenizers encode_batch_fast, all cores", None, hugging_face, "MB/s"),
-        measurement("gigatoken encode_batch", None, gigatoken, "MB/s"),
-        measurement("run_clm cold", None, run_clm, "MB/s"),
-        measurement("cold / raw tokenizers", ">= 10", cold / hugging_face, "times"),
-        measurement("cold / gigatoken", ">= 0.5", cold / gigatoken, "times"),
-        measurement("cold / run_clm", ">= 25", cold / run_clm, "times"),
-        measurement("share of json parsing in cold, spread over the cores", None, parsing, "share"),
-        measurement("cold time to first batch", None, middle("ours_cold", "first_batch_seconds"), "s"),
-        measurement("cold time to first batch / run_clm's, per MB", "<= 0.15", first_share, "times"),
-        measurement("warm time to first batch", None, middle("ours_warm", "first_batch_seconds"), "s"),
-        measurement("warm steady", None, steady / 1e6, "Mtok/s"),
-        measurement("run_clm's warm steady", None, run_clm_steady / 1e6, "Mtok/s"),
-        measurement("warm steady / run_clm's", ">= 5", steady / run_clm_steady, "times"),
-        measurement("slowest resume, at positions to 10^9", "<= 1", slowest, "s"),
-        measurement("padding", "<= 0.003", middle("ours_cold", "padding"), "share"),
-        measurement("peak memory of a process, cold", "<= 600", memory, "MB"),
-    ]
-    RESULTS.mkdir(exist_ok=True)
-    result = {"device": device(), "versions": versions(), "corpus": facts, "measurements": measurements}
-    (RESULTS / "data.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "data_samples.json").write_text(json.dumps(samples, indent=1) + "\n")
-    for one in measurements:
-        met = {None: "", True: "met", False: "NOT MET"}[one["met"]]
-        print(f"{one['name']:55} {one['measured']:10.4g} {one['unit']:7} {one['target'] or '':8} {met}")
+def systems(bench: Bench) -> None:
+    """Every system cold and warm, in turn, as often as asked and as there is time; one that failed is not tried again."""
+    names, samples = bench.options.systems, bench.samples["systems"]
+    for name in names:
+        samples[name] = {"megabytes": size_for(bench, name), "cold": [], "warm": [], "failed": SYSTEMS[name].why_not}
+    for repetition in range(bench.options.repetitions):
+        if bench.minutes > SHARE_FOR_REPETITIONS * bench.options.minutes:
+            bench.say(f"only {repetition} repetitions: there is no time for more")
+            return
+        for name in names:
+            if not samples[name]["failed"]:
+                repeat(bench, name, f"{repetition + 1}/{bench.options.repetitions}")
+        write(bench)
 
 
-def measurement(name: str, target: str | None, measured: float, unit: str) -> dict[str, Any]:
-    """A row of the results."""
-    met = None
-    if target is not None:
-        sign, _, bound = target.partition(" ")
-        met = measured >= float(bound) if sign == ">=" else measured <= float(bound)
-    return {"name": name, "target": target, "measured": measured, "unit": unit, "met": met}
+def repeat(bench: Bench, name: str, which: str) -> None:
+    """One repetition of one system."""
+    sample = bench.samples["systems"][name]
+    for action in ("cold",) if SYSTEMS[name].is_encoder else ("cold", "warm"):
+        measured = measure(name, action, bench.job(name, sample["megabytes"]))
+        if "failed" in measured:
+            sample["failed"] = f"{action}: {measured['failed']}"
+            bench.say(f"{which} {name} FAILED {sample['failed']}")
+            return
+        sample[action].append(measured)
+        bench.say(f"{which} {name} {action}: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
 
 
-def device() -> str:
-    """The processor and its cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{model}, {num_workers()} cores, load before the end {os.getloadavg()[1]:.1f}"
+def size_for(bench: Bench, name: str) -> int:
+    """MB of text for a system."""
+    return bench.options.mb if SYSTEMS[name].is_whole else bench.options.slow_mb
 
 
-def versions() -> dict[str, str]:
-    """Of everything that was measured."""
-    packages = ("torch", "transformers", "tokenizers", "gigatoken", "datasets", "orjson", "numpy")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}}
+def waste(bench: Bench) -> None:
+    """Padding, lost tokens and cuts of each on the smaller corpus, so that they can be compared; once, since they are always the same."""
+    found: dict[str, Measured] = {}
+    for name, sample in bench.samples["systems"].items():
+        if sample["failed"] or SYSTEMS[name].is_encoder or SYSTEMS[name].wastes_like:
+            continue
+        job = bench.job(f"{name}-waste" if SYSTEMS[name].is_whole else name, bench.options.slow_mb)
+        found[name] = measure(name, "waste", job)
+    encoded = measure("hugging_face", "cold", bench.job("hugging_face", bench.options.slow_mb))
+    bench.keep("waste", {"systems": found, "encoded": encoded})
+
+
+def single_measurements(bench: Bench) -> None:
+    """Resuming, the mixture's shares, the quality of the shuffle: each in a process of its own."""
+    ours, small = bench.job("ours", bench.options.mb), bench.job("single", bench.options.slow_mb)
+    cold = bench.samples["systems"].get("ours", {}).get("cold")
+    if cold:
+        rows = replace(ours, variant=str(cold[-1]["positions"] // LENGTH))
+        bench.keep("resume", program("benchmarks.data.resume", "real", rows))
+    bench.keep("resume_synthetic", program("benchmarks.data.resume", "synthetic", small))
+    bench.keep("resume_replay", program(str(PEERS / "streaming_replay.py"), "replay", small))
+    bench.keep("mixture", program("benchmarks.data.mixture", "shares", small))
+    bench.keep("shuffle", program("benchmarks.data.shuffle", "distances", replace(ours, folder=bench.folder / "shuffle")))
+
+
+def program(name: str, action: str, job: Job) -> Measured:
+    """What a program says that is no system."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    how = [name] if name.endswith(".py") else ["-m", name]
+    return system_ended([sys.executable, *how, action, job.as_json()], job.folder)
+
+
+def growth(bench: Bench) -> None:
+    """Cold starts on corpora of many sizes, twice where they are quick."""
+    wanted = [("ours", size) for size in bench.options.growth] + [("run_clm_torch", size) for size in bench.options.growth_of_run_clm]
+    slow = set()
+    for _ in range(2):
+        for name, size in wanted:
+            if (name, size) in slow or bench.minutes > 0.95 * bench.options.minutes:
+                continue
+            measured = measure(name, "cold", bench.job(f"growth-{name}", size))
+            shutil.rmtree(bench.folder / f"growth-{name}", ignore_errors=True)
+            bench.samples["growth"].append({"system": name, "megabytes": size, **measured})
+            bench.say(f"growth {name} {size} MB: {measured}")
+            if "failed" in measured or measured["total_seconds"] > SLOW_SECONDS:
+                slow.add((name, size))
+
+
+def write(bench: Bench) -> None:
+    """What is known so far."""
+    write_results(bench.options.results or RESULTS, bench.samples, bench.corpora, bench.minutes)
 
 
 if __name__ == "__main__":

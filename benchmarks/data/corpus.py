@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -9,6 +10,7 @@ import orjson
 ROOTS = (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib", Path("/usr/share"), Path("/usr/lib/python3"))
 SUFFIXES = {".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".c", ".html", ".js"}
 MEGABYTE = 10**6
+Facts = dict[str, float]
 
 
 def found_texts() -> Iterator[str]:
@@ -25,23 +27,56 @@ def found_texts() -> Iterator[str]:
                 yield text
 
 
-def write_corpus(path: Path, megabytes: int) -> dict[str, float]:
-    """Write at least so much text, again with another first line where the machine has less, and say what it is."""
-    size = documents = rounds = 0
-    with path.open("wb") as file:
-        while size < megabytes * MEGABYTE:
-            for text in found_texts():
-                copy = text if rounds == 0 else f"copy {rounds}\n{text}"
-                file.write(orjson.dumps({"text": copy}) + b"\n")
-                size += len(copy.encode())
-                documents += 1
-                if size >= megabytes * MEGABYTE:
-                    break
-            rounds += 1
-    return {"text_megabytes": size / MEGABYTE, "documents": documents, "rounds_over_the_files": rounds}
+def write_corpora(folder: Path, sizes: list[int]) -> dict[int, Facts]:
+    """Write {size}.jsonl for each size in MB of text; a smaller one is how the larger ones begin.
+
+    Where the machine has less text, it comes again with another first line.
+    """
+    wanted, facts = sorted(set(sizes)), {}
+    files = {size: path_of(folder, size).open("wb") for size in wanted}
+    written = documents = rounds = 0
+    while wanted:
+        for text in found_texts():
+            copy = text if rounds == 0 else f"copy {rounds}\n{text}"
+            line = orjson.dumps({"text": copy}) + b"\n"
+            written, documents = written + len(copy.encode()), documents + 1
+            for size in wanted:
+                files[size].write(line)
+            while wanted and written >= wanted[0] * MEGABYTE:
+                size = wanted.pop(0)
+                files[size].close()
+                facts[size] = {"text_megabytes": written / MEGABYTE, "documents": documents, "rounds_over_the_files": rounds + 1}
+            if not wanted:
+                break
+        rounds += 1
+    return facts
 
 
-def texts_of(path: Path) -> list[str]:
-    """The documents of a jsonl file."""
+def path_of(folder: Path, size: int) -> Path:
+    """The corpus of a size."""
+    return folder / f"{size}.jsonl"
+
+
+def write_parts(corpus: Path, folder: Path, number: int) -> None:
+    """The same documents in files of about one size, for those who share out files among processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [(folder / f"{part}.jsonl").open("wb") for part in range(number)]
+    sizes = [0] * number
+    with corpus.open("rb") as lines:
+        for line in lines:
+            smallest = sizes.index(min(sizes))
+            sizes[smallest] += files[smallest].write(line)
+    for file in files:
+        file.close()
+
+
+def texts_of(path: Path, limit: int | None = None) -> list[str]:
+    """The documents of a jsonl file, or the first so many."""
     with path.open("rb") as file:
-        return [orjson.loads(line)["text"] for line in file]
+        return [orjson.loads(line)["text"] for line in islice(file, limit)]
+
+
+def write_texts(path: Path, texts: Iterator[str]) -> None:
+    """A jsonl file of these."""
+    with path.open("wb") as file:
+        file.writelines(orjson.dumps({"text": text}) + b"\n" for text in texts)

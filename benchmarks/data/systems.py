@@ -1,160 +1,100 @@
-"""One system on one corpus in a process of its own: `python -m benchmarks.data.systems NAME CORPUS TOKENIZER FOLDER` prints JSON.
-
-Clocks start when torch and transformers are imported, and stop at the [8, 2048] batch that is meant.
-"""
+"""What is measured side by side, and how one of them is run: a process of its own for each measurement, that may fail without harm."""
 
 import json
-import logging
-import resource
+import os
 import shutil
+import signal
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-from transformers import AutoTokenizer, default_data_collator
+from benchmarks.data.environments import python_of, why_not
+from benchmarks.data.memory import Watch
+from benchmarks.data.peers.clock import Job, Measured
 
-from benchmarks.data.corpus import texts_of
-from cpt.data.build import build_data
-from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import MixtureRows
-from cpt.data.parallel import num_workers
-from cpt.recipe.schema import Data, Source
-
-BATCH, LENGTH, STEADY_BATCHES = 8, 2048, 1500
-POSITIONS = (0, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, 9 * 10**8, 10**9 - 16)
-Measured = dict[str, float]
+ROOT = Path(__file__).parents[2]
+PEERS = Path(__file__).parent / "peers"
+LONGEST_SECONDS = 300
+# What a shell may have set for other ends; everyone is measured with the libraries' own choice.
+UNSET = ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "CPT_WORKERS", "CPT_CACHE")
 
 
-def hugging_face(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """`encode_batch_fast` of tokenizers on all cores, from strings in memory."""
-    texts, backend = texts_of(corpus), AutoTokenizer.from_pretrained(tokenizer).backend_tokenizer
-    start, tokens = time.perf_counter(), 0
-    for first in range(0, len(texts), 1000):
-        tokens += sum(len(encoding.ids) for encoding in backend.encode_batch_fast(texts[first : first + 1000], add_special_tokens=False))
-    return {"seconds": time.perf_counter() - start, "tokens": tokens}
+@dataclass(frozen=True)
+class System:
+    """One way from text to batches."""
+
+    title: str
+    program: str
+    """A file of peers/, or a module of ours."""
+    package: str
+    """Whose version the results name."""
+    environment: str | None = None
+    """None: our own."""
+    variant: str = ""
+    is_whole: bool = False
+    """Takes the whole corpus; the others its first part."""
+    wastes_like: str | None = None
+    """Another system, whose rows are the same."""
+    is_encoder: bool = False
+    """Gives ids and no batches."""
+    ends_documents: bool = True
+    """Each document ends with a token for it."""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be run here; nothing where it can."""
+        return why_not(self.environment) if self.environment else ""
+
+    def command(self, action: str, job: Job) -> list[str]:
+        """How one measurement is started."""
+        python = str(python_of(self.environment)) if self.environment else sys.executable
+        program = [str(PEERS / self.program)] if self.program.endswith(".py") else ["-m", self.program]
+        return [python, *program, action, replace(job, variant=self.variant).as_json()]
 
 
-def gigatoken(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """`encode_batch` of gigatoken on the same strings, all at once."""
-    import gigatoken
-
-    texts, encoder = texts_of(corpus), gigatoken.Tokenizer(str(tokenizer / "tokenizer.json"))
-    start = time.perf_counter()
-    tokens = len(encoder.encode_batch(texts).layout.content.data)
-    return {"seconds": time.perf_counter() - start, "tokens": tokens}
-
-
-def json_alone(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """Only parsing: what a single core needs to get the strings out of the file."""
-    start = time.perf_counter()
-    return {"documents": len(texts_of(corpus)), "seconds": time.perf_counter() - start}
-
-
-def run_clm(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """As transformers' run_clm.py does it: datasets.map to tokenise, then again to concatenate and cut."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    start = time.perf_counter()
-    rows: Any = datasets.load_dataset("json", data_files=str(corpus), split="train", cache_dir=str(folder / "run_clm"))
-    rows = rows.map(lambda some: loaded(some["text"]), batched=True, num_proc=num_workers(), remove_columns=["text"])
-
-    def group_texts(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        joined = {name: list(chain(*parts)) for name, parts in examples.items()}
-        total = len(joined["input_ids"]) // LENGTH * LENGTH
-        cut = {name: [ids[at : at + LENGTH] for at in range(0, total, LENGTH)] for name, ids in joined.items()}
-        return {**cut, "labels": cut["input_ids"]}
-
-    rows = rows.map(group_texts, batched=True, num_proc=num_workers())
-    return timed(DataLoader(rows, batch_size=BATCH, drop_last=True, collate_fn=default_data_collator), start)
-
-
-def ours_cold(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """`build_data` with an empty store, then a CPTDataLoader."""
-    shutil.rmtree(folder / "store", ignore_errors=True)
-    return ours_warm(corpus, tokenizer, folder)
-
-
-def ours_warm(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """`build_data` with the tokens in the store, then a CPTDataLoader."""
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    start = time.perf_counter()
-    data = Data(sequence_length=LENGTH, sources=[Source(path=str(corpus))])
-    prepared = build_data(data, loaded, seed=0, cache_dir=folder / "store")
-    rows = sum(report.rows for report in prepared.sources)
-    ready = time.perf_counter() - start
-    measured = timed(CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=rows), start)
-    padding = 1 - prepared.num_tokens / (rows * LENGTH)
-    return {**measured, "store_ready_seconds": ready, "tokens": prepared.num_tokens, "padding": padding}
-
-
-def timed(loader: Iterator[Any] | Any, start: float) -> Measured:
-    """When the first batch came, how fast others followed, and when all of the epoch would be there."""
-    batches = iter(loader)
-    next(batches)
-    first = time.perf_counter() - start
-    begin, count = time.perf_counter(), sum(1 for _ in islice(batches, STEADY_BATCHES))
-    steady = count * BATCH * LENGTH / (time.perf_counter() - begin)
-    return {"first_batch_seconds": first, "steady_tokens_per_second": steady}
-
-
-class SyntheticRows(Sequence[Any]):
-    """10^9 rows that are nowhere, to measure what finding a place costs."""
-
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.row(number, 0)
-
-    def row(self, number: int, epoch: int) -> Any:
-        """Row `number` in the order of an epoch."""
-        return {"input_ids": torch.full((LENGTH,), number)}
-
-
-def resume(corpus: Path, tokenizer: Path, folder: Path) -> Measured:
-    """A loader made at a position of a mixture of two sources of 10^9 rows each, to its first batch; the median of 5."""
-    measured = {}
-    for position in POSITIONS:
-        seconds = []
-        for seed in range(5):
-            start = time.perf_counter()
-            rows = MixtureRows([SyntheticRows(), SyntheticRows()], [0.7, 0.3], seed)  # type: ignore[list-item]
-            next(iter(CPTDataLoader(rows, micro_batch=BATCH, rows_in_all=10**9, first_row=position)))
-            seconds.append(time.perf_counter() - start)
-        measured[str(position)] = sorted(seconds)[2]
-    return measured
-
-
-SYSTEMS: dict[str, Callable[[Path, Path, Path], Measured]] = {
-    "hugging_face": hugging_face,
-    "gigatoken": gigatoken,
-    "json_alone": json_alone,
-    "run_clm": run_clm,
-    "ours_cold": ours_cold,
-    "ours_warm": ours_warm,
-    "resume": resume,
+SYSTEMS = {
+    "ours": System("cpt", "benchmarks.data.ours", "cpt", is_whole=True),
+    "ours_whole": System("cpt, all tokenised first", "benchmarks.data.ours", "cpt", variant="whole", is_whole=True, wastes_like="ours"),
+    "gigatoken": System("gigatoken `encode_batch`", "benchmarks.data.encoders", "gigatoken", is_whole=True, is_encoder=True),
+    "hugging_face": System("tokenizers `encode_batch_fast`", "benchmarks.data.encoders", "tokenizers", is_encoder=True),
+    "run_clm": System("run_clm", "run_clm.py", "transformers", ends_documents=False),
+    "run_clm_torch": System('run_clm, `.with_format("torch")`', "run_clm.py", "transformers", variant="torch", wastes_like="run_clm"),
+    "trl": System("TRL packing, `bfd_split`", "trl_packing.py", "trl"),
+    "datatrove": System("datatrove", "datatrove_ds.py", "datatrove", "datatrove"),
+    "litdata": System("litdata `TokensLoader`", "litdata_tokens.py", "litdata", "litdata"),
+    "mosaicml": System("mosaicml-streaming", "mosaicml_mds.py", "mosaicml-streaming", "mosaicml"),
 }
 
 
-def main(name: str, corpus: str, tokenizer: str, folder: str) -> None:
-    """Run one system and print what was measured, with the memory that it and its largest child had at most."""
-    logging.disable(logging.WARNING)
-    measured = SYSTEMS[name](Path(corpus), Path(tokenizer), Path(folder))
-    for who, key in ((resource.RUSAGE_SELF, "peak_memory_mb"), (resource.RUSAGE_CHILDREN, "peak_memory_of_a_worker_mb")):
-        measured[key] = resource.getrusage(who).ru_maxrss / 1000
-    print(json.dumps(measured))
-    for thread in threading.enumerate():
-        if thread.name == "data-prefetch":  # one in the middle of a tensor makes the interpreter's end an abort
-            thread.join()
+def measure(name: str, action: str, job: Job) -> Measured:
+    """One action of a system, or `failed` with the reason."""
+    system = SYSTEMS[name]
+    if action == "cold":
+        shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return system_ended(system.command(name if system.is_encoder else action, job), job.folder)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def system_ended(command: list[str], folder: Path) -> Measured:
+    """Run a program that prints its JSON last, with its memory watched."""
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "datasets"), "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        with Watch(process.pid) as watch:
+            said, errors = process.communicate(timeout=LONGEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took longer than {LONGEST_SECONDS} s"}
+    finally:
+        with suppress(ProcessLookupError):  # its own session: what it started and left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        last = [line for line in errors.splitlines() if line.strip()] or [f"ended with code {process.returncode}"]
+        return {"failed": last[-1][:200]}
+    measured: Measured = json.loads(said.splitlines()[-1])
+    return {**measured, **watch.measured()}

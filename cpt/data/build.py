@@ -3,92 +3,36 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.check import filters_of, keyed_sources, transforms_of
-from cpt.data.duplicates import repeated_documents
-from cpt.data.fill_in_the_middle import MiddleEncoder
-from cpt.data.ingest import tokenize_source
+from cpt.data.duplicates import Repeated, repeated_documents
+from cpt.data.fill import Wanted, make_shards
+from cpt.data.held_out import HeldOutSet, held_out_set
 from cpt.data.mixture import MixtureRows
-from cpt.data.packing import pack_once
+from cpt.data.open_sources import open_sources
+from cpt.data.order import shuffled
 from cpt.data.phases import asked_shares, shares_over
-from cpt.data.repeats import epochs_of, rows_of_run, tell_repeats
-from cpt.data.report import SourceReport, report_on
-from cpt.data.rows import PackedRows, Row
-from cpt.data.store import TokenStore, default_cache_dir, key_of
+from cpt.data.prepared import PreparedData
+from cpt.data.repeats import allowed_epochs, rows_of_run, tell_repeats
+from cpt.data.report import SourceReport, report_on, tell
+from cpt.data.selection import Selection
+from cpt.data.store import default_cache_dir, key_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError, RecipeError
-from cpt.ranks import main_process_first
-from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
+from cpt.data.tokenized import TokenizedSource
+from cpt.data.windows import Layout, WindowedRows
+from cpt.errors import RecipeError
+from cpt.ranks import is_main_process, main_process_first
+from cpt.recipe.schema import Budget, Data, Evaluation
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
-
-
-@dataclass(frozen=True)
-class HeldOutSet:
-    """Documents that the model never trains on, in rows of their own."""
-
-    name: str
-    rows: Sequence[Row]
-    num_documents: int
-    num_tokens: int
-    num_bytes: int
-    """UTF-8 bytes of the documents' text."""
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """All that a run reads."""
-
-    rows: MixtureRows
-    held_out: dict[str, HeldOutSet]
-    sources: list[SourceReport]
-    num_tokens: int
-    """Of all sources once."""
-    fingerprint: str
-    """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
-
-    def shares(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's share of the tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
-        counts = [upto - before for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)]
-        tokens = {report.name: count * (1 - report.padding) for report, count in zip(self.sources, counts, strict=True)}
-        return {name: number / sum(tokens.values()) for name, number in tokens.items()}
-
-    def epochs(self, rows: int) -> dict[str, float]:
-        """How many times the first `rows` rows go through each source."""
-        return dict(zip((report.name for report in self.sources), epochs_of(self.rows, rows), strict=True))
-
-
-@dataclass(frozen=True)
-class Packer:
-    """What packing needs beyond the documents."""
-
-    data: Data
-    encoder: DocumentEncoder
-    cache_dir: Path
-
-    def rows(self, store: TokenStore, chosen: NDArray[np.int64], seed: int, packing: str | None = None) -> PackedRows:
-        """Rows of the chosen documents of a store, packed as the recipe says or as is given."""
-        starts, lengths = store.offsets[chosen], np.diff(store.offsets)[chosen]
-        length = self.data.sequence_length
-        packing, stride = packing or self.data.packing, self.data.stride
-        folder = pack_once(store.description.digest, starts, lengths, length, packing, seed, self.cache_dir, stride)
-        return PackedRows(store, folder, length, self.encoder.pad)
-
-    def held_out(self, name: str, store: TokenStore, chosen: NDArray[np.int64]) -> HeldOutSet:
-        """A held-out set of the chosen documents; the same rows for every seed, so that runs can be compared."""
-        num_tokens = int(np.diff(store.offsets)[chosen].sum())
-        # Windows that overlap would count tokens twice.
-        packing = "best_fit" if self.data.packing == "sliding_window" else None
-        rows = self.rows(store, chosen, seed=0, packing=packing)
-        return HeldOutSet(name, rows, len(chosen), num_tokens, int(store.num_bytes[chosen].sum()))
+CLOSE_TO_ALL = 0.9  # of a source; from here on an estimate of its size will not do
+WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
 
 
 def build_data(
@@ -99,82 +43,195 @@ def build_data(
     evaluation: Evaluation = NO_EVALUATION,
     budget: Budget | None = None,
     cache_dir: Path | None = None,
+    whole: bool = False,
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
+
+    Of a source larger than `data.window_bytes`, only what the run begins with.
 
     Args:
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+        whole: make all of every source.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.
-        RecipeError: a filter or its options do not exist, names are not unique, or the run needs more of a source than there is and
-            `when_exhausted` is `stop`.
+        RecipeError: a filter or its options do not exist, names are not unique, the run needs more of a source than there is and may have,
+            or something needs the whole of a source that may not be on the disk as a whole.
         ResourceError: the cache cannot be written, or the Hub not reached.
     """
     check_names(data, evaluation)
-    packer = Packer(data, DocumentEncoder(tokenizer), cache_dir or default_cache_dir())
-    return main_process_first(lambda: prepare(data, evaluation, packer, seed, budget))
+    builder = Builder(data, evaluation, DocumentEncoder(tokenizer), cache_dir or default_cache_dir(), seed, budget)
+    return main_process_first(lambda: builder.build(whole=whole))
 
 
-def prepare(data: Data, evaluation: Evaluation, packer: Packer, seed: int, budget: Budget | None) -> PreparedData:
-    """One process's part of `build_data`."""
-    store_of = {key: tokens_of(data, source, key, packer) for key, source in keyed_sources(data, evaluation)}
-    judges = [store_of[f"evaluation.perplexity[{number}]"] for number in range(len(evaluation.perplexity))]
-    judged = np.unique(np.concatenate([np.empty(0, np.uint64), *(store.hashes for store in judges)]))
-    held_out, reports, training = {}, [], []
-    for number, source in enumerate(data.sources):
-        name, store = reported_name(source), store_of[f"data.sources[{number}]"]
-        repeated = repeated_documents(store, data.deduplicate, packer.cache_dir)
-        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(store.hashes), bool)])
-        kept_out = in_held_out_share(store, evaluation.held_out_share) & is_first
-        chosen = np.flatnonzero(is_first & ~kept_out & ~np.isin(store.hashes, judged))
-        if not len(chosen):
-            raise DataError(all_held_out(source, number, len(store.hashes)))
-        rows = packer.rows(store, chosen, seed)
-        training.append(rows)
-        if kept_out.any():
-            held_out[name] = packer.held_out(name, store, np.flatnonzero(kept_out))
-        elif evaluation.held_out_share is not None:
-            log.warning(f"{name}: none of its {len(chosen):,} documents fell into `evaluation.held_out_share`, so it is not evaluated.")
-        reports.append(report_on(name, store, rows, chosen, {reason: int(which.sum()) for reason, which in repeated.items()}))
-    for held_out_source, store in zip(evaluation.perplexity, judges, strict=True):
-        name = reported_name(held_out_source)
-        held_out[name] = packer.held_out(name, store, np.arange(len(store.hashes)))
-    mixture, reports = mix(data, training, reports, seed, budget)
-    return PreparedData(mixture, held_out, reports, sum(r.tokens for r in reports), fingerprint(mixture, packer))
+@dataclass(frozen=True)
+class Builder:
+    """What building takes."""
+
+    data: Data
+    evaluation: Evaluation
+    encoder: DocumentEncoder
+    cache_dir: Path
+    seed: int
+    budget: Budget | None
+
+    @property
+    def layout(self) -> Layout:
+        """How documents are laid out in rows."""
+        return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad)
+
+    def build(self, *, whole: bool) -> PreparedData:
+        """One process's part of `build_data`."""
+        opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
+        judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
+        sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
+        needs_all = whole or self.why_all() is not None
+        self.refuse_small_disk(sources, needs_all=needs_all)
+        make_shards([*everything(judges), *(shard for source in sources for shard in self.first_shards(source, needs_all=needs_all))])
+        for source in [*judges, *sources]:
+            if not source.missing(range(len(source.plan.shards))):
+                source.finish()
+        windowed = self.windowed_rows(sources, judges)
+        for rows in windowed:
+            rows.begin(all_windows=needs_all)
+        mixture, reports = self.mix(windowed)
+        if scarce := self.scarce(windowed, mixture, reports):
+            make_shards(everything([rows.tokenized for rows in scarce]))
+            for rows in scarce:
+                rows.begin(all_windows=True)
+            mixture, reports = self.mix(windowed)
+        self.tell(mixture, windowed, reports)
+        held_out = self.held_out_sets(windowed, judges)
+        return PreparedData(mixture, windowed, held_out, reports, self.fingerprint(mixture, windowed), self.data.disk_bytes)
+
+    def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
+        """Say what the sources are, and what the run will repeat."""
+        for report, rows in zip(reports, windowed, strict=True):
+            if is_main_process():
+                tell(report, rows)
+        if self.budget is not None:
+            tell_repeats(self.data, mixture, reports, self.num_rows(reports))
+
+    def why_all(self) -> str | None:
+        """The key that needs the whole of every source before the first row."""
+        if self.data.deduplicate is not None:
+            return "data.deduplicate"
+        if self.data.temperature is not None:
+            return "data.temperature"
+        return "budget.epochs" if self.budget is not None and self.budget.epochs is not None else None
+
+    def refuse_small_disk(self, sources: Sequence[TokenizedSource], *, needs_all: bool) -> None:
+        """A bounded disk needs room for some windows, and nothing that needs all of a source.
+
+        Raises:
+            RecipeError: with the key to change.
+        """
+        large = [source for source in sources if not source.plan.is_whole]
+        if self.data.disk_bytes is None or not large:
+            return
+        if needs_all:
+            what = f"`{self.why_all()}` needs" if self.why_all() else "preparing needs"
+            raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Leave one of the two out.")
+        least = WINDOWS_ON_DISK * len(large) * self.data.window_bytes
+        if self.data.disk_bytes < least:
+            raise RecipeError(
+                f"`data.disk_bytes` is {self.data.disk_bytes:,}, but {len(large)} source(s), read in windows of {self.data.window_bytes:,} "
+                f"bytes, need {least:,}. Raise it, or lower `data.window_bytes`."
+            )
+
+    def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
+        """What must be there before the first row."""
+        if needs_all or source.plan.is_whole:
+            return everything([source])
+        held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
+        return [(source, number) for number in [*held_out, *source.plan.windows[0]]]
+
+    def windowed_rows(self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource]) -> list[WindowedRows]:
+        """The rows of each source."""
+        judged = [judge.documents(judge.plan.held_out).hashes for judge in judges]
+        hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *judged]))
+        repeated = self.repeated(sources)
+        return [
+            WindowedRows(
+                source,
+                Selection(self.evaluation.held_out_share, hashes, repeated[number], recipe.max_tokens),
+                self.layout,
+                self.seed,
+                self.cache_dir,
+                max_epochs=allowed_epochs(self.data, recipe),
+                is_bounded=self.data.disk_bytes is not None and not source.plan.is_whole,
+            )
+            for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
+        ]
+
+    def repeated(self, sources: Sequence[TokenizedSource]) -> Sequence[Repeated | None]:
+        """Of each source, the documents that were there before."""
+        deduplicate = self.data.deduplicate
+        if deduplicate is None:
+            return [None] * len(sources)
+        all_documents = [source.documents(range(len(source.plan.shards))) for source in sources]
+        groups = [all_documents] if self.data.deduplicate_across_sources else [[documents] for documents in all_documents]
+        return [one for group in groups for one in repeated_documents(group, deduplicate, self.cache_dir)]
+
+    def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
+        """The mixture whose tokens have the shares that the recipe asks for, and the reports with these shares."""
+        reports = [report_on(rows) for rows in windowed]
+        asked = asked_shares(self.data, [report.tokens for report in reports])
+        filled = np.array([rows.filled for rows in windowed])
+        # A source that fills its rows to one half needs twice the rows for the same tokens.
+        (_, weights), *changes = [(first, (shares / filled).tolist()) for first, shares in asked]
+        mixture = MixtureRows(windowed, weights, self.seed, changes)
+        shares = shares_over(asked, self.num_rows(reports)).tolist()
+        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
+
+    def num_rows(self, reports: Sequence[SourceReport]) -> int:
+        """Of the whole run; 1 where its length is not known."""
+        if self.budget is None:
+            return 1
+        return rows_of_run(self.budget, sum(report.tokens for report in reports), self.data.sequence_length)
+
+    def scarce(self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]) -> list[WindowedRows]:
+        """Sources that the run may use up and may not repeat, and whose size is only estimated."""
+        counts = mixture.turns.counts(self.num_rows(reports))
+        return [
+            rows
+            for rows, report, count in zip(windowed, reports, counts, strict=True)
+            if report.is_estimate and rows.max_epochs is not None and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
+        ]
+
+    def held_out_sets(self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]) -> dict[str, HeldOutSet]:
+        """The documents of each source that the hash of their text keeps from training, and the sets of the recipe."""
+        sets = {}
+        for rows in windowed if self.evaluation.held_out_share is not None else []:
+            shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
+            documents = rows.tokenized.documents(shards)
+            chosen = rows.selection.held_out(documents, shards)
+            if len(chosen):
+                sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
+            else:
+                log.warning(f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is not evaluated.")
+        for judge in judges:
+            documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
+            sets[name] = held_out_set(name, documents, np.arange(len(documents)), self.layout, self.cache_dir)
+        return sets
+
+    def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
+        """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order itself."""
+        return key_of(
+            {
+                "sources": [rows.fingerprint for rows in windowed],
+                "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
+                "seed": mixture.seed,
+                "layout": asdict(self.layout),
+                "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
+            }
+        )
 
 
-def mix(
-    data: Data, sources: list[PackedRows], reports: list[SourceReport], seed: int, budget: Budget | None
-) -> tuple[MixtureRows, list[SourceReport]]:
-    """The mixture whose tokens have the shares that the recipe asks for, and the reports with these shares."""
-    asked = asked_shares(data, [report.tokens for report in reports])
-    filled = np.array([1 - report.padding for report in reports])
-    # A source that fills its rows to one half needs twice the rows for the same tokens.
-    (_, weights), *changes = [(first, (shares / filled).tolist()) for first, shares in asked]
-    mixture = MixtureRows(sources, weights, seed, changes)
-    rows = 1
-    if budget is not None:
-        rows = rows_of_run(budget, sum(report.tokens for report in reports), data.sequence_length)
-        tell_repeats(data, mixture, {report.name: report.tokens for report in reports}, rows)
-    shares = shares_over(asked, rows).tolist()
-    return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
-
-
-def tokens_of(data: Data, source: DocumentSource, key: str, packer: Packer) -> TokenStore:
-    """The tokens of one source or held-out set."""
-    encoder, middle = packer.encoder, source.fill_in_the_middle if isinstance(source, Source) else None
-    return tokenize_source(
-        source,
-        filters_of(data, source, key),
-        encoder if middle is None else MiddleEncoder(encoder, middle, key),
-        packer.cache_dir,
-        key,
-        transforms=transforms_of(data, source, key),
-        on_bad_row=data.on_bad_row,
-        max_bad_share=data.max_bad_share,
-    )
+def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
+    """All shards of some sources."""
+    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 
 def check_names(data: Data, evaluation: Evaluation) -> None:
@@ -187,32 +244,3 @@ def check_names(data: Data, evaluation: Evaluation) -> None:
         twice = [f"`{name}`" for name, count in Counter(names).items() if count > 1]
         if twice:
             raise RecipeError(f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own.")
-
-
-def in_held_out_share(store: TokenStore, share: float | None) -> NDArray[np.bool_]:
-    """Which documents the hash of their text keeps from training: an equal text in any source, any run, has the same fate."""
-    if share is None:
-        return np.zeros(len(store.hashes), bool)
-    return store.hashes < np.uint64(int(share * 2**64))
-
-
-def all_held_out(source: DocumentSource, number: int, documents: int) -> str:
-    """Why nothing of a source is left to train on."""
-    return (
-        f"{source.path}: all {documents:,} documents are kept for evaluation, none is left to train on. Set "
-        f"`data.sources[{number}].path` to more documents, a smaller `evaluation.held_out_share`, other files in `evaluation.perplexity`."
-    )
-
-
-def fingerprint(mixture: MixtureRows, packer: Packer) -> str:
-    """Hash of all that decides the rows: tokens, packing, weights, seed, and the first places of the order itself."""
-    return key_of(
-        {
-            "sources": [[rows.store.description.digest, rows.packing.digest()] for rows in mixture.sources],
-            "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
-            "seed": mixture.seed,
-            "sequence_length": packer.data.sequence_length,
-            "pad": packer.encoder.pad,
-            "order": [mixture.locate(number) for number in range(100)],
-        }
-    )

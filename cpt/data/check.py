@@ -7,9 +7,8 @@ from cpt.data.bad_rows import complaint
 from cpt.data.documents import BadRow, Document
 from cpt.data.filters import FilterLists, build_filters, reason_to_drop
 from cpt.data.readers.function import find_function
-from cpt.data.readers.opening import size_of
 from cpt.data.readers.values import columns_of
-from cpt.data.sources import Piece, files_of, kind_of, read_piece
+from cpt.data.sources import Piece, files_with_sizes, kind_of, read_piece
 from cpt.data.transforms import TransformLists, apply_transforms, build_transforms
 from cpt.errors import CptError
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
@@ -60,12 +59,12 @@ def check_source(
         columns_of(source)
         if kind_of(source.path) == "function":
             find_function(source, key)
-        files = files_of(source, key) if kind_of(source.path) == "local" else []
+        files = files_with_sizes(source, key) if kind_of(source.path) == "local" else []
     except CptError as problem:
         return [str(problem)]
     complaints = []
-    for number, file in enumerate(files):
-        if number >= FILES_OPENED and size_of(file):
+    for number, (file, size) in enumerate(files):
+        if number >= FILES_OPENED and size:
             continue
         try:
             first = next(read_piece(source, Piece(file, 0, None, 0), key), None)

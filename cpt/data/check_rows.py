@@ -9,8 +9,7 @@ from itertools import groupby
 from cpt.data.bad_rows import Listed, count_reasons, listed
 from cpt.data.documents import Document, Piece
 from cpt.data.parallel import map_in_order, num_workers
-from cpt.data.readers.opening import is_whole, size_of
-from cpt.data.sources import kind_of, pieces_of, read_piece
+from cpt.data.sources import files_with_sizes, pieces_of, read_piece
 from cpt.recipe.schema import DocumentSource
 
 POOL_BYTES = 32 * 2**20  # of files; below, starting processes takes longer than the work
@@ -44,7 +43,7 @@ def count_source(source: DocumentSource, key: str) -> Iterator[FileCounts]:
     """
     pieces = pieces_of(source, key, PIECE_BYTES)
     if source.max_documents is None:
-        parts = map_in_order(lambda: partial(count_piece, source, key), pieces, workers_for(source, pieces))
+        parts = map_in_order(lambda: partial(count_piece, source, key), pieces, workers_for(source, key, pieces))
     else:
         parts = count_first(source, key, pieces, source.max_documents)
     for path, of_file in groupby(parts, key=lambda part: part.path):
@@ -61,12 +60,10 @@ def count_first(source: DocumentSource, key: str, pieces: Sequence[Piece], num_d
             return
 
 
-def workers_for(source: DocumentSource, pieces: Sequence[Piece]) -> int:
+def workers_for(source: DocumentSource, key: str, pieces: Sequence[Piece]) -> int:
     """How many processes pay."""
-    if kind_of(source.path) in ("hub", "function") or len(pieces) == 1:
-        return 0
-    num_bytes = sum(size_of(piece.path) if is_whole(piece) else PIECE_BYTES for piece in pieces)
-    return num_workers() if num_bytes >= POOL_BYTES else 0
+    num_bytes = sum(size for _, size in files_with_sizes(source, key))
+    return num_workers() if len(pieces) > 1 and num_bytes >= POOL_BYTES else 0
 
 
 def count_piece(source: DocumentSource, key: str, piece: Piece) -> FileCounts:

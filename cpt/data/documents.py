@@ -1,18 +1,21 @@
 """What every reader gives: a document, or a row that cannot be one, each with its place."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+IN_HUB_CACHE = re.compile(r"/datasets--(.+?)--(.+?)/snapshots/([0-9a-f]{40})/(.+)")
 DocumentView = Mapping[str, str]
 """What filters and transforms see of a document: `text`, `source` (the source's name) and `where` (file and line)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a source that can be read by itself: bytes of a file of lines, row groups of a parquet file, or a whole file.
+    """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
 
-    A line belongs to the piece in which its first byte lies.
+    A line, a row group of a parquet file or a batch of an arrow file belongs to the piece in which its first byte lies. So a file is cut by
+    its size alone, and a piece may hold nothing.
     """
 
     path: str
@@ -23,6 +26,16 @@ class Piece:
     """Among the pieces of the source, in the order of the documents."""
 
 
+class File(NamedTuple):
+    """A file of a source as a listing shows it."""
+
+    name: str
+    size: int
+    """In bytes."""
+    version: str
+    """Time of change, or what its server calls its content: the same, the same content."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where the rows of a piece come from; shared by all of them."""
@@ -31,15 +44,21 @@ class Origin:
     unit: Literal["line", "row", "item", "document"]
     """What is counted. A file that is one document has nothing to count."""
     start: int = 0
-    """Byte of the file at which the counting of lines begins."""
+    """Byte of the file at which the counting of lines begins; what is left of a line there counts as one."""
 
     def where(self, number: int) -> str:
-        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file."""
+        """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
+
+        Nobody fetches what stands before a piece of a remote file to count its lines: `s3://bucket/a.jsonl: line 17 after byte 1,048,576`.
+        """
+        address = hub_address(self.path)
         if self.unit == "document":
-            return self.path
-        if self.unit == "line":
-            return f"{self.path}:{lines_before(self.path, self.start) + number}"
-        return f"{self.path}: {self.unit} {number}"
+            return address
+        if self.unit != "line":
+            return f"{address}: {self.unit} {number}"
+        if self.start and "://" in self.path:
+            return f"{address}: line {number - 1} after byte {self.start + 1:,}"
+        return f"{address}:{lines_before(self.path, self.start) + number}"
 
 
 class Document(NamedTuple):
@@ -88,6 +107,12 @@ class BadValue(Exception):  # noqa: N818 -- it is caught where it is raised, and
     def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
         super().__init__(detail or reason)
         self.reason, self.detail, self.byte = reason, detail or reason, byte
+
+
+def hub_address(path: str) -> str:
+    """Where a file in the Hub's cache comes from, the same on each machine; other files as they are called."""
+    found = IN_HUB_CACHE.search(path)
+    return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
 
 
 COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before it: pieces mostly come in order

@@ -4,37 +4,77 @@ The stored documents are compared, not the stream while it is read, so the answe
 first of equal documents stays, in the order of the source.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpt.data.store import TokenStore, key_of, open_array, publish_once
+from cpt.data.store import hold, key_of, open_array, publish_once
+from cpt.data.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
-FORMAT = 1  # of what is kept of a comparison; counts up when it is made another way
+FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
 SHINGLE = 5  # tokens; the numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %
 BANDS, ROWS = 14, 8
 LIKENESS = 0.75  # share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
 CHUNK_TOKENS = 4_000_000
+FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
 
 
-def repeated_documents(store: TokenStore, deduplicate: str | None, cache_dir: Path) -> dict[str, NDArray[np.bool_]]:
-    """Which documents are left out, by reason; at most one reason each.
+class Repeated:
+    """Which documents of a source were there before, by reason; memory-mapped.
 
     Args:
-        deduplicate: exact, near (which finds equal ones too) or None.
+        folder: holds a file for each reason.
+        first_documents: number of each shard's first document among all that were compared, and the number of all.
+    """
+
+    def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
+        self.folder, self.first_documents = folder, list(first_documents)
+        hold(folder, self)
+        self._masks = {reason: open_array(folder / file) for reason, file in FILES.items() if (folder / file).exists()}
+
+    def __reduce__(self) -> tuple[type["Repeated"], tuple[Path, list[int]]]:
+        """Worker processes open the files themselves."""
+        return Repeated, (self.folder, self.first_documents)
+
+    @property
+    def name(self) -> str:
+        """Tells what was compared and how, and where the source stands among it."""
+        return f"{self.folder.name} {self.first_documents[0]}"
+
+    def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+        """For the documents of some shards, one after the other; at most one reason each."""
+        bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
+        return {reason: np.concatenate([mask[first:after] for first, after in bounds]) for reason, mask in self._masks.items()}
+
+
+def repeated_documents(sources: Sequence[StoredDocuments], deduplicate: str, cache_dir: Path) -> list[Repeated]:
+    """Which documents of each source are left out; worked out once and kept in `cache_dir`.
+
+    Args:
+        sources: compared with each other too: of equal documents, the one of the first source stays.
+        deduplicate: exact, or near, which finds equal ones too.
 
     Raises:
         ResourceError: near duplicates are asked for, and their library is not installed.
     """
-    if deduplicate is None:
-        return {}
-    equal = ~first_of_each(store.hashes)
-    if deduplicate == "exact":
-        return {"exact duplicate": equal}
-    return {"exact duplicate": equal, "near duplicate": near_duplicates(store, cache_dir) & ~equal}
+    parts = [part for documents in sources for part in documents.parts]
+
+    def fill(folder: Path) -> None:
+        equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
+        np.save(folder / FILES["exact duplicate"], equal)
+        if deduplicate == "near":
+            np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
+
+    numbers = [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else []
+    what = {"format": FORMAT, "parts": [part.description.digest for part in parts], "numbers": numbers}
+    folder = publish_once(cache_dir / "duplicates" / key_of(what), fill)
+    bounds = [0, *accumulate(part.description.documents for part in parts)]
+    last = [0, *accumulate(len(documents.parts) for documents in sources)]
+    return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
 
 
 def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -44,28 +84,24 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return is_first
 
 
-def near_duplicates(store: TokenStore, cache_dir: Path) -> NDArray[np.bool_]:
-    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900); worked out once and kept in `cache_dir`.
+def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
+    """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
 
     An earlier document is found where one of `BANDS` groups of hashes is the same. What is like a document that is itself left out is left
     out too. The hashes lie in a file meanwhile, 448 bytes a document; the memory needed is some 100 bytes a document (estimated).
     """
-    what = {"format": FORMAT, "store": store.description.digest, "numbers": [SHINGLE, BANDS, ROWS, LIKENESS]}
-
-    def fill(folder: Path) -> None:
-        file = folder / "hashes.bin"
-        hashes = np.memmap(file, np.uint32, "w+", shape=(len(store.hashes), BANDS * ROWS))
-        at = 0
-        for some in minhashes(store):
-            hashes[at : at + len(some)] = some
-            at += len(some)
-        np.save(folder / "is_like_earlier.npy", is_like_earlier(hashes))
-        file.unlink()
-
-    return open_array(publish_once(cache_dir / "duplicates" / key_of(what), fill) / "is_like_earlier.npy")
+    file = folder / "hashes.bin"
+    hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
+    at = 0
+    for some in (some for part in parts for some in minhashes(part)):
+        hashes[at : at + len(some)] = some
+        at += len(some)
+    found = is_like_earlier(hashes)
+    file.unlink()
+    return found
 
 
-def minhashes(store: TokenStore) -> Iterator[NDArray[np.uint32]]:
+def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
     """The hashes of some documents after the other: [documents, BANDS * ROWS]."""
     try:
         from rensa import RMinHash

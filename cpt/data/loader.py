@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
+from cpt.data.mixture import MixtureRows
 from cpt.data.prefetch import Prefetched
 from cpt.data.rows import Row, stack_rows
 
-DEPTH = 4  # micro-batches made ahead of the model where there are no worker processes
+MOST_THREADS = 4
 
 
 class RankSampler(Sampler[int]):
@@ -39,7 +41,8 @@ class CPTDataLoader(DataLoader[Row]):
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
-        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. With worker processes it has no part.
+        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and threads follow the
+            measured wait (see `Prefetched`). With worker processes it has no part.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
     """
 
@@ -52,7 +55,7 @@ class CPTDataLoader(DataLoader[Row]):
         rank: int = 0,
         world_size: int = 1,
         first_row: int = 0,
-        depth: int = DEPTH,
+        depth: int | None = None,
         **torch_loader_options: Any,
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
@@ -70,8 +73,7 @@ class CPTDataLoader(DataLoader[Row]):
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
         """The micro-batches, with the time that the model waited for them added up in `waited_seconds`."""
-        made = super().__iter__()
-        batches = iter(Prefetched(made, self.depth)) if self.depth and not self.num_workers else made
+        batches = super().__iter__() if self.num_workers or self.depth == 0 else iter(self.prefetched())
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -79,3 +81,26 @@ class CPTDataLoader(DataLoader[Row]):
             if batch is None:
                 return
             yield batch
+
+    def prefetched(self) -> Prefetched[list[int], Row]:
+        """The micro-batches, made in a thread; in several, where they help, only of rows that are known to allow it."""
+        pins = self.pin_memory and torch.accelerator.is_available()
+        device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
+
+        def make(numbers: list[int]) -> Row:
+            batch = self.collate_fn([self.dataset[number] for number in numbers])
+            return pin_memory(batch) if pins else batch  # type: ignore[no-any-return]
+
+        return Prefetched(
+            make,
+            self.batch_sampler or (),
+            depth=self.depth,
+            most_threads=MOST_THREADS if isinstance(self.dataset, MixtureRows) else 1,
+            num_bytes=num_bytes,
+            begin=lambda: torch.accelerator.set_device_index(device) if pins else None,
+        )
+
+
+def num_bytes(batch: Row) -> int:
+    """Of a batch's tensors; a user's own kind of batch is not looked into."""
+    return sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor)) if isinstance(batch, dict) else 0

@@ -2,20 +2,28 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
-from xxhash import xxh3_64_intdigest
 
-from cpt.data.rows import PackedRows, Row
+from cpt.data.rows import Row
 
 ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
 SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
-SMALL = 2**16  # rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 ms of 1,000, 0.004 ms from 65,536 on)
+
+
+class SourceRows(Protocol):
+    """What the mixture needs of a source: endless turns, each of which is a row."""
+
+    def place(self, turn: int, seed: str) -> tuple[int, int]:
+        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn from the seed."""
+        ...
+
+    def row(self, number: int, epoch: int) -> Row:
+        """Row `number`, as it is in this time through the source."""
+        ...
 
 
 class Turns:
@@ -45,6 +53,11 @@ class Turns:
         source, turn = share_out(number - self.first_rows[part], self.proportions[part])
         return source, self.before[part][source] + turn
 
+    def shares(self, number: int) -> list[float]:
+        """Each source's share of the rows from `number` on, until weights change."""
+        proportions = self.proportions[bisect_right(self.first_rows, number) - 1]
+        return [proportion / sum(proportions) for proportion in proportions]
+
     def counts(self, number: int) -> list[int]:
         """How many of the first `number` rows come from each source."""
         part = bisect_right(self.first_rows, number) - 1
@@ -64,7 +77,7 @@ class MixtureRows(Dataset[Row]):
     """
 
     def __init__(
-        self, sources: Sequence[PackedRows], weights: Sequence[float], seed: int, changes: Sequence[tuple[int, Sequence[float]]] = ()
+        self, sources: Sequence[SourceRows], weights: Sequence[float], seed: int, changes: Sequence[tuple[int, Sequence[float]]] = ()
     ) -> None:
         self.sources, self.seed = list(sources), seed
         self.turns = Turns([(0, weights), *changes])
@@ -90,8 +103,7 @@ class MixtureRows(Dataset[Row]):
         if not 0 <= number < ENDLESS:
             raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
         source, turn = self.turns.turn(int(number))
-        epoch, place = divmod(turn, len(self.sources[source]))
-        row = shuffled(place, len(self.sources[source]), xxh3_64_intdigest(f"{self.seed} {source} {epoch}".encode()) % 2**32)
+        epoch, row = self.sources[source].place(turn, f"{self.seed} {source}")
         return source, epoch, row
 
 
@@ -144,27 +156,3 @@ def turns_taken(number: int, proportions: Sequence[int]) -> list[int]:
         taken.append(left - remaining)
         left, total = remaining, total - proportion
     return taken
-
-
-def shuffled(place: int, size: int, seed: int) -> int:
-    """Where a permutation of `size` rows, drawn from the seed, puts `place`; without storing it where it would be large."""
-    if size < SMALL:
-        return int(permutation(size, seed)[place])
-    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
-
-
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int) -> NDArray[np.int64]:
-    """A whole permutation, kept for the sources and epochs in use."""
-    return np.random.default_rng(seed).permutation(size)
-
-
-@cache
-def index_shuffle() -> Callable[..., int]:
-    """grain's permutation that is computed and not stored."""
-    from absl import logging
-
-    logging.set_verbosity(logging.ERROR)  # importing grain prints a warning where there is no jax
-    from grain.experimental import index_shuffle
-
-    return index_shuffle

@@ -7,6 +7,8 @@ of a document whose beginning they do not see.
 sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with something before it;
 tokens in several windows are learnt from several times. The windows are packed by best fit, because a document's last one may be short.
 none: each document, or piece of one, has a row of its own.
+token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of them: a batch by itself,
+for models that cannot tell the documents of a packed row apart.
 
 Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see `Packing.pieces`).
 """
@@ -20,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest, xxh3_128
+from xxhash import xxh3_64_intdigest
 
-from cpt.data.store import key_of, open_array, publish_once
+from cpt.data.store import open_array
 
 FORMAT = 2  # of the stored packing; counts up when the same documents are packed another way, or change places another way
 Int64 = NDArray[np.int64]
@@ -67,13 +69,6 @@ class Packing:
             factor, offset = exchange(end - begin, length, epoch)
             places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
         return self.starts[self.by_length[places]], lengths
-
-    def digest(self) -> str:
-        """Changes when any row does."""
-        digest = xxh3_128(f"format {FORMAT}".encode())
-        for array in (self.first_piece, self.starts, self.lengths):  # the others follow from these
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
 
 
 def pack(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None) -> Packing:
@@ -172,35 +167,33 @@ def one_per_row(lengths: Int64, sequence_length: int) -> Int64:
     return np.arange(len(lengths))
 
 
+def alike(lengths: Int64, sequence_length: int) -> Int64:
+    """Pieces by falling length; a row takes as many as fit when all are as long as its first."""
+    order = np.argsort(-lengths, kind="stable")
+    falling = lengths[order].tolist()
+    begins = [0]
+    while begins[-1] < len(falling):
+        begins.append(begins[-1] + sequence_length // falling[begins[-1]])
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[order] = np.searchsorted(begins, np.arange(len(lengths)), side="right") - 1
+    return row_of
+
+
 Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
 PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
     "best_fit": (cut, best_fit),
     "concatenate": (cut_stream, in_order),
     "sliding_window": (cut, best_fit),
     "none": (cut, one_per_row),
+    "token_budget": (cut, alike),
 }
 
 
-def pack_once(
-    store_digest: str,
-    starts: Int64,
-    lengths: Int64,
-    sequence_length: int,
-    packing: str,
-    seed: int,
-    cache_dir: Path,
-    stride: int | None = None,
-) -> Path:
-    """The folder of the packing, made now or found in `cache_dir`."""
-    chosen = xxh3_128(np.ascontiguousarray(starts).tobytes()).hexdigest()
-    content = {"format": FORMAT, "store": store_digest, "chosen": chosen, "length": sequence_length, "packing": packing, "seed": seed}
-
-    def fill(folder: Path) -> None:
-        packed = pack(starts, lengths, sequence_length, packing, seed, stride)
-        for field in fields(packed):
-            np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
-
-    return publish_once(cache_dir / "rows" / key_of({**content, "stride": stride}), fill)
+def fill_packing(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path) -> None:
+    """Write the packing into an empty folder."""
+    packed = pack(starts, lengths, sequence_length, packing, seed, stride)
+    for field in fields(packed):
+        np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
 
 def open_packing(folder: Path) -> Packing:

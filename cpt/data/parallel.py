@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from importlib import import_module
-from queue import Empty, SimpleQueue
+from itertools import chain
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from cpt.errors import ResourceError
@@ -24,12 +25,13 @@ Result = TypeVar("Result")
 
 
 def map_in_order(
-    prepare: Callable[[], Callable[[Argument], Result]], arguments: Sequence[Argument], num_workers: int, imports: Sequence[str] = ()
+    prepare: Callable[[], Callable[[Argument], Result]], arguments: Iterable[Argument], num_workers: int, imports: Sequence[str] = ()
 ) -> Iterator[Result]:
     """The results in the order of the arguments, each as soon as it and all before it are there.
 
     Args:
         prepare: gives the function, importable or a picklable object with __call__. It is called while the workers start.
+        arguments: asked for the next one whenever a worker is free, from one of our threads.
         num_workers: processes; with 0 everything is done here.
         imports: modules that workers import on their start, those that are installed.
 
@@ -38,36 +40,66 @@ def map_in_order(
         Exception: what the function raised, with the worker's traceback as a note. Where several arguments fail, the first one's, as if
             they had been taken one after the other.
     """
-    if num_workers == 0 or not arguments:
+    remaining = iter(arguments)
+    for first in remaining:
+        arguments = chain([first], remaining)
+        break
+    else:
+        return
+    if num_workers == 0:
         yield from map(prepare(), arguments)
         return
-    futures: list[Future[Result]] = [Future() for _ in arguments]
-    tasks: SimpleQueue[int] = SimpleQueue()
-    for number in range(len(arguments)):
-        tasks.put(number)
-    workers = [Worker(arguments, futures, tasks, imports) for _ in range(min(num_workers, len(arguments)))]
+    tasks: Tasks[Argument, Result] = Tasks(arguments)
+    workers = [Worker(tasks, imports) for _ in range(num_workers)]
     try:
         function = pickle.dumps(prepare())
         for worker in workers:
             worker.start(function)
-        for future in futures:
+        while (future := tasks.futures.get()) is not None:
             yield future.result()
     finally:  # also where the caller stops early
+        tasks.end()
         for worker in workers:
             worker.stop()
+
+
+class Tasks(Generic[Argument, Result]):
+    """Arguments that workers take one after the other, and the results that will come, in the same order."""
+
+    def __init__(self, arguments: Iterable[Argument]) -> None:
+        self.futures: SimpleQueue[Future[Result] | None] = SimpleQueue()  # None: no more
+        self._arguments, self._lock, self._ended = iter(arguments), threading.Lock(), False
+
+    def take(self) -> "tuple[Argument, Future[Result]] | None":
+        """The next argument, and where its result goes; None where there is no more to do."""
+        with self._lock:
+            if self._ended:
+                return None
+            future: Future[Result] = Future()
+            try:
+                argument = next(self._arguments)
+            except StopIteration:
+                self.end()
+                return None
+            except Exception as problem:  # it is raised where results are waited for
+                self.futures.put(future)
+                future.set_exception(problem)
+                self.end()
+                return None
+            self.futures.put(future)
+            return argument, future
+
+    def end(self) -> None:
+        """Give out nothing more; what was taken is finished, and with it everything that comes before it in order."""
+        self._ended = True
+        self.futures.put(None)
 
 
 class Worker(Generic[Argument, Result]):
     """A process, and the thread that hands it one argument after the other."""
 
-    def __init__(
-        self,
-        arguments: Sequence[Argument],
-        futures: Sequence["Future[Result]"],
-        tasks: "SimpleQueue[int]",
-        imports: Sequence[str],
-    ) -> None:
-        self._arguments, self._futures, self._tasks = arguments, futures, tasks
+    def __init__(self, tasks: Tasks[Argument, Result], imports: Sequence[str]) -> None:
+        self._tasks = tasks
         self._stopping = False
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from cpt.data.parallel import work; work()", *imports],
@@ -92,34 +124,26 @@ class Worker(Generic[Argument, Result]):
 
     def _serve(self, function: bytes) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        number = None
+        task = None
         try:
             self._process.stdin.write(function)
-            while True:
-                number = self._tasks.get_nowait()
-                pickle.dump(self._arguments[number], self._process.stdin)
+            while (task := self._tasks.take()) is not None:
+                argument, future = task
+                pickle.dump(argument, self._process.stdin)
                 self._process.stdin.flush()
                 failed, answer = pickle.load(self._process.stdout)
                 if failed:
-                    self._leave_the_rest()
-                    self._futures[number].set_exception(answer)
+                    self._tasks.end()
+                    future.set_exception(answer)
                 else:
-                    self._futures[number].set_result(answer)
-        except Empty:
+                    future.set_result(answer)
             with suppress(OSError):
                 self._process.stdin.close()  # it ends
         except (OSError, EOFError, pickle.UnpicklingError) as problem:
-            with suppress(Empty):
-                number = self._tasks.get_nowait() if number is None else number
-            self._leave_the_rest()
-            if number is not None and not self._stopping:
-                self._futures[number].set_exception(died(self._process.wait(), problem))
-
-    def _leave_the_rest(self) -> None:
-        """After a failure nothing new is begun; what comes before it in order has been begun by others and will be finished."""
-        with suppress(Empty):
-            while True:
-                self._tasks.get_nowait()
+            task = task or self._tasks.take()
+            self._tasks.end()
+            if task is not None and not self._stopping:
+                task[1].set_exception(died(self._process.wait(), problem))
 
 
 def died(code: int, problem: Exception) -> ResourceError:

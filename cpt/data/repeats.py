@@ -2,12 +2,14 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from cpt.data.mixture import MixtureRows
+from cpt.data.report import SourceReport
 from cpt.errors import RecipeError
 from cpt.ranks import is_main_process
-from cpt.recipe.schema import Budget, Data
+from cpt.recipe.schema import Budget, Data, Source
+from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
 
@@ -23,33 +25,37 @@ def rows_of_run(budget: Budget, num_tokens: int, sequence_length: int) -> int:
     return max(1, math.ceil(tokens / (step * sequence_length))) * step
 
 
-def epochs_of(mixture: MixtureRows, rows: int) -> list[float]:
-    """How many times the first `rows` rows go through each source."""
-    return [count / len(source) for count, source in zip(mixture.turns.counts(rows), mixture.sources, strict=True)]
+def allowed_epochs(data: Data, source: Source) -> float | None:
+    """How often a run may go through a source; None for any number of times."""
+    limits = [limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None]
+    return min(limits, default=None)
 
 
-def tell_repeats(data: Data, mixture: MixtureRows, tokens: Mapping[str, int], rows: int) -> None:
-    """Warn of the sources that a run of so many rows goes through more than once; with `when_exhausted: stop`, refuse it.
+def refused(data: Data, name: str, epochs: float, tokens: int) -> str | None:
+    """Why a run that goes through the source of this name so often may not start."""
+    source = next(source for source in data.sources if reported_name(source) == name)
+    allowed = allowed_epochs(data, source)
+    if allowed is None or epochs <= allowed:
+        return None
+    key = "data.when_exhausted" if allowed == 1 and data.when_exhausted == "stop" else f"max_epochs` of `{name}"
+    return f"`{key}`: `{name}` has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
 
-    Args:
-        tokens: of each source once, by name, in the order of the mixture.
+
+def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
+    """Warn of the sources that a run of so many rows goes through more than once; refuse it where it may not.
 
     Raises:
         RecipeError: a source would have to be repeated and may not.
     """
-    epochs = dict(zip(tokens, epochs_of(mixture, rows), strict=True))
-    repeated = {name: times for name, times in epochs.items() if times > 1}
-    if not repeated:
-        return
-    if data.when_exhausted == "stop":
-        lacking = ", ".join(
-            f"`{name}` has {tokens[name]:,} tokens, the run needs {times:.2f} times as many" for name, times in repeated.items()
-        )
+    epochs = [count / report.rows for report, count in zip(reports, mixture.turns.counts(rows), strict=True)]
+    told = list(zip(reports, epochs, strict=True))
+    if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
         raise RecipeError(
-            f"`data.when_exhausted`: {lacking}. Lower its weight or the budget, add documents, or set `data.when_exhausted: wrap`."
+            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or allow more: `data.when_exhausted`, `max_epochs`."
         )
-    if is_main_process():
-        listing = ", ".join(f"{name} {times:.2f} times ({tokens[name]:,} tokens)" for name, times in repeated.items())
+    repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in told if times > 1]
+    if repeated and is_main_process():
         log.warning(
-            f"The run reads more than there is: {listing}, each time in another order. `data.when_exhausted: stop` would refuse it."
+            f"The run reads more than there is: {', '.join(repeated)}, each time in another order. "
+            "`data.when_exhausted: stop` would refuse it."
         )

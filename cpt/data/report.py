@@ -1,16 +1,14 @@
 """What became of each source: documents, tokens, what was left out and why, how full its rows are."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from cpt.data.bad_rows import absurd_share
-from cpt.data.rows import PackedRows
-from cpt.data.store import TokenStore
-from cpt.ranks import is_main_process
+from cpt.data.window_entry import WindowEntry, added
+from cpt.data.windows import WindowedRows
+from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
 
@@ -38,45 +36,50 @@ class SourceReport:
     share: float
     """Of the training tokens, as asked; of phases, over the whole run where its length is known, else of the first."""
     files: dict[str, str]
-    """File -> xxh3-128 of its content."""
+    """File -> xxh3-128 of its content, once all of the source was read."""
+    is_estimate: bool
+    """Whether the numbers follow from the windows read so far, because not all of the source was."""
 
 
-def report_on(name: str, store: TokenStore, rows: PackedRows, chosen: NDArray[np.int64], repeated: Mapping[str, int]) -> SourceReport:
-    """Count what became of a source, and say it once; its share is known when all sources are.
+def report_on(rows: WindowedRows) -> SourceReport:
+    """What is known of a source so far; its share is known when all sources are."""
+    entries = rows.known_entries()
+    plan, total = rows.tokenized.plan, rows.total
+    read = sum(plan.num_bytes[shard] for window in range(len(entries)) for shard in plan.windows[window])
+    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, read)
 
-    Args:
-        chosen: the documents that are trained on.
-        repeated: documents left out because they were there before, by reason.
-    """
-    lengths = np.diff(store.offsets)[chosen]
-    tokens = int(lengths.sum())
-    what, held_out = store.description, len(store.hashes) - len(chosen) - sum(repeated.values())
-    all_dropped = {**what.dropped, **{reason: count for reason, count in repeated.items() if count}}
-    padding = 1 - rows.num_tokens / (len(rows) * rows.sequence_length)
-    if is_main_process():
-        longest = int(lengths.max())
-        if giant := absurd_share(name, what.longest[0] if what.longest[1] == longest else "", longest, tokens, len(chosen)):
-            log.warning(giant)
-        dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in all_dropped.items())
-        counts = f"{len(chosen):,} documents, {tokens:,} tokens in {len(rows):,} rows ({padding:.2%} padding)"
-        bad = "".join(f", {count:,} bad ({reason})" for reason, count in what.bad_rows.items())
-        log.info(f"{name}: {counts}, {held_out:,} held out{dropped}{bad}")
+    def number(of: Callable[[WindowEntry], int]) -> int:
+        return round(scale * sum(map(of, entries)))
+
+    def counts(of: Callable[[WindowEntry], Mapping[Any, int]]) -> dict[Any, int]:
+        return {name: round(scale * count) for name, count in added([of(entry) for entry in entries]).items()}
+
+    description = rows.tokenized.description
+    positions = sum(entry.positions for entry in entries)
     return SourceReport(
-        name=name,
-        documents=len(chosen),
-        held_out=held_out,
-        dropped=all_dropped,
-        bad_rows=what.bad_rows,
-        lengths=by_power_of_two(lengths),
-        tokens=tokens,
-        rows=len(rows),
-        padding=padding,
+        name=reported_name(rows.tokenized.work.source),
+        documents=number(lambda entry: entry.documents),
+        held_out=number(lambda entry: entry.held_out),
+        dropped=counts(lambda entry: entry.left_out),
+        bad_rows=counts(lambda entry: entry.bad_rows),
+        lengths=dict(sorted(counts(lambda entry: entry.lengths).items())),
+        tokens=number(lambda entry: entry.tokens),
+        rows=number(lambda entry: entry.rows),
+        padding=1 - sum(entry.tokens_in_rows for entry in entries) / max(1, positions),
         share=0.0,
-        files=what.files,
+        files=description.files if description else {},
+        is_estimate=total is None,
     )
 
 
-def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
-    """How many lengths there are from each power of two to the next; lengths are 1 at least."""
-    exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
-    return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
+def tell(report: SourceReport, rows: WindowedRows) -> None:
+    """Say what became of a source, and warn of an absurd document."""
+    entries = rows.known_entries()
+    where, longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+    if not report.is_estimate and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
+        log.warning(giant)
+    about = f"about, by the first {len(entries)} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
+    dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
+    counts = f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%} padding)"
+    bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
+    log.info(f"{report.name}: {about}{counts}, {report.held_out:,} held out{dropped}{bad}")

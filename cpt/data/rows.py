@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cpt.data.packing import open_packing
-from cpt.data.store import TokenStore
+from cpt.data.token_files import StoredDocuments
 
 Row = dict[str, torch.Tensor]
 IGNORED = -100  # the label that transformers leaves out of the loss
@@ -22,13 +22,13 @@ class PackedRows(Sequence[Row]):
     Padding comes last, as a document of its own without labels.
     """
 
-    def __init__(self, store: TokenStore, packing_folder: Path, sequence_length: int, pad: int) -> None:
-        self.store, self.packing_folder, self.sequence_length, self.pad = store, packing_folder, sequence_length, pad
+    def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
+        self.documents, self.packing_folder, self.sequence_length, self.pad = documents, packing_folder, sequence_length, pad
         self.packing = open_packing(packing_folder)
 
-    def __reduce__(self) -> tuple[type["PackedRows"], tuple[TokenStore, Path, int, int]]:
+    def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
         """Worker processes open the files themselves."""
-        return PackedRows, (self.store, self.packing_folder, self.sequence_length, self.pad)
+        return type(self), (self.documents, self.packing_folder, self.sequence_length, self.pad)
 
     def __len__(self) -> int:
         return self.packing.num_rows
@@ -37,6 +37,11 @@ class PackedRows(Sequence[Row]):
     def num_tokens(self) -> int:
         """Tokens in the rows, padding left out; where windows overlap these are more than the documents have."""
         return int(self.packing.lengths.sum())
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens and padding."""
+        return len(self) * self.sequence_length
 
     @overload
     def __getitem__(self, number: int) -> Row: ...
@@ -58,7 +63,7 @@ class PackedRows(Sequence[Row]):
         at = 0
         starts, lengths = self.packing.pieces(number, epoch)
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            input_ids[at : at + length] = self.store.tokens[start : start + length]
+            input_ids[at : at + length] = self.documents.tokens(start, length)
             position_ids[at : at + length] = np.arange(length)
             at += length
         position_ids[at:] = np.arange(self.sequence_length - at)
@@ -67,8 +72,45 @@ class PackedRows(Sequence[Row]):
         return {name: torch.from_numpy(a) for name, a in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids))}
 
 
+class PaddedRows(PackedRows):
+    """Rows of `packing: token_budget`: each is a batch by itself, whose documents do not share a sequence.
+
+    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most `sequence_length`.
+    """
+
+    @property
+    def num_positions(self) -> int:
+        """Tokens, and the padding up to the longest document of each row."""
+        packing = self.packing
+        return int((np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum())
+
+    def row(self, number: int, epoch: int) -> Row:
+        """Row `number` as it is in an epoch: in each, documents of one length change places."""
+        starts, lengths = self.packing.pieces(number, epoch)
+        position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
+        attention_mask = (position_ids < lengths[:, None]).astype(np.int64)
+        input_ids = np.full(position_ids.shape, self.pad, np.int64)
+        for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
+            line[:length] = self.documents.tokens(start, length)
+        labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
+        arrays = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def kind_of_rows(packing: str) -> type[PackedRows]:
+    """What a packing's rows are."""
+    return PaddedRows if packing == "token_budget" else PackedRows
+
+
 def stack_rows(rows: Sequence[Row]) -> Row:
-    """Rows of [T] to a batch of [B, T]."""
+    """Rows of [T] to a batch of [B, T]; one row of [documents, longest] is a batch already.
+
+    Raises:
+        ValueError: several rows that are batches; they have no shape in common.
+    """
+    if rows[0]["input_ids"].dim() == 2:
+        (row,) = rows
+        return row
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 

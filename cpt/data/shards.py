@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -11,18 +11,17 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.data.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
 from cpt.data.components import ComponentLists
-from cpt.data.documents import Document, DocumentView, Piece
+from cpt.data.documents import Document, DocumentView
 from cpt.data.filters import build_filters, reason_to_drop
-from cpt.data.readers.opening import size_of
-from cpt.data.sources import pieces_of, read_piece
-from cpt.data.store import TokenWriter, key_of, publish_once
+from cpt.data.plan import Shard
+from cpt.data.sources import read_piece
+from cpt.data.store import key_of, publish_once
+from cpt.data.token_files import TokenWriter
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
-Shard = list[Piece]
-SHARD_BYTES = 16 * 2**20  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
 
@@ -74,9 +73,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             longest = batch[at][1].where, int(lengths[at])
     if bad:
         write_bad_rows(bad, folder)
-    writer.close(
-        dropped, {}, bad_rows=count_reasons(bad), longest=longest, made_from={"engine": encoder.engine, "texts": text_digest.hexdigest()}
-    )
+    writer.close(dropped, bad_rows=count_reasons(bad), longest=longest, engine=encoder.engine, texts=text_digest.hexdigest())
 
 
 def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
@@ -134,40 +131,6 @@ def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[st
             batch.append(document)
             characters += len(document[0])
         yield batch
-
-
-@dataclass
-class Shards:
-    """A source's pieces, grouped so that small files share a shard."""
-
-    shards: list[Shard] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    """Of each shard's files or parts of files, about."""
-
-
-def shards_of(source: DocumentSource, key: str, *, is_file: bool) -> Shards:
-    """All pieces of the source in order.
-
-    Args:
-        is_file: False for what has no size and comes one row after the other, from the Hub or a function.
-    """
-    pieces = pieces_of(source, key, SHARD_BYTES)
-    if not is_file or source.max_documents is not None:  # documents are counted from the first on
-        return Shards([pieces], [sum(bytes_of(piece) for piece in pieces) if is_file else 0])
-    grouped = Shards()
-    for piece in pieces:
-        size = bytes_of(piece)
-        if not grouped.shards or grouped.num_bytes[-1] + size > SHARD_BYTES:
-            grouped.shards.append([])
-            grouped.num_bytes.append(0)
-        grouped.shards[-1].append(piece)
-        grouped.num_bytes[-1] += size
-    return grouped
-
-
-def bytes_of(piece: Piece) -> int:
-    """A whole file's size; parts are cut to SHARD_BYTES."""
-    return size_of(piece.path) if piece.start == 0 and piece.stop is None else SHARD_BYTES
 
 
 def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:

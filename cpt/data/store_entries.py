@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpt.data.store import StoreDescription, TokenStore, lock_file, read_description
+from cpt.data.store import lock_file, size_of
+from cpt.data.token_files import TokenFiles
+from cpt.data.tokenized import SourceDescription, read_description
 from cpt.errors import DataError
 
+Kind = Literal["tokens", "rows", "duplicates"]
+KINDS: tuple[Kind, ...] = ("tokens", "rows", "duplicates")
 State = Literal["complete", "unfinished", "other version", "damaged"]
-LEFT_BEHIND = (".shards", ".unfinished", ".removed")
+LEFT_BEHIND = (".unfinished", ".removed")
 
 
 @dataclass(frozen=True)
@@ -22,28 +26,30 @@ class Entry:
     """A folder of the store."""
 
     folder: Path
-    kind: Literal["tokens", "rows"]
+    kind: Kind
     state: State
     num_bytes: int
     unused_seconds: float
     """Since a process last opened it."""
-    description: StoreDescription | None
+    description: SourceDescription | None
     """Of complete tokens."""
 
 
 def entries(cache_dir: Path) -> list[Entry]:
     """Everything in the store, what was used last first."""
-    found = [entry_of(folder, kind) for kind in ("tokens", "rows") for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
+    found = [entry_of(folder, kind) for kind in KINDS for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
     return sorted(found, key=lambda entry: entry.unused_seconds)
 
 
-def entry_of(folder: Path, kind: Literal["tokens", "rows"]) -> Entry:
+def entry_of(folder: Path, kind: Kind) -> Entry:
     """A folder, with what it says of itself."""
-    description: StoreDescription | None = None
+    description: SourceDescription | None = None
     state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
     if state == "complete" and kind == "tokens":
         try:
             description = read_description(folder)
+        except FileNotFoundError:
+            state = "unfinished"
         except DataError:
             state = "other version"
         except (OSError, ValueError, TypeError):
@@ -51,27 +57,17 @@ def entry_of(folder: Path, kind: Literal["tokens", "rows"]) -> Entry:
     return Entry(folder, kind, state, size_of(folder), max(0.0, time.time() - folder.stat().st_mtime), description)
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files below; files that vanish meanwhile count nothing."""
-    total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue
-    return total
-
-
 def complaint(entry: Entry) -> str | None:
     """What is wrong with stored tokens, after reading all of them; None where they are what was written."""
-    if entry.state in ("unfinished", "other version"):
-        return None
-    try:
-        store = TokenStore(entry.folder)
-    except DataError as problem:
-        return str(problem)
-    if store.digest() != store.description.digest:
-        return f"{entry.folder}: the stored tokens are not what was written. Delete the folder; it is made again."
+    if entry.description is None:
+        return f"{entry.folder}: its description is damaged. Delete the folder; it is made again." if entry.state == "damaged" else None
+    for name, digest in entry.description.shards.items():
+        try:
+            files = TokenFiles(entry.folder / name)
+        except DataError as problem:
+            return str(problem)
+        if files.description.digest != digest or not files.is_sound():
+            return f"{files.folder}: the stored tokens are not what was written. Delete the folder; it is made again."
     return None
 
 

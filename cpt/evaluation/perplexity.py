@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cpt.data.build import HeldOutSet
+from cpt.data.held_out import HeldOutSet
 from cpt.errors import DataError
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cpt.data.build import PreparedData
 from cpt.data.phases import asked_shares, shares_over
-from cpt.data.repeats import rows_of_run
+from cpt.data.prepared import PreparedData
+from cpt.data.repeats import refused, rows_of_run
 from cpt.recipe.schema import Recipe
 
 CLOSE = 0.001  # share; what a mixture may be off
@@ -131,10 +131,9 @@ def far_off(sources: list[SourceForecast], rows: int) -> list[str]:
 
 
 def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
-    """The sources that may not be repeated and would be."""
-    short = [f"{source.name} ({source.epochs:.2f} times)" for source in sources if source.epochs > 1]
-    is_refused = short and recipe.data.when_exhausted == "stop"
-    return [f"`data.when_exhausted: stop` refuses this run: it reads more than there is of {', '.join(short)}."] if is_refused else []
+    """The sources that may not be repeated so often and would be."""
+    short = [why for source in sources if (why := refused(recipe.data, source.name, source.epochs, source.tokens))]
+    return [f"This run is refused: {'; '.join(short)}."] if short else []
 
 
 def repeated_often(sources: list[SourceForecast]) -> list[str]:

@@ -1,17 +1,24 @@
 """Measure the time spent in training steps alone, and how much of it went by waiting for data."""
 
+import logging
 import time
+from collections import deque
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.data.loader import CPTDataLoader
 
+log = logging.getLogger("cpt")
+STEPS_LOOKED_AT = 100
+BEARABLE_WAIT = 0.01  # share of the time of a step
+
 
 class TrainingClock(TrainerCallback):
     """Adds `tokens_per_second` and `data_wait` (share of the time) to each log of the training loss.
 
-    Evaluation and saving stand still on this clock. It must stand before the callbacks that read its figures.
+    Evaluation and saving stand still on this clock. It must stand before the callbacks that read its figures. It warns once where the last
+    steps waited for data more than they should; the run's first step, which has to, is not among them.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -20,6 +27,9 @@ class TrainingClock(TrainerCallback):
         self.seconds = 0.0
         self.steps = 0
         self.waited = 0.0
+        self.last_steps: deque[tuple[float, float]] = deque(maxlen=STEPS_LOOKED_AT)
+        """Seconds, and seconds waited by then since the run began."""
+        self.has_warned = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Start the clock."""
@@ -29,8 +39,10 @@ class TrainingClock(TrainerCallback):
         """Count the step and its time."""
         now = time.perf_counter()
         self.seconds += now - self.since
+        self.last_steps.append((now - self.since, waited_by(kwargs.get("train_dataloader"))))
         self.since = now
         self.steps += 1
+        self.warn_of_waiting()
         # The Trainer counts epochs from where this process began; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
 
@@ -54,6 +66,25 @@ class TrainingClock(TrainerCallback):
         self.since = time.perf_counter()
 
     def waited_since_last_log(self, loader: object) -> float:
-        """Seconds; a user's own loader that does not count them has waited 0."""
-        before, self.waited = self.waited, loader.waited_seconds if isinstance(loader, CPTDataLoader) else 0.0
+        """Seconds."""
+        before, self.waited = self.waited, waited_by(loader)
         return self.waited - before
+
+    def warn_of_waiting(self) -> None:
+        """Say once that the data come too late, and what helps."""
+        if self.has_warned or len(self.last_steps) < STEPS_LOOKED_AT:
+            return
+        seconds = sum(seconds for seconds, _ in self.last_steps) - self.last_steps[0][0]
+        share = (self.last_steps[-1][1] - self.last_steps[0][1]) / seconds
+        if share > BEARABLE_WAIT:
+            self.has_warned = True
+            log.warning(
+                f"the model waited for data {share:.1%} of the last {STEPS_LOOKED_AT} steps. If documents are still being tokenised: "
+                "`cpt prepare RECIPE` does it beforehand. If the disk is slow: set CPT_CACHE to a folder on a local one. If your own rows "
+                "or collate_fn take long: `training.dataloader_num_workers: 2` makes micro-batches in processes."
+            )
+
+
+def waited_by(loader: object) -> float:
+    """Seconds since the loader began; a user's own loader that does not count them has waited 0."""
+    return loader.waited_seconds if isinstance(loader, CPTDataLoader) else 0.0

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.data.build import PreparedData
+from cpt.data.prepared import PreparedData
 
 
 class RealisedShares(TrainerCallback):

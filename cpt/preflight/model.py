@@ -72,10 +72,10 @@ def hub_is_reachable() -> bool:
 
 def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
     """The model can read the rows that the recipe makes."""
-    if recipe.data.packing != "none" and not isolates_documents(model.config):
+    if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
         raise RecipeError(
             f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
-            "other. Write `packing: none`."
+            "other. Write `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
     for name, module in model.named_modules():

@@ -103,6 +103,8 @@ class DocumentSource(Section):
     """Column or JSON key that holds the text."""
     template: str | None = None
     """Text from several columns instead: `"{title}\\n\\n{body}"`."""
+    chat: str | None = None
+    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat template makes of it."""
     text_documents: str = Field(default="file", min_length=1)
     """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands between documents."""
     data_files: list[str] = []
@@ -126,6 +128,12 @@ class Source(DocumentSource):
 
     weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
+    max_tokens: Positive | None = None
+    """Take no more than so many tokens of it."""
+    max_epochs: float | None = Field(default=None, gt=0)
+    """Go through it at most so often; a run that would need more is refused."""
+    licence: str | None = None
+    """What its texts are under, in your words: `CC-BY-4.0`. Told by `cpt mixture` and in the run's record."""
     fill_in_the_middle: FillInTheMiddle | None = None
     """For code: `{}` takes the defaults, half of the documents."""
     transforms: list[Component] = []
@@ -158,6 +166,11 @@ class Data(Section):
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more even."""
     when_exhausted: Literal["wrap", "stop"] = "wrap"
     """When the run needs more of a source than there is. wrap: begin it anew, in another order, with a warning. stop: refuse to start."""
+    window_bytes: Positive = 256 * 2**20
+    """Files of a source that are packed and shuffled together. A larger source is read window by window, in an order drawn from the seed,
+    and training begins when the first, of 16 MiB, is there."""
+    disk_bytes: Positive | None = None
+    """What the tokens of sources that are larger than a window may take on the disk, about: windows are removed when they were read."""
     total_tokens: Positive | None = None
     """Length that the mixture was designed for; `budget` must agree."""
     transforms: list[Component] = []
@@ -167,14 +180,17 @@ class Data(Section):
     deduplicate: Literal["exact", "near"] | None = None
     """Leave out the documents of a source whose text stood there before (exact), or nearly the same text (near, by MinHash; needs
     `pip install 'cpt[dedup]'`)."""
+    deduplicate_across_sources: bool = False
+    """Compare the documents of all sources with each other; of equal ones, that of the source named first stays."""
     on_bad_row: Literal["error", "skip", "quarantine"] = "error"
     """A row that is no document ends the run (error), or is left out and listed in bad_rows.jsonl beside the store's entry, by its place
     (skip) or with all that is in it (quarantine)."""
     max_bad_share: float = Field(default=0.001, ge=0, le=1)
     """More than this share of a source's rows bad is an error after all."""
-    packing: Literal["best_fit", "concatenate", "sliding_window", "none"] = "best_fit"
+    packing: Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"] = "best_fit"
     """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full. sliding_window: rows that
-    begin each `stride` tokens of a document. none: one document in a row, padded. Documents in a row never see each other."""
+    begin each `stride` tokens of a document. none: one document in a row, padded. token_budget: a row is a batch of documents of similar
+    length, padded to the longest, of `sequence_length` tokens at most. Documents in a row never see each other."""
     stride: Positive | None = None
     """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens twice."""
 

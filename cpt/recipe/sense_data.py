@@ -1,12 +1,12 @@
 """The rules about what is read and for how long: sources, mixture, budget. The other rules, and how they run: `sense.py`."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cpt.extend import did_you_mean
-from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation
+from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
 from cpt.recipe.senseless import Found, Senseless
 from cpt.recipe.tree import Location, dotted
 
@@ -144,6 +144,16 @@ def strides_are_of_windows(data: Data) -> Found:
         yield Senseless(("data", "stride"), text, ("data", "sequence_length"))
 
 
+def a_row_may_be_a_batch(data: Data, training: dict[str, Any]) -> Found:
+    """Rows that are batches are not put together into larger ones."""
+    if data.packing == "token_budget" and training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH) != 1:
+        text = (
+            "a row of `packing: token_budget` is a micro-batch by itself, of up to `data.sequence_length` tokens: "
+            "write `training.per_device_train_batch_size: 1`"
+        )
+        yield Senseless(("data", "packing"), text, ("training", "per_device_train_batch_size"))
+
+
 def names_are_unique(data: Data, evaluation: Evaluation) -> Found:
     """Reports can tell the sources apart, and the held-out sets, those that are shares of sources included."""
     sources: Named = [(("data", "sources", index), reported_name(source)) for index, source in enumerate(data.sources)]
@@ -182,9 +192,24 @@ def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
             if entry.options and not is_function(entry.path):
                 text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
                 yield Senseless((*location, index, "options"), text)
-            if entry.template is not None and entry.text_column != "text":
-                place = (*location, index, "template")
-                yield Senseless(place, "give `template` or `text_column`, not both", (*location, index, "text_column"))
+
+
+def documents_are_made_in_one_way(data: Data, evaluation: Evaluation) -> Found:
+    """A document is a column, a template or a chat; a chat is written by its template from beginning to end."""
+    for location, entry in all_sources(data, evaluation):
+        own = {"text_column": entry.text_column != "text", "template": entry.template is not None, "chat": entry.chat is not None}
+        *others, last = [key for key, is_given in own.items() if is_given] or [""]
+        for other in others:
+            yield Senseless((*location, last), f"give `{last}` or `{other}`, not both", (*location, other))
+        if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
+            place: Location = (*location, "fill_in_the_middle")
+            yield Senseless(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))
+
+
+def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
+    """Each source and held-out set with its place."""
+    yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
+    yield from ((("evaluation", "perplexity", index), held_out) for index, held_out in enumerate(evaluation.perplexity))
 
 
 def could_be_on_the_hub(path: str) -> bool:
@@ -214,6 +239,8 @@ DATA_RULES: list[Callable[..., Found]] = [
     phases_weigh_sources,
     changes_have_two_ends,
     strides_are_of_windows,
+    a_row_may_be_a_batch,
     names_are_unique,
     hub_options_are_for_the_hub,
+    documents_are_made_in_one_way,
 ]

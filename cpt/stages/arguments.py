@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from cpt.data.build import PreparedData
+from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage

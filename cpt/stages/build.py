@@ -6,7 +6,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from cpt.data.build import PreparedData
+from cpt.data.prepared import PreparedData
 from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
@@ -15,6 +15,7 @@ from cpt.monitoring.shares import RealisedShares
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
+from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import run_length
 
@@ -43,6 +44,7 @@ def build_trainer(
     clock = TrainingClock(length.tokens_per_step)
     for callback in (
         clock,
+        DataPosition(data, length.rows_per_step),
         RealisedShares(data, length.rows_per_step),
         MetricsFile(folder / "metrics.jsonl", length.tokens_per_step),
         StatusFile(Run(folder)),

@@ -3,7 +3,7 @@
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from cpt.data.build import PreparedData
+from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
 from cpt.stages.length import RunLength
 from cpt.stages.trainer import CPTTrainer

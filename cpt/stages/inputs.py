@@ -5,7 +5,7 @@ from typing import Any
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.build import PreparedData
+from cpt.data.prepared import PreparedData
 from cpt.models.hashes import hash_weights
 from cpt.recipe.schema import Recipe
 

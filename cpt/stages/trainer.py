@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from cpt.data.build import HeldOutSet
+from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.evaluation.perplexity import evaluate_held_out
 from cpt.optim.build import build_optimizer

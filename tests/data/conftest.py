@@ -9,7 +9,11 @@ from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cpt.recipe.schema import Source
+from cpt.data.fill import make_shards
+from cpt.data.open_sources import open_source
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.tokenized import TokenizedSource
+from cpt.recipe.schema import Component, Data, Source
 
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
@@ -35,3 +39,19 @@ def source(tmp_path: Path) -> Callable[..., Source]:
         return Source(path=str(path), **options)
 
     return write
+
+
+@pytest.fixture
+def tokenized(tokenizer, tmp_path: Path) -> Callable[..., TokenizedSource]:
+    """`tokenized(source, filter, cache="folder", workers=2, on_bad_row="skip")`: all of a source, in a store in the test's folder."""
+
+    def run(
+        source: Source, *filters: Component, cache: str = "cache", workers: int | None = None, by: object = tokenizer, **data: object
+    ) -> TokenizedSource:
+        recipe = Data(sources=[source], filters=list(filters), **data)
+        opened = open_source(recipe, source, "data.sources[0]", DocumentEncoder(by), tmp_path / cache, seed=1)
+        make_shards([(opened, number) for number in range(len(opened.plan.shards))], workers)
+        opened.finish()
+        return opened
+
+    return run

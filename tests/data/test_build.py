@@ -29,7 +29,7 @@ def texts_in(rows, tokenizer):
 
 def test_training_and_held_out_documents_are_apart_and_complete(build, source, tokenizer):
     prepared = build(source("a", TEXTS), evaluation=Evaluation(held_out_share=0.1))
-    trained, held_out = texts_in(prepared.rows.sources[0], tokenizer), texts_in(prepared.held_out["a"].rows, tokenizer)
+    trained, held_out = texts_in(prepared.windowed[0].window(0), tokenizer), texts_in(prepared.held_out["a"].rows, tokenizer)
     assert trained | held_out == set(TEXTS) and not trained & held_out
     assert 20 <= len(held_out) <= 60
 
@@ -46,7 +46,7 @@ def test_an_equal_text_is_held_out_in_every_source_and_for_every_seed(build, sou
 def test_documents_of_a_held_out_set_are_never_trained_on(build, source, tokenizer):
     exam = source("exam", TEXTS[:10])
     prepared = build(source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path)]))
-    assert texts_in(prepared.rows.sources[0], tokenizer) == set(TEXTS[10:])
+    assert texts_in(prepared.windowed[0].window(0), tokenizer) == set(TEXTS[10:])
     assert prepared.sources[0].held_out == 10
     assert texts_in(prepared.held_out["exam"].rows, tokenizer) == set(TEXTS[:10])
 
@@ -116,8 +116,8 @@ def test_overlapping_windows_are_counted_as_what_is_read(build, source):
 
 
 def test_the_second_time_a_source_is_read_other_documents_stand_in_a_row_together(build, source):
-    rows = build(source("a", TEXTS)).rows
-    length = len(rows.sources[0])
+    prepared = build(source("a", TEXTS))
+    rows, length = prepared.rows, prepared.sources[0].rows
 
     def read(epoch):
         return [tuple(rows[number]["input_ids"].tolist()) for number in range(epoch * length, (epoch + 1) * length)]
@@ -219,9 +219,8 @@ def test_the_fingerprint_changes_with_weights_texts_and_tokenizer(build, source,
 def tokens_read(prepared, rows):
     """Tokens of each source among the first rows, looked up one by one."""
     read = [prepared.rows.locate(number) for number in range(rows)]
-    filled = [
-        np.diff(np.append(0, source.packing.lengths.cumsum()[source.packing.first_piece[1:] - 1])) for source in prepared.rows.sources
-    ]
+    packings = [rows.window(0).packing for rows in prepared.windowed]
+    filled = [np.diff(np.append(0, packing.lengths.cumsum()[packing.first_piece[1:] - 1])) for packing in packings]
     return [sum(int(filled[source][row]) for which, row in read if which == source) for source in range(len(filled))]
 
 

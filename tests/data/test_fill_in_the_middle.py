@@ -82,6 +82,6 @@ def test_a_tokenizer_without_marks_is_refused(tokenizer):
 def test_a_source_asks_for_it_by_its_key(coder, source, tmp_path):
     whole, gaps = source("a", TEXTS), source("b", TEXTS, fill_in_the_middle={"rate": 1.0})
     prepared = build_data(Data(sources=[whole, gaps], sequence_length=128), coder, seed=1, cache_dir=tmp_path)
-    first, second = ("".join(coder.decode(row["input_ids"]) for row in rows) for rows in prepared.rows.sources)
+    first, second = ("".join(coder.decode(row["input_ids"]) for row in rows) for rows in (one.window(0) for one in prepared.windowed))
     assert PREFIX not in first and second.count(PREFIX) == second.count(MIDDLE) == 300
     assert prepared.sources[1].tokens == prepared.sources[0].tokens + 3 * 300

@@ -1,8 +1,16 @@
+import copy
+import threading
+import time
+
 import pytest
 import torch
+from torch.utils.data import Dataset, Subset
 
+from cpt.data import loader as loader_module
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
+from cpt.data.mixture import MixtureRows
+from cpt.data.rows import stack_rows
 from cpt.recipe.schema import Data
 
 
@@ -36,6 +44,60 @@ def test_a_batch_holds_the_rows_in_order(rows):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
+
+
+@pytest.mark.parametrize("options", [{"depth": 0}, {"depth": 1}, {"depth": 4}, {}, {"num_workers": 2}, {"num_workers": 4}], ids=str)
+def test_the_way_of_feeding_changes_nothing(rows, options):
+    assert same(batches(rows, rows_in_all=400, **options), [stack_rows([rows[n], rows[n + 1]]) for n in range(0, 400, 2)])
+
+
+def test_several_threads_change_nothing(rows):
+    class SlowRows(MixtureRows):
+        def __getitem__(self, number):
+            time.sleep(0.002)
+            return super().__getitem__(number)
+
+    slow = copy.copy(rows)
+    slow.__class__ = SlowRows
+    loader = CPTDataLoader(slow, micro_batch=2, rows_in_all=400)
+    feed = loader.prefetched()
+    assert same(list(feed), batches(rows, rows_in_all=400)) and feed.num_threads > 1
+
+
+def test_rows_of_others_are_read_by_one_thread(rows):
+    assert CPTDataLoader(Subset(rows, range(9)), micro_batch=1, rows_in_all=9).prefetched().most_threads == 1
+
+
+def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypatch):
+    class Pinnable(dict):
+        def pin_memory(self):
+            pinned.append(threading.current_thread().name)
+            return self
+
+    pinned, devices = [], []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
+    monkeypatch.setattr(loader_module, "pin_memory", Pinnable.pin_memory)
+    loader = CPTDataLoader(rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some)))
+    assert len(list(loader)) == 3 and pinned == ["data-prefetch"] * 3 and devices == [3]
+
+
+def test_without_a_device_nothing_is_pinned(rows):
+    assert same(batches(rows, pin_memory=True), batches(rows))
+
+
+def test_an_error_in_the_thread_reaches_the_loop():
+    class Broken(Dataset):
+        def __getitem__(self, number):
+            if number == 5:
+                raise OSError("the disk is gone")
+            return {"input_ids": torch.tensor([number])}
+
+    batches = iter(CPTDataLoader(Broken(), micro_batch=1, rows_in_all=9))
+    assert [int(next(batches)["input_ids"]) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

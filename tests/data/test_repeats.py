@@ -1,20 +1,33 @@
 import logging
+from dataclasses import dataclass
 
 import pytest
 
 from cpt.data.mixture import MixtureRows
-from cpt.data.repeats import epochs_of, rows_of_run, tell_repeats
+from cpt.data.repeats import allowed_epochs, refused, rows_of_run, tell_repeats
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Source
 
-TOKENS = {"small": 1000, "large": 90_000}
+SOURCES = [Source(path="a/small"), Source(path="a/large")]
+
+
+@dataclass
+class Report:
+    """What is asked of a source's report here."""
+
+    name: str
+    tokens: int
+    rows: int
+
+
+REPORTS = [Report("small", 1000, 10), Report("large", 90_000, 900)]
 
 
 @pytest.fixture
 def tell():
     def run(rows, when_exhausted):
         mixture = MixtureRows([range(10), range(900)], [0.5, 0.5], seed=1)
-        tell_repeats(Data(sources=[Source(path="a/b")], when_exhausted=when_exhausted), mixture, TOKENS, rows)
+        tell_repeats(Data(sources=SOURCES, when_exhausted=when_exhausted), mixture, REPORTS, rows)
 
     return run
 
@@ -42,8 +55,19 @@ def test_other_ranks_say_nothing(tell, caplog, monkeypatch):
     assert not caplog.text
 
 
-def test_epochs_count_rows_of_each_source():
-    assert epochs_of(MixtureRows([range(10), range(900)], [0.5, 0.5], seed=1), 90) == [4.5, 0.05]
+@pytest.mark.parametrize(
+    ("max_epochs", "when_exhausted", "allowed"),
+    [(None, "wrap", None), (None, "stop", 1.0), (4.0, "wrap", 4.0), (4.0, "stop", 1.0), (0.5, "stop", 0.5)],
+)
+def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
+    source = Source(path="a/b", max_epochs=max_epochs)
+    assert allowed_epochs(Data(sources=[source], when_exhausted=when_exhausted), source) == allowed
+
+
+def test_a_limit_of_one_source_is_named():
+    data = Data(sources=[Source(path="a/small", max_epochs=2.0), SOURCES[1]])
+    assert refused(data, "small", 2.0, 1000) is None and refused(data, "large", 99.0, 1000) is None
+    assert "`max_epochs` of `small`: `small` has 1,000 tokens, the run needs 2.50 times as many" in refused(data, "small", 2.5, 1000)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,33 @@
-import numpy as np
+import pytest
 
-from cpt.data.report import by_power_of_two
+from cpt.data.build import build_data
+from cpt.recipe.schema import Component, Data, Evaluation, HeldOut
 
 
-def test_lengths_are_counted_by_powers_of_two():
-    assert by_power_of_two(np.array([1, 2, 3, 4, 7, 8, 1023, 1024])) == {1: 1, 2: 2, 4: 2, 8: 1, 512: 1, 1024: 1}
+@pytest.fixture
+def report(tokenizer, source, tmp_path):
+    def run(texts, evaluation=None, **data):
+        recipe = Data(sources=[source("corpus", texts)], sequence_length=16, **data)
+        given = evaluation or Evaluation()
+        return build_data(recipe, tokenizer, seed=1, evaluation=given, cache_dir=tmp_path / "cache").sources[0]
+
+    return run
+
+
+def test_a_report_counts_what_became_of_each_document(report, source):
+    exam = source("exam", ["seen before"])
+    evaluation = Evaluation(perplexity=[HeldOut(path=exam.path)])
+    told = report(
+        ["abc", "a longer one", "seen before", "", "abc"],
+        evaluation,
+        deduplicate="exact",
+        filters=[Component(name="length", min_characters=2)],
+    )
+    assert (told.name, told.documents, told.held_out, told.tokens) == ("corpus", 2, 1, 4 + 13)
+    assert told.dropped == {"empty": 1, "exact duplicate": 1} and told.lengths == {4: 1, 8: 1} and not told.is_estimate
+    assert told.padding == 1 - 17 / (told.rows * 16)
+
+
+def test_a_giant_document_is_told_with_its_address(report, caplog):
+    report([*["short"] * 20, "x" * 900])
+    assert "corpus: one of 21 documents" in caplog.text and "corpus.jsonl:21" in caplog.text

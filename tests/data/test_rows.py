@@ -20,7 +20,7 @@ def rows_of(tokenizer, source, tmp_path):
     def build(texts, sequence_length=16, packing="best_fit"):
         stride = 6 if packing == "sliding_window" else None
         data = Data(sources=[source("a", texts)], sequence_length=sequence_length, packing=packing, stride=stride)
-        return build_data(data, tokenizer, seed=1, cache_dir=tmp_path / "cache").rows.sources[0]
+        return build_data(data, tokenizer, seed=1, cache_dir=tmp_path / "cache").windowed[0].window(0)
 
     return build
 
@@ -41,7 +41,7 @@ def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packin
     assert sorted(found) == sorted(expected)
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "token_budget"])
 @pytest.mark.parametrize("epoch", [0, 3])
 @FIXTURES_ARE_READ_ONLY
 @given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
@@ -65,6 +65,39 @@ def test_rows_are_int64_of_the_sequence_length(rows_of):
     (row,) = rows_of(["abc"])
     assert set(row) == {"input_ids", "labels", "position_ids"}
     assert {(values.dtype, values.shape) for values in row.values()} == {(torch.int64, (16,))}
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+@FIXTURES_ARE_READ_ONLY
+@given(texts=st.lists(st.text("abc", min_size=1, max_size=40), min_size=1, max_size=20))
+def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(rows_of, tokenizer, epoch, texts):
+    found = []
+    rows = rows_of(texts, packing="token_budget")
+    for row in (rows.row(number, epoch) for number in range(len(rows))):
+        assert row["input_ids"].numel() <= 16 and len({values.shape for values in row.values()}) == 1
+        for ids, labels, positions, mask in zip(
+            *(row[key] for key in ("input_ids", "labels", "position_ids", "attention_mask")), strict=True
+        ):
+            length = int(mask.sum())
+            assert mask[:length].all() and positions.tolist() == list(range(len(ids))) and (ids[length:] == PAD).all()
+            assert labels[0] == -100 and torch.equal(labels[1:length], ids[1:length]) and (labels[length:] == -100).all()
+            found.append(ids[:length].tolist())
+    expected = [ids[at : at + 16] for text in texts for ids in [tokenizer(text)["input_ids"] + [256]] for at in range(0, len(ids), 16)]
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_padding_of_a_token_budget_is_what_stands_in_its_batches(rows_of):
+    rows = rows_of(["a" * 9, "a" * 6, "a", "a"], packing="token_budget")  # with their ends 10, 7, 2 and 2
+    assert [tuple(row["input_ids"].shape) for row in rows] == [(1, 10), (2, 7), (1, 2)]
+    assert rows.num_positions == sum(row["input_ids"].numel() for row in rows)
+    assert rows.num_tokens == sum(int(row["attention_mask"].sum()) for row in rows) == 21
+
+
+def test_a_row_that_is_a_batch_is_not_stacked(rows_of):
+    rows = rows_of(["abc", "abc", "a" * 14], packing="token_budget")
+    assert stack_rows([rows[0]]) is not None and stack_rows([rows[0]])["input_ids"].dim() == 2
+    with pytest.raises(ValueError, match="too many values"):
+        stack_rows([rows[0], rows[1]])
 
 
 def test_a_row_may_be_changed_without_changing_the_store(rows_of):

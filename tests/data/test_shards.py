@@ -1,38 +1,21 @@
-from collections import Counter
-
 import pytest
 
-from cpt.data import shards
+from cpt.data import plan, shards
 from cpt.data.documents import Document, Origin
-from cpt.data.shards import View, batches, sample, shards_of
+from cpt.data.plan import plan_of
+from cpt.data.shards import View, batches, sample
+from cpt.data.sources import states_of
 from cpt.recipe.schema import Source
 
 KEY = "data.sources[0]"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Three small files of lines and one of 250 bytes, with shards of 100."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 100)
-    for name, size in {"a": 30, "b": 30, "c": 60, "d": 250}.items():
-        (tmp_path / f"{name}.txt").write_text("123456789\n" * (size // 10))
-    return Source(path=str(tmp_path), text_documents="line")
-
-
-def test_small_files_share_a_shard_and_a_large_one_has_several(folder):
-    made = shards_of(folder, KEY, is_file=True)
-    names = [[piece.path[-5] for piece in shard] for shard in made.shards]
-    assert names == [["a", "b"], ["c"], ["d"], ["d"], ["d"]] and made.num_bytes == [60, 60, 100, 100, 100]
-
-
-def test_documents_that_are_counted_stay_in_one_shard(folder):
-    made = shards_of(folder.model_copy(update={"max_documents": 5}), KEY, is_file=True)
-    assert len(made.shards) == 1 and Counter(piece.path[-5] for piece in made.shards[0]) == {"a": 1, "b": 1, "c": 1, "d": 3}
-
-
-def test_the_sample_reaches_to_the_end(folder):
-    texts = sample(folder, shards_of(folder, KEY, is_file=True).shards, KEY)
-    assert texts and set(texts) == {"123456789"}
+def test_the_sample_reaches_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "SHARD_BYTES", 100)
+    (tmp_path / "a.txt").write_text("".join(f"line {number:03}\n" for number in range(100)))
+    lines = Source(path=str(tmp_path / "a.txt"), text_documents="line")
+    texts = sample(lines, plan_of(lines, KEY, states_of(lines, KEY), window_bytes=None, seed=1).shards, KEY)
+    assert {"line 000", "line 099"} <= set(texts)
 
 
 def test_batches_keep_the_order_and_their_size(monkeypatch):

@@ -1,5 +1,4 @@
 import json
-import os
 import pickle
 
 import fsspec
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from cpt.data.documents import Document
 from cpt.data.readers.formats import READERS
 from cpt.data.readers.opening import COMPRESSED
-from cpt.data.sources import find_files, hash_file, is_local, kind_of, open_source, pieces_of, read_piece, states_of
+from cpt.data.sources import files_with_sizes, open_source, pieces_of, read_piece
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
 from cpt.recipe.sense_data import COMPRESSED_FILES, DOCUMENT_FILES
@@ -88,14 +87,6 @@ def test_a_folder_without_documents_is_an_error(tmp_path):
         texts(tmp_path)
 
 
-def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert all(map(is_local, ["sub", "data/a.jsonl", "data/*.x", "./owner/name", "~/corpus", "/data/corpus", "one/two/three", "word"]))
-    assert not any(map(is_local, ["HuggingFaceFW/fineweb-edu", "owner/name.v1"]))
-    kinds = {"s3://bucket/a.jsonl": "url", "my_lab.data:dump": "function", "owner/name": "hub", "a.jsonl.gz": "local", "a/*": "local"}
-    assert {path: kind_of(path) for path in kinds} == kinds
-
-
 def test_the_sense_gate_knows_the_same_files():
     assert set(READERS) == DOCUMENT_FILES and set(COMPRESSED) == COMPRESSED_FILES
 
@@ -105,45 +96,6 @@ def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(ResourceError, match=r"owner/name: no such local path, and the Hub cannot be reached.*data.sources\[0\].path"):
         texts("owner/name")
-
-
-def test_files_of_a_source_are_sorted(folder):
-    assert [file.name for file in find_files(Source(path=str(folder)), "k")] == ["a.md", "b.txt", "c.txt", "d.jsonl"]
-
-
-def test_what_a_folder_holds_is_told(folder, caplog):
-    caplog.set_level("INFO", "cpt")
-    texts(folder)
-    assert [record.message for record in caplog.records] == [f"{folder}: 2 txt, 1 md, 1 jsonl, 3 skipped: .py, .txt"]
-
-
-def test_states_follow_files_and_what_a_server_says_of_them(folder):
-    before = states_of(Source(path=str(folder)), "k")
-    os.utime(folder / "b.txt", ns=(1, 1))
-    after = states_of(Source(path=str(folder)), "k")
-    assert [name for name, *_ in before] == [name for name, *_ in after] and before != after
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/states/a.txt", b"one")
-    (first,) = states_of(Source(path="memory://states"), "k")
-    memory.pipe("/states/a.txt", b"two")
-    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
-    assert states_of(Source(path="owner/name"), "k") == states_of(Source(path="my_lab:dump"), "k") == []
-
-
-@pytest.mark.parametrize(
-    "path, message",
-    [("memory://nothing/a.txt", "no such file"), ("memory://nothing", "no such file"), ("gopher://x/a.txt", "cannot be read")],
-)
-def test_a_url_without_files_is_said_with_the_key(path, message):
-    with pytest.raises(DataError, match=message) as error:
-        texts(path)
-    assert "`data.sources[0].path`" in str(error.value)
-
-
-def test_a_files_hash_follows_its_content(folder):
-    before = hash_file(folder / "b.txt", "k")
-    (folder / "b.txt").write_text("changed")
-    assert hash_file(folder / "b.txt", "k") != before
 
 
 LINES = st.lists(
@@ -187,14 +139,44 @@ def test_pieces_of_lines_give_what_the_whole_file_gives(tmp_path_factory, lines,
     assert len(whole) == len(by_hand)
 
 
-@given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 2000))
-@settings(max_examples=30)
-def test_pieces_of_parquet_give_what_the_whole_file_gives(tmp_path_factory, rows, group, piece_bytes):
-    path = tmp_path_factory.mktemp("pieces") / "a.parquet"
-    pq.write_table(pa.table({"text": [f"text {row}" if row % 7 else None for row in range(rows)]}), path, row_group_size=group)
-    source = Source(path=str(path))
-    assert read_all(source, piece_bytes)[0] == read_all(source, 10**9)[0]
-    assert [where for _, where in read_all(source, piece_bytes)[0]] == [f"{path}: row {row}" for row in range(1, rows + 1)]
+def write_table(path, rows, group):
+    table = pa.table({"text": [f"text {row}" if row % 7 else None for row in range(rows)]})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=group)
+        return
+    new = pa.ipc.new_stream if "stream" in path.name else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=group)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
+@given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 30))
+@settings(max_examples=40)
+def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name, rows, group, num_cuts):
+    path = tmp_path_factory.mktemp("pieces") / name
+    write_table(path, rows, group)
+    source, piece_bytes = Source(path=str(path)), path.stat().st_size // num_cuts
+    parts, num_pieces = read_all(source, piece_bytes)
+    assert parts == read_all(source, 10**9)[0] and num_pieces == -(-path.stat().st_size // piece_bytes)
+    assert [where for _, where in parts] == [f"{path}: row {row}" for row in range(1, rows + 1)]
+
+
+@given(LINES, st.booleans(), st.integers(1, 200))
+@settings(max_examples=100)
+def test_pieces_of_a_file_behind_a_url_give_what_the_whole_file_gives(lines, last_end, piece_bytes):
+    content = ("\n".join([*lines, '{"text": "last"}']) + "\n" * last_end).encode()
+    fsspec.filesystem("memory").pipe("/pieces/a.jsonl", content)
+    source = Source(path="memory://pieces/a.jsonl")
+    parts, num_pieces = read_all(source, piece_bytes)
+    assert [item for item, _ in parts] == [item for item, _ in read_all(source, 10**9)[0]] and num_pieces == -(-len(content) // piece_bytes)
+
+
+def test_pieces_follow_from_names_and_sizes_alone(tmp_path):
+    for name in ("a.jsonl", "b.parquet", "c.arrow"):
+        (tmp_path / name).write_bytes(b"not what its name says" * 10)
+    source = Source(path=str(tmp_path))
+    assert files_with_sizes(source, "k") == [(str(tmp_path / name), 220) for name in ("a.jsonl", "b.parquet", "c.arrow")]
+    assert [(piece.start, piece.stop) for piece in pieces_of(source, "k", 110)] == [(0, 110), (110, None)] * 3
 
 
 def test_pieces_can_be_read_in_other_processes_in_any_order(folder):

@@ -1,16 +1,13 @@
 import json
 import multiprocessing
-import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
-from cpt.data.store import TokenStore, TokenWriter, key_of, publish_once
+from cpt.data.store import hold, key_of, publish_once, size_of, write_once
 from cpt.errors import DataError, ResourceError
 
 SLOW_FILL = """
@@ -25,47 +22,8 @@ publish_once(Path(sys.argv[1]), fill)
 """
 
 
-def write_two_documents(folder):
-    writer = TokenWriter(folder, np.dtype(np.uint16))
-    writer.append(np.array([1, 2, 3], np.uint16), np.array([3]), np.array([2**64 - 1], np.uint64), np.array([5]))
-    writer.append(np.array([4], np.uint16), np.array([1]), np.array([7], np.uint64), np.array([1]))
-    writer.close({"empty": 2}, {"a.txt": "hash"})
-
-
-@pytest.fixture
-def store(tmp_path):
-    return TokenStore(publish_once(tmp_path / "store", write_two_documents))
-
-
-def test_a_store_gives_back_what_was_written(store):
-    assert store.tokens.tolist() == [1, 2, 3, 4] and store.tokens.dtype == np.uint16
-    assert store.offsets.tolist() == [0, 3, 4]
-    assert store.hashes.tolist() == [2**64 - 1, 7] and store.num_bytes.tolist() == [5, 1]
-    assert (store.description.documents, store.description.tokens, store.description.dropped) == (2, 4, {"empty": 2})
-
-
-def test_a_store_travels_to_other_processes_by_its_name(store):
-    assert len(pickle.dumps(store)) < 500
-    assert pickle.loads(pickle.dumps(store)).tokens.tolist() == store.tokens.tolist()
-
-
-def test_the_digest_follows_the_tokens(store, tmp_path):
-    def write_others(folder):
-        writer = TokenWriter(folder, np.dtype(np.uint16))
-        writer.append(np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), np.array([2**64 - 1, 7], np.uint64), np.array([5, 1]))
-        writer.close({}, {})
-
-    assert TokenStore(publish_once(tmp_path / "same", write_two_documents)).description.digest == store.description.digest
-    assert TokenStore(publish_once(tmp_path / "other", write_others)).description.digest != store.description.digest
-
-
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "description.json"])
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_a_damaged_store_says_to_delete_it(store, name, damage):
-    file = store.folder / name
-    os.truncate(file, file.stat().st_size // 2) if damage == "cut" else file.unlink()
-    with pytest.raises(DataError, match="damaged.*Delete the folder"):
-        TokenStore(store.folder)
+def write_a_file(folder):
+    (folder / "content").write_text("all")
 
 
 def test_what_exists_is_not_made_again(tmp_path):
@@ -90,8 +48,8 @@ def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not folder.exists()
-    publish_once(folder, write_two_documents)
-    assert TokenStore(folder).description.documents == 2 and not (folder / "half").exists()
+    publish_once(folder, write_a_file)
+    assert (folder / "content").read_text() == "all" and not (folder / "half").exists()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a"]
 
 
@@ -100,10 +58,10 @@ def fill_slowly(root, filled):
         with filled.get_lock():
             filled.value += 1
         time.sleep(0.2)
-        write_two_documents(folder)
+        write_a_file(folder)
 
     publish_once(root / "a", fill)
-    assert TokenStore(root / "a").description.documents == 2
+    assert (root / "a" / "content").exists()
 
 
 def test_several_processes_fill_a_store_once(tmp_path):
@@ -126,3 +84,29 @@ def test_a_place_that_cannot_be_written_names_the_remedy(tmp_path):
 
 def test_equal_content_has_an_equal_key():
     assert key_of({"a": 1, "b": [2]}) == key_of(json.loads('{"b": [2], "a": 1}')) != key_of({"a": 1, "b": [3]})
+
+
+def test_a_small_file_is_written_as_a_whole(tmp_path):
+    write_once(tmp_path / "a.json", "one")
+    write_once(tmp_path / "a.json", "two")
+    assert (tmp_path / "a.json").read_text() == "two" and [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(ResourceError, match="cannot keep tokenised data there"):
+        write_once(tmp_path / "no" / "a.json", "one")
+
+
+def test_a_held_folder_is_there_until_it_is_let_go(tmp_path):
+    class Holder:
+        pass
+
+    holder = Holder()
+    let_go = hold(tmp_path / "a" / "b", holder)
+    assert (tmp_path / "a" / "b").is_dir()
+    let_go()
+    let_go()  # is no mistake
+
+
+def test_a_size_is_that_of_all_files_below(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_text("123")
+    (tmp_path / "c").write_text("45")
+    assert size_of(tmp_path) == 5

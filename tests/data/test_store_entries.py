@@ -4,7 +4,8 @@ import time
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.store_entries import Entry, complaint, entries, remove, size_of, to_prune
+from cpt.data.store import size_of
+from cpt.data.store_entries import Entry, complaint, entries, remove, to_prune
 from cpt.recipe.schema import Data
 
 
@@ -30,7 +31,7 @@ def test_tokens_and_rows_are_listed_with_their_size(filled):
 def test_a_changed_byte_is_a_complaint(filled):
     tokens = next(entry for entry in entries(filled) if entry.kind == "tokens")
     assert complaint(tokens) is None
-    path = max((file for file in tokens.folder.iterdir() if "token" in file.name), key=lambda file: file.stat().st_size)
+    path = max(tokens.folder.rglob("tokens.bin"), key=lambda file: file.stat().st_size)
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     path.chmod(0o644)

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.data.build import HeldOutSet
+from cpt.data.held_out import HeldOutSet
 from cpt.errors import DataError
 from cpt.evaluation import perplexity
 from cpt.evaluation.perplexity import evaluate_held_out, evaluation_mode

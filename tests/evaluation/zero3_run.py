@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import HfDeepSpeedConfig
 
-from cpt.data.build import HeldOutSet
+from cpt.data.held_out import HeldOutSet
 from cpt.evaluation.perplexity import evaluate_held_out
 from cpt.evaluation.samples import continue_prompts
 from cpt.hardware import require_programs

@@ -32,7 +32,7 @@ def test_a_run_that_would_be_refused_ends_with_code_2(tiny_recipe, tmp_path, cap
     tiny_recipe["data"]["when_exhausted"] = "stop"
     assert run(write_recipe(tiny_recipe, tmp_path / "r.yaml"), "budget.tokens=10_000_000", "budget.global_batch_tokens=null") == 2
     shown = " ".join(capsys.readouterr().out.split())
-    assert "`data.when_exhausted: stop` refuses this run: it reads more than there is of domain (" in shown and "is not reached" in shown
+    assert "This run is refused: `data.when_exhausted`: `domain` has" in shown and "is not reached" in shown
 
 
 def test_a_picture_is_written(tiny_recipe, tmp_path, capsys):

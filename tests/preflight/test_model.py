@@ -21,6 +21,8 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
     model = {"from_scratch": True, "config": shape, "attention": "eager"}
     assert any("`data.packing`: mamba2" in line and "`packing: none`" in line for line in mistakes(load(model=model)))
     assert mistakes(load(model=model, data={**tiny_recipe["data"], "packing": "none"})) == []
+    budget = {"data": {**tiny_recipe["data"], "packing": "token_budget"}, "training": {"per_device_train_batch_size": 1}}
+    assert mistakes(load(model=model, **budget)) == []
 
 
 def test_rows_longer_than_the_learned_positions_are_refused(load):

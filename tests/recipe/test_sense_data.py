@@ -42,6 +42,12 @@ TWO = "data.sources=[{path: a/code}, {path: a/prose}]"
         ("evaluation: {perplexity: [{path: b.jsonl, split: test}]}\n", [], "`split` has no effect: `b.jsonl` is a local path"),
         ("", ["data.packing=sliding_window"], "`data.stride` is missing: the tokens from one window to the next, for instance 64"),
         ("", ["data.stride=64"], "`data.stride` has no effect without `packing: sliding_window`"),
+        ("", ["data.packing=token_budget"], "a row of `packing: token_budget` is a micro-batch by itself"),
+        (
+            "training: {per_device_train_batch_size: 2}\n",
+            ["data.packing=token_budget"],
+            "write `training.per_device_train_batch_size: 1` (`training.per_device_train_batch_size`: r.yaml:5)",
+        ),
         ("", ["data.packing=sliding_window", "data.stride=129"], "`data.stride` is more than `data.sequence_length` = 128"),
     ],
 )
@@ -107,6 +113,8 @@ def test_phases_and_temperature_exclude_each_other(mistakes):
         ["training.gradient_accumulation_steps=4"],
         ["evaluation.perplexity=[{path: other/texts}]"],
         ["data.packing=none"],
+        ["data.packing=token_budget", "training.per_device_train_batch_size=1"],
+        ["data.sources=[{path: a.jsonl, chat: messages}]", "evaluation.perplexity=[{path: b.jsonl, chat: messages}]"],
         ["data.sources=[{path: a/b, subset: x, split: test, revision: y}]"],
         ["data.temperature=2", "data.when_exhausted=stop"],
         [TWO, "data.phases=[{until: 9, weights: {code: 1}}, {until: 99, change: linear, weights: {code: 1, prose: 3}}]"],
@@ -143,6 +151,9 @@ def test_a_source_is_called_like_the_last_part_of_its_path(path, name):
         ("{path: a.json.zst, data_files: [b]}", "`data_files` has no effect: `a.json.zst` is a local path"),
         ("{path: a/b, options: {x: 1}}", "`options` are for your own `package.module:function`, not for `a/b`"),
         ('{path: a.jsonl, template: "{a}", text_column: b}', "give `template` or `text_column`, not both"),
+        ("{path: a.jsonl, chat: messages, text_column: b}", "give `chat` or `text_column`, not both"),
+        ('{path: a.jsonl, chat: messages, template: "{a}"}', "give `chat` or `template`, not both"),
+        ("{path: a.jsonl, chat: messages, fill_in_the_middle: {}}", "`fill_in_the_middle` is not for chats"),
     ],
 )
 def test_options_of_a_source_that_have_no_effect_are_told(mistakes, source, said):

@@ -69,6 +69,24 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_r
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected.item(), rel=1e-6)
 
 
+def test_the_loss_of_a_token_budget_is_the_mean_over_the_tokens_of_all_its_documents(tiny_recipe, tmp_path):
+    tiny_recipe["data"] |= {"packing": "token_budget", "sequence_length": 128}
+    tiny_recipe["budget"] = {"tokens": 4 * 512, "global_batch_tokens": 512}
+    tiny_recipe["training"]["per_device_train_batch_size"] = 1
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    assert trainer.length.rows_per_step == trainer.args.gradient_accumulation_steps == 4
+    losses, num_tokens = 0.0, 0
+    for row in (trainer.train_dataset[number] for number in range(4)):
+        for ids, mask in zip(row["input_ids"], row["attention_mask"], strict=True):
+            ids = ids[: int(mask.sum())]
+            with torch.no_grad():
+                logits = trainer.model(input_ids=ids[None]).logits[0]
+            losses += torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="sum").item()
+            num_tokens += len(ids) - 1
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(losses / num_tokens, rel=1e-6)
+
+
 def test_evaluation_reports_each_held_out_set(tiny_recipe, tmp_path, corpus):
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "held_out_share": 0.1}
     metrics = trainer_of(tiny_recipe, tmp_path).evaluate()

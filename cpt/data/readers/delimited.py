@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
-from cpt.data.readers.lines import lines_of
+from cpt.data.readers.lines import KEPT_OF_LONG_LINE, lines_of, refuse_long
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.values import check_columns, columns_of, decode, text_of
 from cpt.recipe.schema import DocumentSource
+
+LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
 
 
 class Records:
@@ -23,20 +25,30 @@ class Records:
         self.origin, self._lines = lines_of(piece)
         self.number, self.byte = 1, 0
         self.raw: list[bytes] = []
+        self._size = 0
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's own limit is 128 KiB a field
-        self._reader = csv.reader(self._text(), delimiter="\t" if format_of(piece.path) == ".tsv" else ",", strict=True)
+        self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
+        self._reader = self._read_on()
+
+    def _read_on(self) -> Iterator[list[str]]:
+        return csv.reader(self._text(), delimiter=self._delimiter, strict=True)
 
     def _text(self) -> Iterator[str]:
         for number, byte, line in self._lines:
             if not self.raw:
                 self.number, self.byte = number, byte
             self.raw.append(line)
+            self._size += len(line)
+            if self._size > LONGEST_RECORD:
+                self.raw = [b"".join(self.raw)[:KEPT_OF_LONG_LINE] + b"...", *[b""] * (len(self.raw) - 1)]
+                raise BadValue("not valid CSV", f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?)")
             try:
+                refuse_long(line)
                 yield decode(line)
             except BadValue as bad:
                 self.problem = self.problem or BadValue(bad.reason, bad.detail, byte + (bad.byte or 0))
-                yield line.replace(b"\0", b"?").decode(errors="replace")
+                yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
 
     def next(self) -> list[str] | None:
         """The next record, None at the end.
@@ -44,9 +56,12 @@ class Records:
         Raises:
             BadValue: it is none.
         """
-        self.raw, self.problem = [], None
+        self.raw, self.problem, self._size = [], None, 0
         try:
             record = next(self._reader, None)
+        except BadValue:
+            self._reader = self._read_on()
+            raise
         except csv.Error as problem:
             raise BadValue("not valid CSV", f"not valid CSV ({problem})", self.byte) from problem
         if self.problem is not None:

@@ -9,7 +9,7 @@ from cpt.data.readers.delimited import read_delimited
 from cpt.data.readers.json_documents import read_json
 from cpt.data.readers.json_lines import read_json_lines
 from cpt.data.readers.opening import COMPRESSED, compression_of, format_of, is_url
-from cpt.data.readers.parquet import read_parquet, row_groups
+from cpt.data.readers.parquet import read_parquet
 from cpt.data.readers.texts import read_text
 from cpt.recipe.schema import DocumentSource
 
@@ -37,11 +37,15 @@ class Range:
 
 
 def ranges_of(path: str, size: int, source: DocumentSource, piece_bytes: int) -> list[Range]:
-    """How a file is cut, so that processes can read it together: between lines, between row groups, or not at all."""
-    if format_of(path) == ".parquet":
-        return [Range(*both) for both in row_groups(path, piece_bytes)]
-    has_lines = format_of(path) == ".jsonl" or format_of(path) in TEXTS and source.text_documents == "line"
-    if not has_lines or is_url(path) or compression_of(path) or size <= piece_bytes:
+    """How a file is cut, so that processes can read it together: by its size alone, and not at all where it can be read only as a whole."""
+    if size <= piece_bytes or compression_of(path) or not can_be_cut(path, source):
         return [Range()]
     starts = [*range(0, size, piece_bytes)]
     return [Range(start, stop) for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def can_be_cut(path: str, source: DocumentSource) -> bool:
+    """True where a part of the file can be found without reading what stands before."""
+    if format_of(path) in TEXTS:
+        return source.text_documents == "line"
+    return format_of(path) in (".jsonl", ".parquet") or format_of(path) == ".arrow" and not is_url(path)

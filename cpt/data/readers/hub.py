@@ -1,4 +1,4 @@
-"""Datasets on the Hub, through `datasets`: whole, or as they arrive."""
+"""Datasets on the Hub that are not read file by file: row by row through `datasets`."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,11 @@ from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import DocumentSource
 
 
-def read_hub(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
+def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
     """The rows of a dataset, streamed where only the first are wanted.
+
+    They come in the order of the files and of the rows in them, the same each time and for any number of processes, because one process
+    reads them all from the beginning. With `streaming: true` nothing is kept but tokens; a reading that breaks off begins anew.
 
     Raises:
         DataError: there is no such dataset, split or file, or it cannot be read.
@@ -26,7 +29,7 @@ def read_hub(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
             source.subset,
             data_files=source.data_files or None,
             split=source.split,
-            revision=source.revision,
+            revision=commit,
             streaming=source.streaming or source.max_documents is not None,
         )
         for number, row in enumerate(rows, start=1):

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
-from cpt.data.readers.lines import lines_of
+from cpt.data.readers.lines import lines_of, refuse_long
 from cpt.data.readers.opening import is_whole
 from cpt.data.readers.values import columns_of, decode, kind, text_of
 from cpt.recipe.schema import DocumentSource
@@ -15,7 +15,7 @@ from cpt.recipe.schema import DocumentSource
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece."""
     origin, lines = lines_of(piece)
-    column = columns_of(source)[0] if source.template is None else None
+    column = source.text_column if source.template is None and source.chat is None else None
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
@@ -44,6 +44,7 @@ def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, b
 
 def parse_object(line: bytes, column: str) -> dict[str, Any]:
     """The object that stands in a line."""
+    refuse_long(line)
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as problem:

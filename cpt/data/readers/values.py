@@ -1,9 +1,10 @@
-"""From a row to its text: which column or template, and what a text must be."""
+"""From a row to its text: which column, template or chat, and what a text must be."""
 
 import string
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from cpt.data.chat import transcript
 from cpt.data.documents import BadValue
 from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource
@@ -15,6 +16,8 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
     Raises:
         BadValue: it is not there, or is no text.
     """
+    if source.chat is not None:
+        return clean(transcript(value_of(row, source.chat), source.chat), source.chat)
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
     values = {column: value_of(row, column) for column in columns_of(source)}
@@ -55,6 +58,8 @@ def filled_in(value: object, column: str) -> str:
 
 def columns_of(source: DocumentSource) -> Sequence[str]:
     """The columns that the text is made of."""
+    if source.chat is not None:
+        return (source.chat,)
     return (source.text_column,) if source.template is None else template_columns(source.template)
 
 

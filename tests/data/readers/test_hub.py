@@ -2,14 +2,15 @@ import json
 
 import pytest
 
+from cpt.data.readers.hub import read_hub
 from cpt.errors import DataError
+from cpt.recipe.schema import Source
 
 
 @pytest.fixture(autouse=True)
 def dataset(tmp_path, monkeypatch):
     """A folder called like a dataset's id is what `load_dataset` takes without the Hub."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("cpt.data.sources.kind_of", lambda path: "hub")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner/name").mkdir(parents=True)
     rows = [json.dumps({"text": text, "n": 1}) + "\n" for text in ["a", "b", None, "c"]]
@@ -17,21 +18,20 @@ def dataset(tmp_path, monkeypatch):
     (tmp_path / "owner/name/more.jsonl").write_text(json.dumps({"text": "more"}) + "\n")
 
 
+def read(**options):
+    return list(read_hub(Source(path="owner/name", **options), "k", "main"))
+
+
 @pytest.mark.parametrize("options", [{}, {"streaming": True}])
-def test_a_hub_dataset_is_read_by_datasets(read, options):
-    a, b, bad, c = read("owner/name", data_files=["train.jsonl"], **options)
+def test_a_dataset_is_read_row_by_row(options):
+    a, b, bad, c = read(data_files=["train.jsonl"], **options)
     assert [item.text for item in (a, b, c)] == ["a", "b", "c"] and c.where == "owner/name: row 4"
     assert (bad.where, bad.reason, json.loads(bad.raw)) == ("owner/name: row 3", "null", {"text": None, "n": 1})
 
 
-def test_only_the_asked_rows_and_files_are_read(texts):
-    assert texts("owner/name", data_files=["train.jsonl"], max_documents=2) == ["a", "b"]
-    assert texts("owner/name", data_files=["more.jsonl"]) == ["more"]
-
-
-def test_what_is_not_there_is_said(read):
-    assert read("owner/name", data_files=["more.jsonl"], text_column="body")[0].detail == "no column `body`. It has: text"
+def test_what_is_not_there_is_said():
+    assert read(data_files=["more.jsonl"], text_column="body")[0].detail == "no column `body`. It has: text"
     with pytest.raises(DataError, match="split `test`"):
-        read("owner/name", split="test")
+        read(split="test")
     with pytest.raises(DataError, match=r"`k.path`, `.subset`, `.split`, `.data_files`"):
-        read("owner/name", data_files=["gone.jsonl"])
+        read(data_files=["gone.jsonl"])

@@ -1,9 +1,12 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow
-from cpt.data.readers.parquet import row_groups
+from cpt.data.documents import BadRow, Piece
+from cpt.data.readers.parquet import first_byte, groups_of, read_parquet
+from cpt.recipe.schema import Source
 
 
 def write(path, column, name="text", **options):
@@ -68,8 +71,24 @@ def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
     assert len(documents) == 2000 and isinstance(bad, BadRow) and bad.num_rows == 1000
 
 
-def test_row_groups_are_taken_together_up_to_the_size_of_a_piece(tmp_path):
-    path = write(tmp_path / "a.parquet", ["x" * 100] * 90, row_group_size=10)
-    assert row_groups(str(path), 1) == [(number, number + 1) for number in range(9)]
-    assert row_groups(str(path), 10**9) == [(0, None)]
-    assert row_groups(str(tmp_path / "missing.parquet"), 1) == [(0, None)]
+@given(st.integers(0, 300), st.integers(1, 50), st.integers(1, 100), st.booleans())
+@settings(max_examples=60)
+def test_each_row_group_belongs_to_the_piece_in_which_it_begins(tmp_path_factory, rows, group, num_cuts, dictionary):
+    path = tmp_path_factory.mktemp("pieces") / "a.parquet"
+    write(path, pa.array([f"text {row}" for row in range(rows)], pa.string()), row_group_size=group, use_dictionary=dictionary)
+    metadata, size = pq.read_metadata(path), path.stat().st_size
+    piece_bytes = size // num_cuts
+    pieces = [Piece(str(path), start, start + piece_bytes, 0) for start in range(0, size, piece_bytes)]
+    assert [number for piece in pieces for number in groups_of(piece, metadata)] == list(range(metadata.num_row_groups))
+    assert all(
+        piece.start <= first_byte(metadata.row_group(number)) < piece.stop for piece in pieces for number in groups_of(piece, metadata)
+    )
+
+
+def test_a_piece_without_a_row_group_is_empty_and_only_the_first_tells_of_a_file_without_rows(tmp_path):
+    source = Source(path=str(write(tmp_path / "a.parquet", ["x" * 5000])))
+    first, *others = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in range(0, 500, 100)]
+    assert len(first) == 1 and not any(others)
+    write(tmp_path / "a.parquet", pa.array([], pa.string()))
+    first, second = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in (0, 100)]
+    assert [bad.reason for bad in first] == ["no rows"] and not second

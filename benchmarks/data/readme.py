@@ -1,0 +1,112 @@
+"""`python -m benchmarks.data.readme`: the README's tables on the data layer, made from benchmarks/results/data.json between two markers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data.results import RESULTS, Results
+from benchmarks.data.systems import SYSTEMS
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- python -m benchmarks.data.readme: begin -->\n", "<!-- python -m benchmarks.data.readme: end -->\n"
+
+
+def main() -> None:
+    """Write the tables into the README."""
+    results = json.loads((RESULTS / "data.json").read_text())
+    README.write_text(with_tables(README.read_text(), results))
+
+
+def with_tables(text: str, results: Results) -> str:
+    """A text with its part between the markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, marker, after = rest.partition(END)
+    if not marker:
+        raise SystemExit(f"README.md has no lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}{tables(results)}{END}{after}"
+
+
+def tables(results: Results) -> str:
+    """All of them, as Markdown."""
+    parts = [side_by_side(results), target_table(results), order_table(results)]
+    return "\n".join(part for part in parts if part)
+
+
+def side_by_side(results: Results) -> str:
+    """A row for each system: how many times ours' time it takes, and what it wastes."""
+    ours, waste = results["systems"].get("ours", {}), results["waste"]["systems"]
+    heads = ["", "version", "MB of text", "cold, all batches", "cold, first batch", "warm, batches in a row", "padding", "lost", "cuts"]
+    rows = []
+    for name, one in results["systems"].items():
+        begin = [one["title"], one["version"], f"{one['megabytes']:.0f}"]
+        if "failed" in one:
+            rows.append([*begin, f"not measured: {one['failed']}", *[""] * 5])
+            continue
+        wasted = waste.get(SYSTEMS[name].wastes_like or name, {})
+        rows.append(
+            [
+                *begin,
+                times(ours, one, lambda system: 1 / system["megabytes_per_second"]),
+                times(ours, one, lambda system: system["cold_first_batch_seconds"]),
+                times(ours, one, lambda system: 1 / system["warm_steady_tokens_per_second"]),
+                *(f"{100 * wasted[key]:.2f} %" if key in wasted else "" for key in ("padding", "lost")),
+                "" if wasted.get("cuts") is None else f"{wasted['cuts']:,}",
+            ]
+        )
+    needed = results["waste"]["unavoidable_cuts"]
+    cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} cannot be avoided." if needed else ""
+    return f"{table(heads, rows)}\nTimes are multiples of ours, cold ones for each MB of text but to the first batch.{cuts}\n"
+
+
+def times(ours: Results, other: Results, seconds: Any) -> str:
+    """How many times ours' time another takes; nothing where one of them was not measured."""
+    try:
+        ratio = seconds(other) / seconds(ours)
+    except KeyError:
+        return ""
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def target_table(results: Results) -> str:
+    """What was aimed at, and what was reached."""
+    rows = []
+    for one in results["measurements"]:
+        if one["target"] is not None and one["unit"] != "s":
+            rows.append([one["name"], f"{one['target']} {one['unit']}", figure(one["measured"]), "yes" if one["met"] else "**no**"])
+        elif one["target"] is not None:  # seconds of one machine are not told
+            rows.append([one["name"], f"{one['target']} {one['unit']}", "", "yes" if one["met"] else "**no**"])
+    return table(["", "target", "measured", "met"], rows) if rows else ""
+
+
+def figure(value: float) -> str:
+    """Three digits that matter."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else f"{value:.1g}"
+
+
+def order_table(results: Results) -> str:
+    """Shares and shuffle."""
+    lines = []
+    if "ours" in (mixture := results.get("mixture", {})):
+        heads = ["share of tokens", *mixture["asked"]]
+        ways = {"asked": "asked", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
+        rows = [[title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()]
+        means = mixture["mean_document_tokens"]
+        rows.append(["tokens in a document", *(f"{means[name]:,.0f}" for name in mixture["asked"])])
+        lines.append(table(heads, rows))
+    if "orders" in (shuffle := results.get("shuffle", {})):
+        heads = ["order of rows", "distance of neighbours", "near neighbours", "largest difference of distributions", "order that is left"]
+        keys = ("mean", "near", "largest_difference", "order")
+        titles = {"ours": "cpt", "permutation": "drawn at random"}
+        rows = [[titles.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)] for n, one in shuffle["orders"].items()]
+        lines.append(table(heads, rows))
+    return "\n".join(lines)
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """In Markdown; the first column to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Resuming: from nothing in memory to the first batch at a position. `python -m benchmarks.data.resume ACTION JOB`.
+
+synthetic: in a mixture of two sources of 10^9 rows each that are nowhere, to see what finding a place costs.
+real: in the corpus that the job's folder keeps tokens of, from the recipe to the batch.
+"""
+
+import json
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.data.ours import prepare
+from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
+from cpt.data.loader import CPTDataLoader
+from cpt.data.mixture import MixtureRows
+from cpt.data.order import endless
+
+SIZE = 10**9
+POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)
+SHARES = (0.1, 0.5, 0.9)
+REPETITIONS = 5
+
+
+class SyntheticRows:
+    """A source of SIZE rows that are not stored."""
+
+    def place(self, turn: int, seed: str) -> tuple[int, int]:
+        """How often the source was gone through before a turn, and the row whose turn it is."""
+        return endless(turn, SIZE, seed)
+
+    def row(self, number: int, epoch: int) -> dict[str, Any]:
+        """A row of its own number."""
+        return {"input_ids": torch.full((LENGTH,), number)}
+
+
+def synthetic(job: Job) -> Measured:
+    """Seconds by position."""
+    seconds: dict[int, list[float]] = {position: [] for position in POSITIONS}
+    for seed in range(REPETITIONS):
+        for position in POSITIONS:
+            start = time.perf_counter()
+            rows = MixtureRows([SyntheticRows(), SyntheticRows()], [0.7, 0.3], seed)
+            next(iter(CPTDataLoader(rows, micro_batch=BATCH, rows_in_all=SIZE, first_row=position)))
+            seconds[position].append(time.perf_counter() - start)
+    return {str(position): median(some) for position, some in seconds.items()}
+
+
+def real(job: Job) -> Measured:
+    """Seconds by share of one time through; the job's variant says how many rows that is."""
+    rows, measured = int(job.variant), {}
+    for share in SHARES:
+        seconds = []
+        for _ in range(REPETITIONS):
+            start = time.perf_counter()
+            loader = CPTDataLoader(prepare(job).rows, micro_batch=BATCH, rows_in_all=10 * rows, first_row=int(share * rows))
+            next(iter(loader))
+            seconds.append(time.perf_counter() - start)
+        measured[str(share)] = median(seconds)
+    return measured
+
+
+def main(action: str, raw: str) -> None:
+    """Measure, and print JSON."""
+    print(json.dumps({"synthetic": synthetic, "real": real}[action](read_job(raw))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

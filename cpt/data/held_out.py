@@ -1,0 +1,46 @@
+"""The rows that a model is judged by and never trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from cpt.data.packing import FORMAT, fill_packing
+from cpt.data.rows import Row, kind_of_rows
+from cpt.data.store import hold, key_of, publish_once
+from cpt.data.token_files import StoredDocuments
+from cpt.data.windows import Layout
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """Documents that the model never trains on, in rows of their own."""
+
+    name: str
+    rows: Sequence[Row]
+    num_documents: int
+    num_tokens: int
+    num_bytes: int
+    """UTF-8 bytes of the documents' text."""
+
+
+def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64], layout: Layout, cache_dir: Path) -> HeldOutSet:
+    """A set of the chosen documents; the same rows for every seed, so that runs can be compared."""
+    # Windows that overlap would count tokens twice.
+    packing = "best_fit" if layout.packing == "sliding_window" else layout.packing
+    starts, lengths = documents.offsets[chosen], np.diff(documents.offsets)[chosen]
+    what = {
+        "format": FORMAT,
+        "documents": documents.digest,
+        "chosen": xxh3_128_hexdigest(starts.tobytes()),
+        "layout": [layout.sequence_length, packing],
+    }
+    pack = partial(fill_packing, starts, lengths, layout.sequence_length, packing, 0, None)
+    folder = publish_once(cache_dir / "rows" / key_of(what), pack)
+    rows = kind_of_rows(packing)(documents, folder, layout.sequence_length, layout.pad)
+    hold(folder, rows)
+    return HeldOutSet(name, rows, len(chosen), int(lengths.sum()), int(documents.num_bytes[chosen].sum()))

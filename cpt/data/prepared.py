@@ -1,0 +1,78 @@
+"""All that a run reads: its rows, held-out sets, and what is known of its sources."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpt.data.held_out import HeldOutSet
+from cpt.data.mixture import MixtureRows
+from cpt.data.read_ahead import ReadAhead
+from cpt.data.report import SourceReport
+from cpt.data.windows import WindowedRows
+from cpt.errors import DataError
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """All that a run reads."""
+
+    rows: MixtureRows
+    windowed: list[WindowedRows]
+    """The same rows by source."""
+    held_out: dict[str, HeldOutSet]
+    sources: list[SourceReport]
+    fingerprint: str
+    """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
+    disk_bytes: int | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sources once; an estimate where one is."""
+        return sum(report.tokens for report in self.sources)
+
+    def shares(self, rows: int, first: int = 0) -> dict[str, float]:
+        """Each source's share of the tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
+        counts = [upto - before for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)]
+        tokens = {report.name: count * (1 - report.padding) for report, count in zip(self.sources, counts, strict=True)}
+        return {name: number / sum(tokens.values()) for name, number in tokens.items()}
+
+    def epochs(self, rows: int) -> dict[str, float]:
+        """How many times the first `rows` rows go through each source."""
+        counts = self.rows.turns.counts(rows)
+        return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
+
+    def read_ahead(self, first_row: int) -> ReadAhead | None:
+        """What makes the windows that a run from `first_row` on will come to, if there is any that is not there."""
+        counts = self.rows.turns.counts(first_row)
+        ahead = [
+            number
+            for number, rows in enumerate(self.windowed)
+            if not rows.tokenized.plan.is_whole
+            and (self.disk_bytes is not None or rows.total is None or rows.tokenized.description is None)
+        ]
+        shares = self.rows.turns.shares(first_row)
+        if not ahead:
+            return None
+        return ReadAhead([self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead], self.disk_bytes)
+
+    def state(self, first_row: int) -> dict[str, Any]:
+        """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""
+        counts = self.rows.turns.counts(first_row)
+        windows = {
+            report.name: rows.state(turn)
+            for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
+            if not rows.tokenized.plan.is_whole
+        }
+        return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint kept.
+
+        Raises:
+            DataError: it was kept of other data.
+        """
+        if state["fingerprint"] != self.fingerprint:
+            raise DataError("the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new run.")
+        for report, rows in zip(self.sources, self.windowed, strict=True):
+            if report.name in state["windows"]:
+                rows.restore(state["windows"][report.name])

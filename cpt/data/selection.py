@@ -1,0 +1,87 @@
+"""Which of a source's documents are trained on, and which are kept for evaluation; by the hash of their text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from cpt.data.duplicates import Repeated
+from cpt.data.token_files import StoredDocuments
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The documents that are trained on, by number, and what became of the others."""
+
+    documents: NDArray[np.int64]
+    held_out: int
+    left_out: dict[str, int]
+    """Reason -> documents."""
+    is_limit_reached: bool
+    """Whether `max_tokens` leaves nothing of what comes after."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a source's documents are trained on.
+
+    Attributes:
+        held_out_share: of the documents that is kept from training, by the hash of their text: an equal text in any source, any run, has
+            the same fate.
+        judged: hashes of documents that the model is judged by, sorted.
+        repeated: what was there before, if it is to be left out.
+        max_tokens: of the source; its documents come in the order of the windows.
+    """
+
+    held_out_share: float | None
+    judged: NDArray[np.uint64]
+    repeated: Repeated | None
+    max_tokens: int | None
+
+    def content(self) -> dict[str, Any]:
+        """All that decides it, for a key."""
+        return {
+            "held_out_share": self.held_out_share,
+            "judged": xxh3_128_hexdigest(self.judged.tobytes()),
+            "repeated": self.repeated and self.repeated.name,
+            "max_tokens": self.max_tokens,
+        }
+
+    def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
+        """Among the documents of some shards.
+
+        Args:
+            tokens_before: that were chosen in front of these.
+        """
+        hashes = documents.hashes
+        repeated = self.is_repeated(shards)
+        is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
+        is_allowed = is_first & ~self.is_held_out(hashes) & ~np.isin(hashes, self.judged)
+        left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
+        chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
+        if self.max_tokens is not None:
+            tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
+            number = int(np.searchsorted(tokens, self.max_tokens, "right"))
+            if number < len(chosen):
+                left_out["after max_tokens"] = len(chosen) - number
+        held_out = int(is_first.sum()) - len(chosen)
+        return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
+
+    def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> NDArray[np.int64]:
+        """The documents that the hash of their text keeps from training, each text once."""
+        hashes = documents.hashes
+        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(hashes), bool)])
+        return np.flatnonzero(self.is_held_out(hashes) & ~is_repeated)
+
+    def is_held_out(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which documents the hash of their text keeps from training."""
+        if self.held_out_share is None:
+            return np.zeros(len(hashes), bool)
+        return hashes < np.uint64(int(self.held_out_share * 2**64))
+
+    def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
+        """Documents of these shards that were there before, by reason."""
+        return {} if self.repeated is None else self.repeated.of_shards(shards)

@@ -1,0 +1,267 @@
+"""A source's tokens in the store: a folder of shards, each made by whoever needs it first and found by everybody after."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from shutil import rmtree
+from threading import Thread
+from typing import Any, TypeVar
+
+from cpt.data.bad_rows import FILE_NAME, Listed, OnBadRow, refuse_too_many, write_bad_rows
+from cpt.data.components import ComponentLists, module_text
+from cpt.data.filters import FilterLists, source_text
+from cpt.data.plan import FileState, Plan
+from cpt.data.readers.opening import is_url
+from cpt.data.shards import ShardWork, sample
+from cpt.data.sources import hash_file, kind_of, states_of
+from cpt.data.store import hold, write_once
+from cpt.data.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.transforms import transform_content
+from cpt.errors import DataError
+from cpt.recipe.schema import DocumentSource
+
+Result = TypeVar("Result")
+log = logging.getLogger("cpt")
+PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
+# What changes how documents are used, and not their tokens.
+NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs"}
+
+
+@dataclass(frozen=True)
+class SourceDescription:
+    """What stands beside the shards once all are there."""
+
+    documents: int
+    tokens: int
+    shards: dict[str, str]
+    """Name -> digest, in the order of the source."""
+    dropped: dict[str, int]
+    """Reason -> documents that filters did not let pass."""
+    bad_rows: dict[str, int]
+    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
+    longest: tuple[str, int]
+    """Where the longest document stands, and its tokens."""
+    files: dict[str, str]
+    """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
+    made_from: dict[str, str]
+    """Source, tokenizer and the library that tokenised, for people."""
+    format: int = FORMAT
+
+
+class TokenizedSource:
+    """The shards of a source, by number.
+
+    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while others wait for it.
+
+    Args:
+        work: what is done to each shard; its folder holds them.
+        states: the files as they were when the plan was made.
+    """
+
+    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
+        self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
+        self.folder = work.folder
+        self._release = hold(self.folder, self)
+        self._description: SourceDescription | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes hold the folder themselves."""
+        return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
+
+    @property
+    def name(self) -> str:
+        """The folder's, which tells everything that decides the tokens."""
+        return self.folder.name
+
+    def shard_folder(self, number: int) -> Path:
+        """Where a shard lies once it is made."""
+        return self.work.folder_of(self.plan.shards[number])
+
+    def missing(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are not there."""
+        if self.description is not None:
+            return []
+        return [number for number in numbers if not self.shard_folder(number).exists()]
+
+    def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
+        """A shard, made now if it is not there.
+
+        Args:
+            verified: read all of it, and make it again if it is not what was written: a power cut may have left another.
+
+        Raises:
+            DataError: a row is bad, or the files are not those that the plan was made from.
+        """
+        for _ in range(2):
+            try:
+                files = TokenFiles(self.shard_folder(number))
+                if not verified or files.is_sound():
+                    return files
+            except DataError:
+                pass
+            rmtree(self.shard_folder(number), ignore_errors=True)
+            self.proven_work(self.plan.shards[number])
+            self.check_files(number)
+        raise DataError(
+            f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
+            "Set CPT_CACHE to another."
+        )
+
+    def documents(self, numbers: Sequence[int], *, verified: bool = False) -> StoredDocuments:
+        """The documents of some shards, one after the other."""
+        return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
+
+    @cached_property
+    def proven_work(self) -> ShardWork:
+        """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
+        if not self.states:
+            return replace(self.work, prove_on_the_way=True)
+        if sum(self.plan.num_bytes) < PROOF_BYTES:
+            return self.work
+        return replace(self.work, encoder=self.work.encoder.proven_for(sample(self.work.source, self.plan.shards, self.work.key)))
+
+    def check_files(self, number: int) -> None:
+        """Refuse a shard whose files changed since the plan was made.
+
+        Raises:
+            DataError: with what to do.
+        """
+        known = {name: (size, version) for name, size, version in self.states}
+        for path in {piece.path for piece in self.plan.shards[number]}:
+            name = str(Path(path).absolute())
+            if name not in known:
+                continue  # behind a URL: its server would have to be asked each time
+            now = Path(path).stat()
+            if (now.st_size, str(now.st_mtime_ns)) != known[name]:
+                rmtree(self.shard_folder(number), ignore_errors=True)
+                raise changed(self.work)
+
+    @property
+    def description(self) -> SourceDescription | None:
+        """Of the whole source, once all shards are there."""
+        if self._description is None:
+            with suppress(OSError, ValueError, TypeError):
+                self._description = read_description(self.folder)
+        return self._description
+
+    def finish(self) -> SourceDescription:
+        """Describe the source, all of whose shards are there.
+
+        Raises:
+            DataError: nothing is in it, too much is bad, or files changed while they were being read.
+        """
+        if (known := self.description) is not None:
+            return known
+        hashes = beside(lambda: {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states})
+        dropped, bad_rows, longest, bad, engines = Counter[str](), Counter[str](), ("", 0), list[Listed](), dict[str, None]()
+        documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
+        for number in range(len(self.plan.shards)):
+            part = self.shard(number).description
+            documents, tokens, texts = documents + part.documents, tokens + part.tokens, part.texts
+            dropped.update(part.dropped)
+            bad_rows.update(part.bad_rows)
+            longest = max(longest, part.longest, key=lambda place: place[1])
+            bad += read_bad_rows(self.shard_folder(number))
+            engines[part.engine] = None
+            shards[self.shard_folder(number).name] = part.digest
+        source = self.work.source
+        refuse_too_many(bad, documents + dropped.total(), self.max_bad_share, source.path, self.work.key)
+        if not documents:
+            raise DataError(nothing_left(source, self.work.key, dropped))
+        if states_of(source, self.work.key) != self.states:
+            raise changed(self.work)
+        if bad:
+            write_bad_rows(bad, self.folder)
+        files = hashes.result() or {f"{source.path}@{source.revision or 'main'}": texts}
+        made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": ", ".join(filter(None, engines))}
+        description = SourceDescription(documents, tokens, shards, dict(dropped), dict(bad_rows), longest, files, made_from)
+        write_once(self.folder / DESCRIPTION, json.dumps(asdict(description), indent=1))
+        for lock in self.folder.glob("*.lock"):
+            lock.unlink(missing_ok=True)
+        return description
+
+    def discard(self) -> None:
+        """Remove what was made, after a mistake in the source: once that is mended, the store has another name."""
+        self._release()
+        rmtree(self.folder, ignore_errors=True)
+
+
+def changed(work: ShardWork) -> DataError:
+    """What to say of files that are not what they were."""
+    return DataError(f"{work.source.path}: files changed while they were being read. Start again when they are complete ({work.key}.path).")
+
+
+def key_content(
+    source: DocumentSource,
+    states: Sequence[FileState],
+    filters: FilterLists,
+    transforms: ComponentLists,
+    encoder: DocumentEncoder,
+    on_bad_row: OnBadRow,
+    max_bad_share: float,
+) -> dict[str, Any]:
+    """All that decides the tokens; how they are found (workers, gigatoken) is not among it, for they are the same."""
+    return {
+        "format": FORMAT,
+        "files": list(states),
+        "not_files": None if states else source.path,
+        "code": module_text("source", source.path, {}) if kind_of(source.path) == "function" else None,
+        "source": source.model_dump(exclude=NEUTRAL),
+        "bad_rows": [on_bad_row, max_bad_share],
+        "filters": [[one.name, one.options, source_text(one.name)] for components in filters.values() for one in components],
+        "transforms": transform_content(transforms),
+        "tokenizer": encoder.fingerprint,
+    }
+
+
+def read_description(folder: Path) -> SourceDescription:
+    """What stands beside the shards.
+
+    Raises:
+        DataError: another version of cpt made the folder.
+        OSError, ValueError, TypeError: it is damaged, or not there yet.
+    """
+    content = json.loads((folder / DESCRIPTION).read_text())
+    if content.get("format") != FORMAT:
+        raise DataError(
+            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is not read. Remove it: "
+            "cpt store prune --leftovers."
+        )
+    return SourceDescription(**{**content, "longest": tuple(content["longest"])})
+
+
+def beside(function: Callable[[], Result]) -> "Future[Result]":
+    """What a function gives, worked out in a thread that nobody waits for when the rest fails."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as problem:  # whoever waits gets it
+            future.set_exception(problem)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def read_bad_rows(folder: Path) -> Iterator[Listed]:
+    """The bad rows of a shard."""
+    file = folder / FILE_NAME
+    if file.exists():
+        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
+    """Why a source gives no document at all."""
+    if not dropped:
+        return f"{source.path}: no documents. Set `{key}.path`."
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
+    what = f"{source.path}: all {dropped.total():,} documents were dropped ({reasons})."
+    return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."

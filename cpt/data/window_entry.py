@@ -1,0 +1,75 @@
+"""What is known of a window of a source once it was made, whether its tokens are still there or not."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class WindowEntry:
+    """What is known of a window, whether its tokens are there or not."""
+
+    first_row: int
+    """Rows of the windows before."""
+    rows: int
+    tokens_before: int
+    """Tokens of the documents trained on in the windows before."""
+    tokens: int
+    """Of the documents trained on."""
+    tokens_in_rows: int
+    """More than these where windows of a document overlap."""
+    positions: int
+    """Of the rows, padding included."""
+    documents: int
+    """Trained on."""
+    held_out: int
+    left_out: dict[str, int]
+    """Reason -> documents, those of the source's filters among them."""
+    bad_rows: dict[str, int]
+    lengths: dict[int, int]
+    """Documents trained on, by length: n, a power of two, stands for n up to 2n - 1 tokens."""
+    longest: tuple[str, int]
+    own_digest: str
+    """Of the documents trained on."""
+    digest: str
+    """Of these and of all in front of them."""
+
+    @property
+    def end(self) -> int:
+        """Rows up to the end of this window."""
+        return self.first_row + self.rows
+
+
+START = WindowEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
+
+
+@dataclass(frozen=True)
+class Total:
+    """What one time through a source is."""
+
+    rows: int
+    windows: int
+
+
+def entry_of(content: Mapping[str, Any]) -> WindowEntry:
+    """An entry as JSON gives it back."""
+    lengths = {int(length): count for length, count in content["lengths"].items()}
+    return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
+
+
+def added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of what is counted by reason."""
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
+def by_power_of_two(lengths: NDArray[np.int64]) -> dict[int, int]:
+    """How many lengths there are from each power of two to the next; lengths are 1 at least."""
+    exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
+    return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}

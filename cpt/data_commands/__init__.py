@@ -1,0 +1,1 @@
+"""The commands of `cpt data`: what is in the documents, and how documents are made."""

@@ -1,0 +1,90 @@
+"""`cpt data ingest`: PDF, HTML, DOCX and EPUB, converted into jsonl that a recipe's source reads."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from cpt.data_commands.showing import plain_console
+from cpt.documents.libraries import require_libraries
+
+if TYPE_CHECKING:  # needs the libraries of the extra `documents`
+    from cpt.documents.ingest import Ingested
+
+FAILED_SHOWN = 20
+COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
+
+
+def ingest_command(
+    inputs: Annotated[list[Path], typer.Argument(help="Files and folders (with all below them) of pdf, html, docx, epub, md and txt.")],
+    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")],
+    on_bad: Annotated[Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")] = "error",
+    max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
+    shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes after which a new jsonl file begins.")] = 64,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")] = False,
+) -> None:
+    """Convert documents into text that a recipe reads: headings, lists and tables kept, headers and footers of PDFs taken out.
+
+    All files are tried; those that give no document are listed with the reason. Started again, it converts what is new.
+
+    Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
+    """
+    require_libraries()
+    from cpt.documents.ingest import ingest
+
+    console = plain_console()
+    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("", total=None)
+        done = ingest(
+            inputs,
+            output,
+            max_seconds=max_seconds,
+            shard_mb=shard_mb,
+            retry_failed=retry_failed,
+            tell=lambda number, of: progress.update(bar, completed=number, total=of),
+        )
+    show_ingested(console, done)
+    raise typer.Exit(2 if done.failed and on_bad == "error" else 0)
+
+
+def show_ingested(console: Console, done: "Ingested") -> None:
+    """What was converted, what was not and why, and where it lies."""
+    table = Table("new", *(Column(name, justify="right") for name in COUNTS))
+    for kind in sorted(done.new):
+        table.add_row(kind, *(f"{done.new[kind][name]:,}" for name in COUNTS))
+    if len(done.new) != 1:
+        total = sum(done.new.values(), Counter())
+        table.add_row("all", *(f"{total[name]:,}" for name in COUNTS))
+    console.print(table)
+    if done.num_known:
+        console.print(f"{done.num_known:,} file(s) were dealt with before.")
+    if done.misnamed:
+        console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
+    if done.passed_over:
+        kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common())
+        console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over: {kinds}", markup=False)
+    if done.failed:
+        show_failed(console, done)
+    if done.num_shards:
+        console.print(f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]", markup=False)
+    else:
+        console.print("There is no document in the output.")
+
+
+def show_failed(console: Console, done: "Ingested") -> None:
+    """The files without a document, counted by the reason, with the first of each."""
+    first = {entry.reason: entry for entry in reversed(done.failed)}
+    counts = Counter(entry.reason for entry in done.failed)
+    table = Table(Column("no document", justify="right"), "because", Column("for example", overflow="fold"), "", style="yellow")
+    for reason, count in counts.most_common(FAILED_SHOWN):
+        entry = first[reason]
+        table.add_row(f"{count:,}", reason, escape(entry.path), escape("" if entry.detail == reason else entry.detail or ""))
+    console.print(table)
+    console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)

@@ -1,0 +1,128 @@
+"""The folder that made texts are written to: a file for each group of documents, complete when it is there, and beside it what was counted.
+
+`rewritten-00000.jsonl` and so on; what the next run needs to know stands in `.rewrite`, which sources pass over.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from cpt.errors import LaunchError, RecipeError, ResourceError
+
+OWN_FOLDER = ".rewrite"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What became of some documents."""
+
+    documents: Sequence[str]
+    """Their texts."""
+    pieces: int
+    texts: int
+    dropped: Mapping[str, int]
+    """Reason -> pieces of which nothing was kept."""
+
+
+class RewrittenFolder:
+    """The groups of one output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._own = folder, folder / OWN_FOLDER
+
+    def find(self, number: int, documents: Sequence[str]) -> Group | None:
+        """What an earlier run made of these documents, if it did."""
+        counts, made = self._counts_file(number), self._file(number)
+        if not counts.exists():
+            return None
+        found = orjson.loads(counts.read_bytes())
+        # An empty group has no file: sources take one for a mistake.
+        if found["documents_sha256"] != hash_of(documents) or made.exists() != (found["texts"] > 0):
+            return None
+        return Group(documents, found["pieces"], found["texts"], found["dropped"])
+
+    def write(self, number: int, rows: Sequence[Mapping[str, object]], group: Group) -> None:
+        """First the texts, then that they are there."""
+        self._counts_file(number).unlink(missing_ok=True)
+        if rows:
+            write_whole(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        else:
+            self._file(number).unlink(missing_ok=True)
+        counts = {"documents_sha256": hash_of(group.documents), "pieces": group.pieces, "texts": group.texts, "dropped": group.dropped}
+        write_whole(self._counts_file(number), orjson.dumps(counts))
+
+    def remove_after(self, last: int) -> None:
+        """Remove groups that an earlier run made of a source that was longer then."""
+        number = last + 1
+        while self._counts_file(number).exists() or self._file(number).exists():
+            self._file(number).unlink(missing_ok=True)
+            self._counts_file(number).unlink(missing_ok=True)
+            number += 1
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"rewritten-{number:05}.jsonl"
+
+    def _counts_file(self, number: int) -> Path:
+        return self._own / f"{number:05}.json"
+
+
+def hash_of(documents: Sequence[str]) -> str:
+    """Of all texts, in order."""
+    digest = hashlib.sha256()
+    for text in documents:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
+
+
+def write_whole(file: Path, raw: bytes) -> None:
+    """Put a file in its place at one moment."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    with unfinished.open("wb") as stream:
+        stream.write(raw)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)
+
+
+@contextmanager
+def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenFolder]:
+    """The folder, for this process and this task alone.
+
+    Raises:
+        RecipeError: it holds texts of another task.
+        LaunchError: another process fills it.
+        ResourceError: the disk is full or not writable.
+    """
+    own = folder / OWN_FOLDER
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        with (own / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
+            except BlockingIOError as problem:
+                raise LaunchError(f"{folder}: another `cpt data rewrite` writes there. Wait for it, or give another --output.") from problem
+            check_task(own / "task.json", task)
+            yield RewrittenFolder(folder)
+    except OSError as problem:
+        raise ResourceError(
+            f"{folder}: cannot be written ({problem.strerror or problem}). Free space, or give another --output."
+        ) from problem
+
+
+def check_task(file: Path, task: Mapping[str, object]) -> None:
+    """Texts of different tasks are never mixed in one folder."""
+    now = orjson.loads(orjson.dumps(task))
+    if not file.exists():
+        write_whole(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+        return
+    before = orjson.loads(file.read_bytes())
+    if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
+        raise RecipeError(
+            f"{file.parent.parent} holds texts that were made otherwise ({', '.join(differing)} differ). Give another --output."
+        )

@@ -1,0 +1,134 @@
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cpt.data.documents import Document, Piece
+from cpt.data.files import files_of, states_of
+from cpt.data.readers import remote
+from cpt.data.readers.remote import RemoteFile
+from cpt.data.sources import pieces_of, read_piece
+from cpt.errors import DataError
+from cpt.recipe.schema import Source
+
+
+class Answer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server, status, headers = self.server, 200, {}
+        content = server.files.get(self.path.lstrip("/"))
+        if self.path == "/":
+            content = "".join(f'<a href="{name}">{name}</a>' for name in server.files).encode()
+        if content is None:
+            status, content = 404, b""
+        elif server.failing and self.command == "GET":
+            server.failing -= 1
+            status, content = 503, b""
+        elif server.has_ranges and (asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+            begin, last = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {begin}-{last}/{len(content)}"
+            content, status = content[begin : last + 1], 206
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": len(content), "ETag": f'"{hash(content)}"'}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            server.sent += len(content)
+            self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.01)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.url, server.has_ranges, server.failing, server.sent = f"http://127.0.0.1:{server.server_port}", True, 0, 0
+        server.daemon_threads, server.files = True, {}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def lines(count):
+    return "".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(count)).encode()
+
+
+def read(path, piece_bytes=10**9):
+    source = Source(path=path)
+    items = [item for piece in pieces_of(source, "k", piece_bytes) for item in read_piece(source, piece, "k")]
+    assert all(isinstance(item, Document) for item in items)
+    return [item.text for item in items]
+
+
+@pytest.mark.parametrize("has_ranges", [True, False])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
+def test_a_file_behind_http_is_read_in_pieces_whether_the_server_has_ranges_or_not(server, tmp_path, has_ranges, kind):
+    server.has_ranges = has_ranges
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": [f"line {number}" for number in range(500)]}), tmp_path / "a", row_group_size=50)
+        server.files["a.parquet"] = (tmp_path / "a").read_bytes()
+    else:
+        server.files[f"a.{kind}"] = lines(500) if kind == "jsonl" else pa.compress(lines(500), "gzip", asbytes=True)
+    assert read(f"{server.url}/a.{kind}", piece_bytes=2000) == [f"line {number}" for number in range(500)]
+
+
+def test_files_of_a_server_without_ranges_stay_whole(server):
+    server.files["a.jsonl"] = lines(500)
+    source = Source(path=f"{server.url}/a.jsonl")
+    assert len(pieces_of(source, "k", 1000)) == 11
+    server.has_ranges = False
+    assert len(pieces_of(source, "k", 1000)) == 1
+    late = Piece(source.path, 5000, None, 0)  # planned while it still had them
+    assert [item.text for item in read_piece(source, late, "k")][-1] == "line 499"
+
+
+def test_a_folder_behind_http_is_listed_with_sizes(server):
+    server.files |= {"b.jsonl": lines(10), "a.jsonl": lines(5), "c.png": b"x"}
+    assert [(file.name, file.size) for file in files_of(Source(path=server.url + "/"), "k")] == [
+        (f"{server.url}/{name}", len(server.files[name])) for name in ("a.jsonl", "b.jsonl")
+    ]
+    before = states_of(Source(path=server.url + "/"), "k")
+    server.files["a.jsonl"] = lines(5).upper()
+    assert states_of(Source(path=server.url + "/"), "k")[0] != before[0]
+
+
+def test_a_piece_is_fetched_without_what_stands_before_and_after(server):
+    server.files["a.jsonl"] = lines(100_000)
+    source = Source(path=f"{server.url}/a.jsonl")
+    pieces = pieces_of(source, "k", 100_000)
+    server.sent = 0
+    _, *middle, last = read_piece(source, pieces[len(pieces) // 2], "k")
+    assert 100_000 <= server.sent < 100_000 + 2 * remote.PAST_STOP
+    assert last.where == f"{source.path}: line {len(middle) + 2} after byte {pieces[len(pieces) // 2].start:,}"
+
+
+def test_a_busy_server_is_asked_again_and_one_that_stays_so_is_an_error(server):
+    server.files["a.jsonl"] = lines(5)
+    server.failing = 2
+    assert len(read(f"{server.url}/a.jsonl")) == 5
+    server.failing = 100
+    with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
+        read(f"{server.url}/a.jsonl")
+
+
+def test_what_a_server_does_not_have_is_said_at_once(server):
+    with pytest.raises(DataError, match="gone.jsonl: no such file. Set `k.path`"):
+        read(f"{server.url}/gone.jsonl")
+
+
+def test_any_byte_can_be_gone_to(server):
+    server.files["a.jsonl"] = b"0123456789"
+    for server.has_ranges in (True, False):
+        with RemoteFile(f"{server.url}/a.jsonl") as file:
+            assert file.seek(-3, 2) == 7 and file.read(2) == b"78"
+            assert file.seek(2) == 2 and file.read(3) == b"234" and file.tell() == 5
+            assert file.seek(1, 1) == 6 and file.read() == b"6789" and file.read(1) == b""

@@ -1,0 +1,72 @@
+import json
+import os
+
+import fsspec
+import pytest
+
+from cpt.data.files import files_of, hash_file, is_local, kind_of, states_of, tell_formats
+from cpt.data.sources import open_source
+from cpt.errors import DataError
+from cpt.recipe.schema import Source
+
+
+def texts(path, **options):
+    return [document.text for document in open_source(Source(path=str(path), **options), "data.sources[0]")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in {"b.txt": "B", "a.md": "A", "sub/c.txt": "C", "sub/x.py": "no", ".git/d.txt": "no", "sub/.e.txt": "no"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "sub/d.jsonl").write_text(json.dumps({"text": "D"}))
+    return tmp_path
+
+
+def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert all(map(is_local, ["sub", "data/a.jsonl", "data/*.x", "./owner/name", "~/corpus", "/data/corpus", "one/two/three", "word"]))
+    assert not any(map(is_local, ["HuggingFaceFW/fineweb-edu", "owner/name.v1"]))
+    kinds = {"s3://bucket/a.jsonl": "url", "my_lab.data:dump": "function", "owner/name": "hub", "a.jsonl.gz": "local", "a/*": "local"}
+    assert {path: kind_of(path) for path in kinds} == kinds
+
+
+def test_files_of_a_source_are_sorted_folder_by_folder(folder):
+    (folder / "sub.txt").write_text("x")
+    names = [file.name for file in files_of(Source(path=str(folder)), "k")]
+    assert names == [str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")]
+
+
+def test_what_a_folder_holds_is_told(folder, caplog):
+    caplog.set_level("INFO", "cpt")
+    tell_formats(Source(path=str(folder)))
+    assert [record.message for record in caplog.records] == [f"{folder}: 2 txt, 1 md, 1 jsonl, 3 skipped: .py, .txt"]
+
+
+def test_states_follow_files_and_what_a_server_says_of_them(folder):
+    before = states_of(Source(path=str(folder)), "k")
+    os.utime(folder / "b.txt", ns=(1, 1))
+    after = states_of(Source(path=str(folder)), "k")
+    assert [name for name, *_ in before] == [name for name, *_ in after] and before != after
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/states/a.txt", b"one")
+    (first,) = states_of(Source(path="memory://states"), "k")
+    memory.pipe("/states/a.txt", b"two")
+    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
+    assert states_of(Source(path="my_lab:dump"), "k") == []
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [("memory://nothing/a.txt", "no such file"), ("memory://nothing", "no such file"), ("gopher://x/a.txt", "cannot be read")],
+)
+def test_a_url_without_files_is_said_with_the_key(path, message):
+    with pytest.raises(DataError, match=message) as error:
+        texts(path)
+    assert "`data.sources[0].path`" in str(error.value)
+
+
+def test_a_files_hash_follows_its_content(folder):
+    before = hash_file(folder / "b.txt", "k")
+    (folder / "b.txt").write_text("changed")
+    assert hash_file(folder / "b.txt", "k") != before

@@ -1,0 +1,75 @@
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpt.data import plan
+from cpt.data.plan import SHARD_BYTES, in_windows, plan_of
+from cpt.data.sources import states_of
+from cpt.recipe.schema import Source
+
+KEY = "data.sources[0]"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Three small files of lines and one of 250 bytes, with shards of 100."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 100)
+    (tmp_path / "here").mkdir()
+    for name, size in {"a": 30, "b": 30, "c": 60, "d": 250}.items():
+        (tmp_path / "here" / f"{name}.txt").write_text("123456789\n" * (size // 10))
+    return Source(path=str(tmp_path / "here"), text_documents="line")
+
+
+def planned(source, window_bytes=None, seed=1):
+    return plan_of(source, KEY, states_of(source, KEY), window_bytes=window_bytes, seed=seed)
+
+
+def test_small_files_share_a_shard_and_a_large_one_has_several(folder):
+    made = planned(folder)
+    names = [[piece.path[-5] for piece in shard] for shard in made.shards]
+    assert names == [["a", "b"], ["c"], ["d"], ["d"], ["d"]] and made.num_bytes == [60, 60, 100, 100, 50]
+
+
+def test_documents_that_are_counted_stay_in_one_shard(folder):
+    (shard,) = planned(folder.model_copy(update={"max_documents": 5}), window_bytes=100).shards
+    assert [piece.path[-5] for piece in shard] == ["a", "b", "c", "d", "d", "d"]
+
+
+def test_a_source_up_to_the_size_of_a_window_is_one(folder):
+    assert planned(folder, window_bytes=370).windows == [[0, 1, 2, 3, 4]] and planned(folder, window_bytes=370).is_whole
+    assert planned(folder).held_out == [0, 1, 2, 3, 4]
+
+
+def test_a_larger_source_has_windows_in_an_order_drawn_from_the_seed(folder):
+    orders = [planned(folder, window_bytes=100, seed=seed).windows for seed in range(8)]
+    assert all(sorted(shard for window in windows for shard in window) == [0, 1, 2, 3, 4] for windows in orders)
+    assert len({str(windows) for windows in orders}) > 4
+    assert len({str(planned(folder, window_bytes=100, seed=seed).held_out) for seed in range(8)}) == 1
+
+
+@given(st.lists(st.integers(0, SHARD_BYTES), min_size=1, max_size=80))
+def test_windows_begin_small_and_grow_to_their_size(num_bytes):
+    windows = in_windows(range(len(num_bytes)), num_bytes, SHARD_BYTES, 4 * SHARD_BYTES)
+    assert [shard for window in windows for shard in window] == list(range(len(num_bytes)))
+    sizes = [sum(num_bytes[shard] for shard in window) for window in windows]
+    for size, most in zip(sizes, [1, 1, 2, *[4] * len(sizes)], strict=False):
+        assert size <= most * SHARD_BYTES
+
+
+def test_the_first_windows_have_1_1_2_and_4_shards():
+    assert [len(window) for window in in_windows(range(20), [SHARD_BYTES] * 20, SHARD_BYTES, 4 * SHARD_BYTES)] == [1, 1, 2, 4, 4, 4, 4]
+
+
+def test_a_shard_larger_than_a_window_is_one_by_itself():
+    assert in_windows([0, 1, 2], [1, 99 * SHARD_BYTES, 1], SHARD_BYTES, 4 * SHARD_BYTES) == [[0], [1], [2]]
+
+
+def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(folder, tmp_path):
+    before = planned(folder, window_bytes=100)
+    shutil.copytree(folder.path, tmp_path / "there")
+    there = folder.model_copy(update={"path": str(tmp_path / "there")})
+    assert planned(there, window_bytes=100).fingerprint == before.fingerprint
+    (tmp_path / "there" / "a.txt").write_text("another length")
+    assert planned(there, window_bytes=100).fingerprint != before.fingerprint

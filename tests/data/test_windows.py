@@ -1,0 +1,220 @@
+import json
+import pickle
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+
+from cpt.data import plan
+from cpt.data.build import build_data
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Budget, Data, Evaluation, Source
+
+SHARD, WINDOW, NUMBER = 2_000, 8_000, 2_000
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """About 33 shards of numbered documents of very different lengths, in three files."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    lines = [json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n" for number in range(NUMBER)]
+    for part, name in enumerate("abc"):
+        (folder / f"{name}.jsonl").write_text("".join(lines[part::3]))
+    return Source(path=str(folder))
+
+
+@pytest.fixture
+def build(tokenizer, tmp_path):
+    def run(*sources, cache="cache", seed=1, whole=False, evaluation=None, budget=None, **data):
+        recipe = Data(**{"sources": list(sources), "sequence_length": 64, "window_bytes": WINDOW, **data})
+        given = evaluation or Evaluation()
+        return build_data(recipe, tokenizer, seed=seed, evaluation=given, budget=budget, cache_dir=tmp_path / cache, whole=whole)
+
+    return run
+
+
+def all_rows(prepared, number):
+    return [prepared.rows[row]["input_ids"].tolist() for row in range(number)]
+
+
+def numbers_in(rows, tokenizer):
+    """How often each document's number stands in some rows."""
+    text = "".join(tokenizer.decode(row) for row in rows)
+    return Counter(part[:4] for part in text.replace("<pad>", "").split("<|endoftext|>") if part)
+
+
+def test_training_begins_with_one_shard(large, build, tmp_path):
+    prepared = build(large)
+    assert len(prepared.windowed[0].tokenized.plan.windows) > 5
+    prepared.rows[0]
+    assert len([path for path in (tmp_path / "cache" / "tokens").glob("*/*") if path.is_dir()]) == 1
+
+
+def test_each_document_stands_in_each_time_through_once(large, build, tokenizer):
+    prepared = build(large)
+    prepared.windowed[0].begin(all_windows=True)
+    total = prepared.windowed[0].total.rows
+    first, second = ([prepared.rows[row]["input_ids"].tolist() for row in range(e * total, (e + 1) * total)] for e in (0, 1))
+    assert numbers_in(first, tokenizer) == numbers_in(second, tokenizer) == {f"{number:04}": 1 for number in range(NUMBER)}
+    assert len({tuple(row) for row in first} & {tuple(row) for row in second}) < total / 2, "in other company"
+
+
+def test_cold_warm_prepared_and_resumed_rows_are_the_same(large, build):
+    cold = all_rows(build(large), 900)
+    assert all_rows(build(large), 900) == cold, "warm"
+    assert all_rows(build(large, cache="prepared", whole=True), 900) == cold
+    resumed = build(large, cache="resumed")
+    assert [resumed.rows[row]["input_ids"].tolist() for row in (850, 3, 400, 899)] == [cold[row] for row in (850, 3, 400, 899)]
+
+
+def test_another_seed_gives_another_order_of_the_windows(large, build):
+    assert all_rows(build(large), 30) != all_rows(build(large, cache="other", seed=2), 30)
+
+
+def test_the_windows_come_in_another_order_each_time_through(large, build):
+    prepared = build(large, whole=True)
+    rows = prepared.windowed[0]
+    orders = [[rows.window_at(epoch, place) for place in range(rows.total.windows)] for epoch in range(4)]
+    assert all(sorted(order) == list(range(rows.total.windows)) for order in orders) and len({str(order) for order in orders}) == 4
+    assert all(rows.place_of(epoch, rows.window_at(epoch, 3)) == 3 for epoch in range(4))
+
+
+def test_where_a_row_is_does_not_depend_on_what_was_asked_before(large, build):
+    one, other = build(large, whole=True), build(large, whole=True)
+    total = one.windowed[0].total.rows
+    places = [total - 1, 0, 3 * total + 5, total // 2, total]
+    assert [one.rows.place(number) for number in places] == [build(large).rows.place(number) for number in places]
+    assert [other.rows.place(number) for number in reversed(places)] == [one.rows.place(number) for number in reversed(places)]
+
+
+def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, build, tokenizer):
+    evaluation = Evaluation(held_out_share=0.2)
+    prepared = build(large, evaluation=evaluation, whole=True)
+    held_out = numbers_in([row["input_ids"].tolist() for row in prepared.held_out["large"].rows], tokenizer)
+    trained = numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer)
+    assert held_out and not held_out.keys() & trained.keys() and set(trained.values()) == {1}
+    assert len(trained) + prepared.sources[0].held_out == NUMBER
+    other = build(large, evaluation=evaluation, seed=2)
+    assert [row["input_ids"].tolist() for row in other.held_out["large"].rows] == [
+        row["input_ids"].tolist() for row in prepared.held_out["large"].rows
+    ]
+
+
+def test_repeated_documents_are_left_out_of_all_windows(large, build, tmp_path, tokenizer):
+    shutil.copy(tmp_path / "large" / "a.jsonl", tmp_path / "large" / "d.jsonl")
+    prepared = build(large, deduplicate="exact")
+    assert prepared.sources[0].documents == NUMBER and prepared.sources[0].dropped == {"exact duplicate": (NUMBER + 2) // 3}
+    assert set(numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer).values()) == {1}
+
+
+def test_of_documents_in_two_sources_that_of_the_first_stays(large, build, source):
+    again = source("again", [*(f"{number:04}" + "x" * (number % 40) for number in range(100)), "of its own"])
+    assert build(large, again, deduplicate="exact").sources[1].documents == 101
+    assert build(large, again, deduplicate="exact", deduplicate_across_sources=True).sources[1].documents == 1
+
+
+def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
+    limited = large.model_copy(update={"max_tokens": 10_000})
+    prepared = build(limited)
+    read = all_rows(prepared, 1000)  # several times through
+    counted = numbers_in(read, tokenizer)
+    (report,) = build(limited).sources
+    assert len(counted) == report.documents < NUMBER / 2 and 9_900 < report.tokens <= 10_000 and not report.is_estimate
+    assert prepared.windowed[0].total.windows < len(prepared.windowed[0].tokenized.plan.windows)
+
+
+def test_a_source_that_may_not_be_repeated_is_completed_to_know(large, build):
+    known = build(large, budget=Budget(tokens=2_000), when_exhausted="stop")
+    assert known.sources[0].is_estimate, "far from the end an estimate will do"
+    with pytest.raises(RecipeError, match="`data.when_exhausted`: `large` has 4[0-9],[0-9]+ tokens, the run needs 2[.0-9]+ times as many"):
+        build(large, budget=Budget(tokens=100_000), when_exhausted="stop")
+
+
+def test_a_source_that_is_used_up_while_it_is_read_ends_the_run(large, build):
+    prepared = build(large.model_copy(update={"max_epochs": 1.0}))
+    with pytest.raises(DataError, match="used up after 1 time"):
+        prepared.rows[5000]
+
+
+def test_estimates_are_told_as_such_and_come_close(large, build):
+    (estimate,), (exact,) = build(large).sources, build(large, cache="other", whole=True).sources
+    assert estimate.is_estimate and not exact.is_estimate
+    assert estimate.documents == pytest.approx(exact.documents, rel=0.2) and estimate.rows == pytest.approx(exact.rows, rel=0.2)
+
+
+def test_the_fingerprint_does_not_depend_on_how_much_is_stored(large, build):
+    first = build(large).fingerprint
+    assert build(large, cache="other", whole=True).fingerprint == first == build(large).fingerprint
+    assert build(large, window_bytes=16_000).fingerprint != first
+
+
+def test_a_checkpoint_goes_on_where_the_store_is_empty(large, build, tmp_path):
+    straight = build(large)
+    rows, state = all_rows(straight, 600), json.loads(json.dumps(straight.state(400)))
+    resumed = build(large, cache="empty")
+    resumed.restore(state)
+    assert [resumed.rows[row]["input_ids"].tolist() for row in range(400, 600)] == rows[400:]
+    shards = [path for path in (tmp_path / "empty" / "tokens").glob("*/*") if path.is_dir()]
+    assert len(shards) < len(straight.windowed[0].tokenized.plan.shards) / 1.5, "what came before was not read again"
+
+
+def test_a_checkpoint_of_other_data_is_refused(large, build):
+    prepared = build(large)
+    with pytest.raises(DataError, match="written with other data"):
+        prepared.restore({**prepared.state(0), "fingerprint": "other"})
+
+
+def test_other_documents_than_those_a_run_began_with_are_refused(large, build, tmp_path):
+    state = json.loads(json.dumps(build(large).state(400)))
+    window = state["windows"]["large"]
+    window["entry"]["own_digest"] = "what it was"
+    other = build(large, cache="other")
+    other.restore(state)
+    with pytest.raises(DataError, match="not those that the run began with"):
+        other.rows[400]
+
+
+def test_a_removed_window_is_made_again_the_same(large, build):
+    prepared = build(large, whole=True)
+    rows = all_rows(prepared, 600)
+    for window in range(prepared.windowed[0].total.windows):
+        prepared.windowed[0].remove(window)
+    assert all_rows(build(large), 600) == rows
+
+
+def test_a_bad_row_is_told_before_the_window_that_holds_it_is_used(large, build, tmp_path):
+    path = tmp_path / "large" / "c.jsonl"
+    path.write_text(path.read_text().replace('{"text": "1997', '{"toxt": "1997'))
+    prepared = build(large)
+    with pytest.raises(DataError, match=r"c.jsonl:666: no column `text`"):
+        all_rows(prepared, 900)
+
+
+def test_too_many_bad_rows_end_the_run_as_soon_as_that_is_sure(large, build, tmp_path):
+    for name in "abc":
+        path = tmp_path / "large" / f"{name}.jsonl"
+        path.write_text(path.read_text().replace("5xxxxx", "5\\u0000"))
+    with pytest.raises(DataError, match="of the first .* rows are bad, more than `data.max_bad_share`"):
+        all_rows(build(large, on_bad_row="skip", max_bad_share=0.01), 900)
+
+
+def test_worker_processes_read_the_same(large, build):
+    prepared = build(large)
+    again = pickle.loads(pickle.dumps(prepared.rows))
+    assert all(torch.equal(again[row]["input_ids"], prepared.rows[row]["input_ids"]) for row in (0, 300, 700))
+
+
+def test_a_disk_too_small_for_some_windows_is_refused(large, build):
+    with pytest.raises(RecipeError, match=r"`data.disk_bytes` is 1,000, but 1 source\(s\).* need 32,000"):
+        build(large, disk_bytes=1_000)
+    with pytest.raises(RecipeError, match="`data.disk_bytes`: `data.deduplicate` needs the whole"):
+        build(large, disk_bytes=10**6, deduplicate="exact")
+
+
+def test_files_that_come_and_go_leave_the_rest_of_the_store_alone(large, build, tmp_path):
+    rows = all_rows(build(large), 100)
+    shutil.rmtree(tmp_path / "cache" / "rows")
+    assert all_rows(build(large), 100) == rows

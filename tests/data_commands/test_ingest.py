@@ -1,0 +1,42 @@
+import pytest
+from tiny_documents import SENTENCE, write_docx, write_pdf
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "1")
+    folder = tmp_path / "library"
+    folder.mkdir()
+    write_pdf(folder / "a.pdf", [[SENTENCE]])
+    write_docx(folder / "b.docx")
+    (folder / "c.txt").symlink_to(folder / "b.docx")
+    (folder / "d.epub").write_bytes(b"PK\x03\x04 cut off")
+    (folder / "e.png").touch()
+    return folder
+
+
+def test_what_was_converted_and_what_was_not_is_shown(cpt_data, library, tmp_path):
+    code, said = cpt_data("ingest", library, "--output", tmp_path / "out")
+    assert code == 2 and "damaged zip" in said and "d.epub" in said
+    rows = [line.split() for line in said.splitlines() if line.startswith("│ ")]
+    assert ["all", "4", "2", "1"] in [[row[place] for place in (1, 3, 5, 7)] for row in rows]
+    assert "1 file(s) that are no documents were passed over: .png: 1" in said
+    assert f"data.sources: [{{path: {tmp_path}/out}}]" in said and "failed.jsonl" in said
+
+
+def test_skipped_files_are_no_failure_of_the_command(cpt_data, library, tmp_path):
+    assert cpt_data("ingest", library, "--output", tmp_path / "out", "--on-bad", "skip")[0] == 0
+    code, said = cpt_data("ingest", library, "--output", tmp_path / "out")
+    assert code == 2 and "4 file(s) were dealt with before" in said
+    (library / "d.epub").unlink()
+    assert cpt_data("ingest", library, "--output", tmp_path / "out")[0] == 0
+
+
+def test_a_file_that_is_not_what_it_is_called_is_told(cpt_data, library, tmp_path):
+    (library / "a.pdf").rename(library / "a.html")
+    assert "1 file(s) are not what their suffix says" in cpt_data("ingest", library / "a.html", "--output", tmp_path / "out")[1]
+
+
+def test_an_input_that_is_not_there_is_a_mistake(cpt_data, tmp_path):
+    code, said = cpt_data("ingest", tmp_path / "missing", "--output", tmp_path / "out")
+    assert code == 2 and "DataError" in said and "no such file or folder" in said

@@ -1,0 +1,75 @@
+import ctypes
+import os
+import time
+
+import pytest
+
+from cpt.documents.converted import NotConverted
+from cpt.documents.isolation import run_isolated
+
+LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
+
+
+def double(number):
+    print("noise")
+    return number * 2
+
+
+def refuse(argument):
+    raise NotConverted("encrypted", "with a password")
+
+
+def fail(argument):
+    return {}["missing"]
+
+
+def take_memory(argument):
+    return bytearray(8 * 2**30)
+
+
+def crash(argument):
+    ctypes.string_at(0)
+
+
+def leave(argument):
+    os._exit(3)
+
+
+def hang_in_c(argument):
+    """Python never gets to run a handler in between."""
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.sleep(1000)
+
+
+def test_a_result_comes_back_whatever_its_size():
+    assert run_isolated(double, "x" * 10**6, **LIMITS) == "x" * (2 * 10**6)
+
+
+@pytest.mark.parametrize(
+    "function, reason, detail",
+    [
+        (refuse, "encrypted", "with a password"),
+        (fail, "the converter failed", "KeyError: 'missing'"),
+        (take_memory, "too much memory", "4.0 GiB"),
+        (crash, "the converter crashed", "SIGSEGV"),
+        (leave, "the converter crashed", "exit code 3"),
+    ],
+)
+def test_what_goes_wrong_becomes_a_reason(function, reason, detail):
+    with pytest.raises(NotConverted) as raised:
+        run_isolated(function, None, **LIMITS)
+    assert raised.value.reason == reason and detail in raised.value.detail
+
+
+def test_a_converter_that_hangs_is_ended_even_in_c():
+    start = time.monotonic()
+    with pytest.raises(NotConverted, match="took too long"):
+        run_isolated(hang_in_c, None, 0.2, 4 * 2**30)
+    assert time.monotonic() - start < 10
+
+
+def test_nothing_of_the_child_stays():
+    run_isolated(double, 1, **LIMITS)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

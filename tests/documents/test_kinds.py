@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf, write_zip
+
+from cpt.documents.converted import NotConverted
+from cpt.documents.kinds import find_documents, kind_of_document
+from cpt.errors import DataError
+
+
+@pytest.fixture
+def library(tmp_path):
+    folder = tmp_path / "library"
+    for name in ("sub/deep", ".git"):
+        (folder / name).mkdir(parents=True)
+    write_pdf(folder / "b.pdf", [["text"]])
+    write_pdf(folder / "sub/no_suffix", [["text"]])
+    (folder / "a.txt").write_text("text")
+    (folder / "sub/deep/page.HTM").write_text(PAGE)
+    for name in ("sub/picture.png", ".git/hidden.txt", "sub/.hidden.md", "sub/photo.png"):
+        (folder / name).write_bytes(b"\x89PNG")
+    return folder
+
+
+def test_a_folder_is_searched_for_documents_by_suffix_and_content(library, tmp_path):
+    found = find_documents([library], tmp_path / "out")
+    assert [str(file.relative_to(library)) for file in found.files] == ["a.txt", "b.pdf", "sub/deep/page.HTM", "sub/no_suffix"]
+    assert found.passed_over == {".png": 2}
+
+
+def test_a_file_that_is_named_is_taken_whatever_it_is_and_only_once(library, tmp_path):
+    files = find_documents([library / "sub/photo.png", library / "a.txt", library], tmp_path / "out").files
+    assert [file.name for file in files] == ["photo.png", "a.txt", "b.pdf", "page.HTM", "no_suffix"]
+
+
+def test_the_output_is_no_input(library):
+    assert library / "sub/no_suffix" not in find_documents([library], library / "sub").files
+
+
+def test_an_input_that_is_not_there_is_an_error():
+    with pytest.raises(DataError, match="missing: no such file or folder"):
+        find_documents([Path("missing")], Path("out"))
+
+
+def test_the_content_says_what_a_file_is_and_else_its_suffix(tmp_path):
+    write_pdf(tmp_path / "a.txt", [["text"]])
+    write_docx(tmp_path / "b.pdf")
+    write_epub(tmp_path / "c.zip", {"1.xhtml": chapter("text")})
+    (tmp_path / "d.md").write_text("\ufeff <!-- saved -->\n<!DOCTYPE html><html>")
+    (tmp_path / "e.html").write_text("<p>a part of a page")
+    (tmp_path / "f.txt").write_text("<p> is a paragraph in HTML")
+    (tmp_path / "g.txt").write_text("<html>", encoding="utf-16")
+    kinds = [kind_of_document(file) for file in sorted(tmp_path.iterdir())]
+    assert kinds == ["pdf", "docx", "epub", "html", "html", "txt", "html"]
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("a.pdf", b"", "empty file"),
+        ("a.pdf", b"no PDF", "not what its suffix says"),
+        ("a.docx", b"no zip", "not what its suffix says"),
+        ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "encrypted or old Office file"),
+        ("a.epub", b"PK\x03\x04 cut off", "damaged zip"),
+        ("a.png", b"\x89PNG", "unknown kind"),
+    ],
+)
+def test_what_is_no_document_has_a_reason(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(NotConverted) as raised:
+        kind_of_document(tmp_path / name)
+    assert raised.value.reason == reason
+
+
+def test_another_zip_file_is_no_document(tmp_path):
+    with pytest.raises(NotConverted, match="unknown kind"):
+        kind_of_document(write_zip(tmp_path / "a.docx", {"xl/workbook.xml": ""}))

@@ -1,0 +1,39 @@
+import torch
+
+from cpt.synthesis.sampling import GumbelNoise, Sampling, mixed
+
+
+def draws(logits, seeds, prompt_length=1, tokens=1):
+    ids = torch.zeros(len(seeds), prompt_length + tokens, dtype=torch.long)
+    return GumbelNoise(seeds, prompt_length)(ids, logits.expand(len(seeds), -1)).argmax(-1)
+
+
+def test_the_largest_logit_with_noise_is_a_draw_from_the_softmax():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    drawn = draws(logits, range(2**40, 2**40 + 40_000))
+    shares = torch.bincount(drawn, minlength=4) / len(drawn)
+    torch.testing.assert_close(shares, logits.softmax(-1), atol=0.01, rtol=0)
+
+
+def test_the_draws_of_one_text_are_independent_of_each_other():
+    logits = torch.zeros(4)
+    drawn = torch.stack([draws(logits, range(4000), tokens=token) for token in range(2)])
+    pairs = torch.bincount(drawn[0] * 4 + drawn[1], minlength=16) / 4000
+    torch.testing.assert_close(pairs, torch.full((16,), 1 / 16), atol=0.015, rtol=0)
+
+
+def test_a_rows_draw_depends_on_nothing_beside_it():
+    logits = torch.randn(50)
+    together, alone = draws(logits, [5, 2**64 - 1, 7]), draws(logits, [7], prompt_length=9)
+    assert together[2] == alone[0]
+
+
+def test_mixing_is_splitmix64():
+    """As the reference gives it for the state 1234567 (prng.di.unimi.it/splitmix64.c)."""
+    golden = 0x9E3779B97F4A7C15
+    states = torch.tensor([(1234567 + golden * n + 2**63) % 2**64 - 2**63 for n in (1, 2, 3)])
+    assert [int(number) % 2**64 for number in mixed(states)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_temperature_0_is_greedy():
+    assert len(Sampling(temperature=0).processors([1], 1)) == 0
