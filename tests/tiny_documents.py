@@ -24,13 +24,18 @@ Draw = Callable[[Canvas, int], None]
 
 
 def write_pdf(
-    path: Path, pages: int | Sequence[Sequence[str]], draw: Draw | None = None, password: str | None = None, **about: str
+    path: Path,
+    pages: int | Sequence[Sequence[str]],
+    draw: Draw | None = None,
+    *,
+    title: str | None = None,
+    password: str | None = None,
+    encryption: StandardEncryption | None = None,
 ) -> Path:
     """A PDF of so many pages, or of pages with these lines; `draw` adds to each page."""
-    encryption = StandardEncryption(password, canPrint=1) if password else None
-    canvas = Canvas(str(path), pagesize=A4, encrypt=encryption, invariant=1)
-    if "title" in about:
-        canvas.setTitle(about["title"])
+    canvas = Canvas(str(path), pagesize=A4, encrypt=StandardEncryption(password) if password else encryption, invariant=1)
+    if title is not None:
+        canvas.setTitle(title)
     for number, lines in enumerate([[]] * pages if isinstance(pages, int) else pages, 1):
         text = canvas.beginText(72, 760)
         text.setFont("Helvetica", 10, leading=12)

@@ -22,7 +22,7 @@ from cpt.tokenizer.train_bpe import train_bpe
 
 SLOW_SECONDS = 20  # a point of a growth curve that takes longer is measured once
 DOCUMENTS_FOR_THE_TOKENIZER = 5000
-SHARE_FOR_REPETITIONS = 0.75  # of the time
+SHARE_FOR_REPETITIONS = 0.6  # of the time
 
 
 @dataclass
@@ -99,12 +99,12 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
     parser.add_argument("--mb", type=int, default=320, help="of text for us and for gigatoken")
-    parser.add_argument("--slow-mb", type=int, default=64, help="of text for the others: the first part of the same corpus")
+    parser.add_argument("--slow-mb", type=int, default=48, help="of text for the others: the first part of the same corpus")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none")
     parser.add_argument("--growth-of-run-clm", type=sizes_of, default=[20, 80, 320], help="the same for run_clm, which is slower")
     parser.add_argument("--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name")
-    parser.add_argument("--minutes", type=float, default=25, help="after three quarters of these no further repetition is begun")
+    parser.add_argument("--minutes", type=float, default=25, help="after 60 %% of these no further repetition is begun")
     parser.add_argument("--vocabulary", type=int, default=24_000)
     parser.add_argument("--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one")
     parser.add_argument(
@@ -136,7 +136,7 @@ def systems(bench: Bench) -> None:
 def repeat(bench: Bench, name: str, which: str) -> None:
     """One repetition of one system."""
     sample = bench.samples["systems"][name]
-    for action in ("cold",) if SYSTEMS[name].is_encoder else ("cold", "warm"):
+    for action in SYSTEMS[name].actions:
         measured = measure(name, action, bench.job(name, sample["megabytes"]))
         if "failed" in measured:
             sample["failed"] = f"{action}: {measured['failed']}"

@@ -15,8 +15,17 @@ from cpt.recipe.schema import Data, Source
 
 
 def batches(job: Job) -> Iterator[Row]:
-    """One time through the corpus, with the tokens kept in the job's folder."""
-    yield from one_epoch(prepare(job))
+    """One time through the corpus, with the tokens kept in the job's folder and the next windows made ahead, as the Trainer does it."""
+    prepared = prepare(job)
+    ahead = prepared.read_ahead(0)
+    if ahead is None:
+        yield from one_epoch(prepared)
+        return
+    ahead.start()
+    try:
+        yield from one_epoch(prepared)
+    finally:
+        ahead.stop()
 
 
 def prepare(job: Job) -> PreparedData:

@@ -4,6 +4,7 @@ Times are told as multiples of something that was measured in the same run, beca
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from benchmarks.data.results import RESULTS, Results, by_position
+from benchmarks.data.systems import SYSTEMS
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
-OURS, OTHERS, RULE = "#0b6e4f", "#8d99ae", "#d7dbe2"
+OURS, OTHERS, ENCODERS, RULE = "#0b6e4f", "#8d99ae", "#cdd5e2", "#d7dbe2"
+GROWING = {"ours": "cpt", "run_clm_torch": "run_clm"}
 WIDTH, DPI = 9.0, 110  # inches and dots: legible at the width of a README
 STYLE = {"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#555555", "axes.titlesize": 13}
 
@@ -40,9 +43,11 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return drawn
 
 
-def new_figure(height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(height: float, title: str, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """White and opaque, so that it can be read on a dark page too."""
     figure = Figure((WIDTH, height), DPI, facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    figure.suptitle(title, x=0.012, ha="left", fontsize=13)
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
@@ -53,111 +58,123 @@ def cold_throughput(results: Results) -> Figure | None:
         return None
     unit = speeds["run_clm"]["megabytes_per_second"]
     ordered = sorted(speeds.items(), key=lambda item: item[1]["megabytes_per_second"])
-    figure, (axes,) = new_figure(0.5 * len(ordered) + 1.2)
-    values = [one["megabytes_per_second"] / unit for _, one in ordered]
-    bars = axes.barh(
-        [plain(one["title"], name) for name, one in ordered], values, color=[color_of(name) for name, _ in ordered], height=0.68
+    figure, (axes,) = new_figure(
+        0.42 * len(ordered) + 0.8, "Text a second, cold: from jsonl to the last batch (pale: encoders, ids only); run_clm = 1"
     )
-    axes.bar_label(bars, [f"{value:.2g}×" if value < 10 else f"{value:.0f}×" for value in values], padding=4)
-    axes.set_xlim(0, 1.1 * max(values))
-    axes.set_title("Cold: text a second from jsonl to the last batch (encoders: to ids), run_clm = 1", loc="left")
-    axes.tick_params(axis="y", length=0)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
+    titles = [one["title"].replace("`", "") for _, one in ordered]
+    values = [one["megabytes_per_second"] / unit for _, one in ordered]
+    bars(
+        axes,
+        titles,
+        values,
+        [color_of(name) for name, _ in ordered],
+        [f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in values],
+    )
     return figure
 
 
-def plain(title: str, name: str) -> str:
-    """A title without Markdown; what gives no batches says so."""
-    return title.replace("`", "") + (", ids only" if name in ("gigatoken", "hugging_face") else "")
+def bars(axes: Axes, titles: list[str], values: list[float], colors: list[str], labels: list[str]) -> None:
+    """Horizontal ones from below to above, each with its figure."""
+    axes.bar_label(axes.barh(titles, values, color=colors, height=0.68), labels, padding=4)
+    axes.set_xlim(0, 1.08 * max(values))
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
 
 
 def color_of(name: str) -> str:
-    """Ours stands out."""
-    return OURS if name == "ours" else OTHERS
+    """Ours stands out, encoders stand back."""
+    if name in SYSTEMS and SYSTEMS[name].is_encoder:
+        return ENCODERS
+    return OURS if name.startswith("ours") else OTHERS
 
 
 def growth(results: Results) -> Figure | None:
     """Against corpus size: time to the first batch, time to the last, and memory."""
-    curves = {name: [point for point in results["growth"] if point["system"] == name] for name in ("ours", "run_clm_torch")}
+    curves = {name: [point for point in results["growth"] if point["system"] == name] for name in GROWING}
     curves = {name: sorted(points, key=lambda point: point["megabytes"]) for name, points in curves.items()}
     if any(len(points) < 2 for points in curves.values()):
         return None
-    figure, axes = new_figure(3.9, columns=3)
-    unit = curves["run_clm_torch"][0]["first_batch_seconds"]
-    for part, key, title in zip(
-        axes, ("first_batch_seconds", "total_seconds"), ("Time to the first batch", "Time to the last batch"), strict=False
-    ):
+    reference = curves["run_clm_torch"][0]
+    title = f"Cold start against the size of the corpus; times: run_clm's first batch of {reference['megabytes']} MB = 1"
+    figure, axes = new_figure(3.9, title, columns=3)
+    unit = reference["first_batch_seconds"]
+    panels: dict[str, Callable[[Results], float]] = {
+        "time to the first batch": lambda point: point["first_batch_seconds"] / unit,
+        "time to the last batch": lambda point: point["total_seconds"] / unit,
+        "MB of the largest process": lambda point: max(point["own_memory_mb"], point["worker_own_memory_mb"]),
+    }
+    for part, (title, value) in zip(axes, panels.items(), strict=True):
         for name, points in curves.items():
-            times = [point[key] / unit for point in points]
-            line(part, [point["megabytes"] for point in points], times, name)
-        part.set_yscale("log")
-        part.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        part.set_title(title, loc="left")
-    smallest = curves["run_clm_torch"][0]["megabytes"]
-    axes[0].set_ylabel(f"run_clm's first batch of {smallest} MB = 1")
-    for name, points in curves.items():
-        largest = [max(point["own_memory_mb"], point["worker_own_memory_mb"]) for point in points]
-        line(axes[2], [point["megabytes"] for point in points], largest, name)
-    axes[2].set_ylim(0)
-    axes[2].set_title("Memory of the largest process, MB", loc="left")
-    for part in axes:
+            line(part, [point["megabytes"] for point in points], [value(point) for point in points], color_of(name))
+            last = points[-1]
+            above = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right", "color": color_of(name)}
+            part.annotate(GROWING[name], (last["megabytes"], value(last)), **above)
+        part.set_title(title, loc="left", fontsize=12)
         part.set_xscale("log")
         part.set_xticks(sorted({point["megabytes"] for points in curves.values() for point in points}))
         part.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         part.xaxis.set_minor_locator(NullLocator())
         part.set_xlabel("MB of text")
         part.grid(axis="y", color=RULE, linewidth=0.8)
-        part.set_axisbelow(True)
-    axes[0].legend(frameon=False, loc="upper left")
+    for part in axes[:2]:
+        by_decades(part, [0.01, 200])
+    axes[2].set_ylim(0, 1.2 * axes[2].get_ylim()[1])
     return figure
 
 
-def line(axes: Axes, x: list[float], y: list[float], name: str, label: str | None = None) -> None:
+def by_decades(axes: Axes, bounds: list[float]) -> None:
+    """A logarithmic height, the same wherever it is asked for, so that panels can be compared."""
+    axes.set_yscale("log")
+    axes.set_ylim(bounds)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def line(axes: Axes, x: list[float], y: list[float], color: str, **style: Any) -> None:
     """A curve with its points."""
-    label = label or {"ours": "cpt", "run_clm_torch": "run_clm"}[name]
-    axes.plot(x, y, color=color_of(name), marker="o", markersize=5, linewidth=2.2 if name == "ours" else 1.8, label=label)
+    axes.plot(x, y, **{"color": color, "marker": "o", "markersize": 5, "linewidth": 2.2, **style})
 
 
 def resume(results: Results) -> Figure | None:
     """Time from nothing to the first batch at a position, beside a stream that replays what came before."""
-    ours, replay = (by_position(results.get(name, {})) for name in ("resume_synthetic", "resume_replay"))
-    if len(ours) < 2 or len(replay) < 2:
+    ours, index, replay = (by_position(results.get(name, {})) for name in ("resume", "resume_synthetic", "resume_replay"))
+    if min(map(len, (ours, index, replay))) < 2:
         return None
-    unit = ours.pop(0)
-    figure, (axes,) = new_figure(4.2)
-    line(axes, list(ours), [seconds / unit for seconds in ours.values()], "ours", "cpt: arithmetic on the row's number")
-    replay.pop(0, None)
-    times = [seconds / unit for seconds in replay.values()]
-    line(axes, list(replay), times, "replay", "a tokenising stream: read again what came before")
+    unit = min(ours.values())
+    figure, (axes,) = new_figure(4.2, "Time to the first batch after a resume; ours, from the recipe on = 1")
+    curves = [
+        (replay, OTHERS, "a tokenising stream: reads again what came before", {}),
+        (ours, OURS, "cpt, from the recipe to the batch, in the corpus", {}),
+        (index, OURS, "cpt, the index alone, of 1,000,000,000 rows", {"linestyle": "--", "markerfacecolor": "white"}),
+    ]
+    for seconds, color, label, style in curves:
+        places = [place for place in seconds if place]
+        line(axes, places, [seconds[place] / unit for place in places], color, label=label, **style)
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(0.3, 30 * max(times))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}×" if value >= 1 else ""))
+    by_decades(axes, [min(index.values()) / unit / 4, max(replay.values()) / unit * 3])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("rows of 2,048 tokens before the position")
-    axes.set_title("Time to the first batch after a resume; ours at row 0 = 1", loc="left")
     axes.grid(axis="y", color=RULE, linewidth=0.8)
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.93))
     return figure
 
 
 def shuffle(results: Results) -> Figure | None:
-    """How many neighbours in training are neighbours in the corpus, as multiples of a permutation's."""
+    """How far apart neighbours in training are in the corpus, as multiples of a permutation's."""
     orders: dict[str, Any] = results.get("shuffle", {}).get("orders", {})
     if not orders:
         return None
     names = {"ours": "cpt", "permutation": "drawn at random"}
-    figure, (axes,) = new_figure(0.5 * len(orders) + 1.2)
+    figure, (axes,) = new_figure(0.42 * len(orders) + 0.8, "How far apart in the corpus neighbours in training are; a random order = 1")
     values = {names.get(name, f"shuffle {name}"): one["mean"] for name, one in reversed(orders.items())}
-    colors = [OURS if name == "cpt" else OTHERS for name in values]
-    bars = axes.barh(list(values), list(values.values()), color=colors, height=0.68)
-    axes.bar_label(bars, [f"{value:.2f}" for value in values.values()], padding=4)
-    axes.set_title("How far apart in the corpus neighbours in training are; a random order = 1", loc="left")
-    axes.tick_params(axis="y", length=0)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
+    bars(
+        axes,
+        list(values),
+        list(values.values()),
+        [color_of(name) for name in reversed(orders)],
+        [f"{value:.2f}" for value in values.values()],
+    )
     return figure
 
 

@@ -28,7 +28,8 @@ def with_tables(text: str, results: Results) -> str:
 
 def tables(results: Results) -> str:
     """All of them, as Markdown."""
-    parts = [side_by_side(results), target_table(results), order_table(results)]
+    failed = "".join(f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()).removesuffix("\n")
+    parts = [side_by_side(results), target_table(results), order_table(results), failed]
     return "\n".join(part for part in parts if part)
 
 

@@ -38,6 +38,7 @@ def results_of(samples: Results, corpora: dict[int, Facts], minutes: float) -> R
         "systems": systems,
         "waste": wasted(samples.get("waste", {})),
         "growth": grown(samples["growth"]),
+        "failures": failures(samples),
         **{name: some for name, some in samples.items() if name.startswith(("resume", "mixture", "shuffle"))},
     }
     return {**results, "measurements": measurements(results)}
@@ -86,6 +87,14 @@ def wasted(sample: Results) -> Results:
         cuts = counts["pieces"] - encoded["documents"] if ends else None
         found[name] = {"padding": counts["padding"], "lost": lost, "cuts": cuts}
     return {"documents": encoded.get("documents"), "unavoidable_cuts": encoded.get("unavoidable_cuts"), "systems": found}
+
+
+def failures(samples: Results) -> dict[str, str]:
+    """What could not be measured beside the systems themselves, and why."""
+    points = {f"growth of {sample['system']} to {sample['megabytes']} MB": sample for sample in samples["growth"]}
+    waste = {f"waste of {name}": counts for name, counts in samples.get("waste", {}).get("systems", {}).items()}
+    single = {name: some for name, some in samples.items() if name.startswith(("resume", "mixture", "shuffle"))}
+    return {name: some["failed"] for name, some in {**points, **waste, **single}.items() if "failed" in some}
 
 
 def grown(samples: list[Results]) -> list[Results]:

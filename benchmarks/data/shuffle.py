@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.data.corpus import texts_of, write_texts
-from benchmarks.data.ours import one_epoch, prepare
+from benchmarks.data.ours import batches
 from benchmarks.data.peers.clock import Job, Measured, read_job
 
 NUMBERED = re.compile(r"document (\d+)\n")
@@ -51,7 +51,7 @@ def numbered_texts(corpus: Path) -> Iterator[str]:
 
 def origins_read(job: Job, tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
     """The number of each row's first document, in the order of training; rows that begin with the rest of a document are left out."""
-    heads = (row[:HEAD].tolist() for batch in one_epoch(prepare(job)) for row in batch["input_ids"])
+    heads = (row[:HEAD].tolist() for batch in batches(job) for row in batch["input_ids"])
     found = (NUMBERED.match(text) for text in tokenizer.batch_decode(list(heads)))
     return np.array([int(match[1]) for match in found if match])
 

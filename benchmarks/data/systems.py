@@ -43,6 +43,11 @@ class System:
     """Each document ends with a token for it."""
 
     @property
+    def actions(self) -> tuple[str, ...]:
+        """What is measured again and again; warm, all tokens are there whoever made them."""
+        return ("cold",) if self.is_encoder or self.variant == "whole" else ("cold", "warm")
+
+    @property
     def why_not(self) -> str:
         """Why it cannot be run here; nothing where it can."""
         return why_not(self.environment) if self.environment else ""

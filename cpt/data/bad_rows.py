@@ -19,6 +19,7 @@ REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "null": "Fix or remove the row, or set another `{key}.text_column`.",
     "wrong type": "Fix or remove the row, or set another `{key}.text_column`.",
+    "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
     "empty file": "Fill it, or leave it out of `{key}.path`.",
     "no rows": "Fill it, or leave it out of `{key}.path`.",
     "damaged file": "Write the file anew, or leave it out of `{key}.path`.",

@@ -127,7 +127,7 @@ class Builder:
         Raises:
             RecipeError: with the key to change.
         """
-        large = [source for source in sources if not source.plan.is_whole]
+        large = [source for source in sources if source.plan.is_streamed]
         if self.data.disk_bytes is None or not large:
             return
         if needs_all:
@@ -142,7 +142,7 @@ class Builder:
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
         """What must be there before the first row."""
-        if needs_all or source.plan.is_whole:
+        if needs_all or not source.plan.is_streamed:
             return everything([source])
         held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
         return [(source, number) for number in [*held_out, *source.plan.windows[0]]]
@@ -160,7 +160,7 @@ class Builder:
                 self.seed,
                 self.cache_dir,
                 max_epochs=allowed_epochs(self.data, recipe),
-                is_bounded=self.data.disk_bytes is not None and not source.plan.is_whole,
+                is_bounded=self.data.disk_bytes is not None and source.plan.is_streamed,
             )
             for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
         ]

@@ -35,8 +35,9 @@ def message_of(message: object, column: str) -> tuple[str, str]:
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     if more := [str(key) for key, value in message.items() if value is not None and key not in KEYS]:
         raise BadValue("not a chat", f"a message in `{column}` has {', '.join(more)} too, which would be lost")
-    if found := {MARK, NOT_TOKEN} & {*role, *content}:
-        raise BadValue("control character", f"U+{ord(found.pop()):04X} in a message of `{column}`: this is no text")
+    for mark in (MARK, NOT_TOKEN):
+        if mark in content or mark in role:
+            raise BadValue("control character", f"U+{ord(mark):04X} in a message of `{column}`: this is no text")
     return role, content
 
 

@@ -1,5 +1,6 @@
 """What every reader gives: a document, or a row that cannot be one, each with its place."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class Document(NamedTuple):
     text: str
     origin: Origin
     number: int
+    score: float = math.nan
+    """What it is ordered by, where the source names a column for that."""
 
     @property
     def where(self) -> str:

@@ -15,7 +15,8 @@ import fsspec
 from xxhash import xxh3_128
 
 from cpt.data.documents import File
-from cpt.data.hub_files import cannot_fetch, hub_files, is_hub_file
+from cpt.data.hub_errors import cannot_fetch, is_hub_file
+from cpt.data.hub_files import hub_files
 from cpt.data.readers.formats import KNOWN, READERS
 from cpt.data.readers.function import is_function
 from cpt.data.readers.opening import format_of, is_url, open_plain
@@ -29,7 +30,7 @@ log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
-TAGS = ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "mtime", "created")
+TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 ASKED_AT_ONCE = 16
 
 
@@ -75,7 +76,8 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
         path = path / source.split
     try:
         if path.is_dir():
-            files = [as_file(str(path / name), found) for name, found in walk(path) if is_document(name)]
+            folder = os.path.join(path, "") if path != Path() else ""
+            files = [as_file(folder + name, found) for name, found in walk(path) if is_document(name)]
         else:
             names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
             files = [as_file(name, found) for name in names if stat.S_ISREG((found := os.stat(name)).st_mode)]

@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.documents import File
+from cpt.data.hub_errors import HUB_FILE, Unreachable, cannot_fetch, failures, parts_of, unreachable, what_it_means
 from cpt.data.readers.formats import READERS
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import first_line
 from cpt.data.store import default_cache_dir, write_once
-from cpt.errors import CptError, DataError, ResourceError
+from cpt.errors import DataError, ResourceError
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:
     from datasets import BuilderConfig, DatasetBuilder
-    from huggingface_hub.errors import HfHubHTTPError
 
 log = logging.getLogger("cpt")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
-HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/@]+)@([0-9a-f]{40})/(.+)")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # of a builder's configuration
 STARTED = time.time()
 WAIT_SECONDS = (1, 2, 4, 8)  # between asking a Hub that is down
@@ -86,7 +84,7 @@ def find(asked: Asked, key: str) -> HubDataset:
         found = ask(asked, key)
     except Unreachable as problem:
         if remembered is None:
-            raise ResourceError(unreachable(asked, key, problem)) from problem
+            raise ResourceError(unreachable(asked.path, key, problem)) from problem
         if is_main_process():
             log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
         return remembered
@@ -102,10 +100,6 @@ def recall(memory: Path) -> HubDataset | None:
     except (OSError, ValueError):
         return None
     return HubDataset(commit, None if files is None else [File(*file) for file in files])
-
-
-class Unreachable(Exception):  # noqa: N818 -- it is caught here
-    """The Hub does not answer."""
 
 
 def ask(asked: Asked, key: str) -> HubDataset:
@@ -192,96 +186,13 @@ def fetch(path: str, key: str) -> str:
     from huggingface_hub import constants, hf_hub_download
 
     dataset, commit, file = parts_of(path)
-    for wait in (*WAIT_SECONDS, None):
+    waits = iter(WAIT_SECONDS)
+    while True:
         try:
             return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
         except failures() as problem:  # it resumes by itself what breaks off, and waits where there are too many requests
             is_for_now = isinstance(what_it_means(problem, dataset, commit, key), Unreachable) and not constants.HF_HUB_OFFLINE
-            if wait is None or not is_for_now:
+            wait = next(waits, None) if is_for_now else None
+            if wait is None:
                 raise cannot_fetch(path, problem, key) from problem
         time.sleep(wait)
-    raise AssertionError
-
-
-def parts_of(path: str) -> tuple[str, str, str]:
-    """Dataset, commit and name of a file on the Hub."""
-    found = HUB_FILE.fullmatch(path)
-    assert found is not None, path
-    return found[1], found[2], found[3]
-
-
-def is_hub_file(path: str) -> bool:
-    """True for a file of a dataset on the Hub at a commit."""
-    return HUB_FILE.fullmatch(path) is not None
-
-
-def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
-    """What to say of a file that the Hub does not give us."""
-    dataset, commit, file = parts_of(path)
-    meant = what_it_means(problem, dataset, commit, key)
-    if isinstance(meant, CptError):
-        return meant
-    if isinstance(problem, OSError) and problem.errno:
-        return ResourceError(f"{path}: cannot be kept ({problem.strerror}). Make room, or set HF_HOME to another disk.")
-    return ResourceError(
-        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there is a network run: "
-        f"hf download {dataset} {file} --repo-type dataset --revision {commit}"
-    )
-
-
-def failures() -> tuple[type[Exception], ...]:
-    """What huggingface_hub and `datasets` raise where they find nothing, or not what they expect."""
-    return FileNotFoundError, ValueError, RuntimeError, *broken()
-
-
-def broken() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when it does not get an answer, or not the one it wants."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-
-    httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of httpx or httpx2, by its version
-    return ConnectionError, TimeoutError, EntryNotFoundError, httpx_error
-
-
-def what_it_means(problem: BaseException | None, dataset: str, revision: str | None, key: str) -> CptError | Unreachable | None:
-    """The first error in a chain that tells whether the Hub refuses or is not there."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
-
-    if isinstance(problem, HfHubHTTPError):
-        return refused(dataset, revision, key, problem)
-    while problem is not None and not isinstance(problem, EntryNotFoundError):  # `datasets` looks for files that need not be there
-        if isinstance(problem, HfHubHTTPError):
-            return refused(dataset, revision, key, problem)
-        if isinstance(problem, broken()):
-            return Unreachable(first_line(problem).rstrip("."))
-        problem = problem.__cause__ or problem.__context__
-    return None
-
-
-def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPError") -> CptError | Unreachable:
-    """What to say when the Hub answers, but not with what was asked for."""
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
-
-    status = problem.response.status_code
-    if isinstance(problem, GatedRepoError):
-        page = f"https://huggingface.co/datasets/{dataset}"
-        return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}, then run: hf auth login, or set HF_TOKEN.")
-    if isinstance(problem, RevisionNotFoundError):
-        return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
-    if isinstance(problem, RemoteEntryNotFoundError):
-        return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
-    if status in (401, 403):
-        return ResourceError(
-            f"{dataset}: no such local path, and on the Hub no such dataset or a private one that we may not see ({status}). "
-            f"Run: hf auth login, or set HF_TOKEN, with a token that may read it; or set `{key}.path`."
-        )
-    if status == 404:
-        return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
-    return Unreachable(f"it answers {status}")
-
-
-def unreachable(asked: Asked, key: str, problem: Unreachable) -> str:
-    """What to do without the Hub."""
-    return (
-        f"{asked.path}: no such local path, and the Hub cannot be reached: {problem}. "
-        f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
-    )

@@ -11,7 +11,7 @@ from cpt.data.shards import ShardWork
 from cpt.data.sources import kind_of, states_of
 from cpt.data.store import key_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.tokenized import TokenizedSource, key_content
+from cpt.data.tokenized import TokenizedSource, key_content, order_of
 from cpt.data.transforms import build_transforms
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
@@ -40,7 +40,14 @@ def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentE
     tell_unpinned(source, key)
     content = key_content(source, states, filters, transforms, encoder, data.on_bad_row, data.max_bad_share)
     work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, cache_dir / "tokens" / key_of(content))
-    plan = plan_of(source, key, states, window_bytes=data.window_bytes if isinstance(source, Source) else None, seed=seed)
+    plan = plan_of(
+        source,
+        key,
+        states,
+        window_bytes=data.window_bytes if isinstance(source, Source) else None,
+        seed=seed,
+        ordered=order_of(source) is not None,
+    )
     return TokenizedSource(work, plan, states, data.max_bad_share)
 
 

@@ -22,6 +22,7 @@ from cpt.recipe.schema import DocumentSource
 Shard = list[Piece]
 FileState = tuple[str, int, str]  # name, size, version
 SHARD_BYTES = 16 * 2**20  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
+ORDERED_PARTS = 64  # of a source that is read by a score
 HELD_OUT_SHARDS = 8  # of a source in windows, from which its held-out set is taken: it must be there before the first step
 
 
@@ -37,11 +38,18 @@ class Plan:
     """Shards of each window, by number, in the order of training."""
     held_out: list[int]
     """The shards that a held-out set is taken from; the same for every seed."""
+    is_ordered: bool = False
+    """Each window is a part of all documents, by their score."""
 
     @property
     def is_whole(self) -> bool:
         """Whether all is one window."""
         return len(self.windows) == 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it may be read while most of it is not there yet."""
+        return not self.is_whole and not self.is_ordered
 
     @cached_property
     def fingerprint(self) -> str:
@@ -49,16 +57,19 @@ class Plan:
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
         cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
-        return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows})
+        return key_of({"shards": cuts, "bytes": self.num_bytes, "windows": self.windows, "ordered": self.is_ordered})
 
 
-def plan_of(source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int) -> Plan:
+def plan_of(
+    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int, ordered: bool = False
+) -> Plan:
     """Cut a source up.
 
     Args:
         states: of its files; none for what has no size and comes one row after the other, which is one shard.
         window_bytes: of files, from which on there are several windows; None for a single one.
         seed: decides the order of the windows.
+        ordered: whether documents have a score that they are read by, for which all must be there.
     """
     shard_bytes = SHARD_BYTES if window_bytes is None else min(SHARD_BYTES, window_bytes)
     pieces = pieces_of(source, key, shard_bytes)
@@ -69,6 +80,8 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[FileState], *, wi
     else:
         shards, num_bytes = grouped(pieces, sizes, shard_bytes)
     everything = list(range(len(shards)))
+    if ordered:
+        return Plan(shards, num_bytes, [everything] * ORDERED_PARTS, everything, is_ordered=True)
     if window_bytes is None or sum(num_bytes) <= window_bytes:
         return Plan(shards, num_bytes, [everything], everything)
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()

@@ -47,8 +47,7 @@ class PreparedData:
         ahead = [
             number
             for number, rows in enumerate(self.windowed)
-            if not rows.tokenized.plan.is_whole
-            and (self.disk_bytes is not None or rows.total is None or rows.tokenized.description is None)
+            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or rows.total is None or rows.tokenized.description is None)
         ]
         shares = self.rows.turns.shares(first_row)
         if not ahead:
@@ -61,7 +60,7 @@ class PreparedData:
         windows = {
             report.name: rows.state(turn)
             for report, rows, turn in zip(self.sources, self.windowed, counts, strict=True)
-            if not rows.tokenized.plan.is_whole
+            if rows.tokenized.plan.is_streamed
         }
         return {"fingerprint": self.fingerprint, "row": first_row, "windows": windows}
 

@@ -50,10 +50,14 @@ class RowPart:
     ids: Ids
 
 
-def see_source(data: Data, source: DocumentSource, key: str, num_documents: int) -> Seen:
-    """Read the first documents and sort them; a bad row ends nothing here."""
-    seen = Seen(reported_name(source))
-    transforms, filters = build_transforms(transforms_of(data, source, key)), build_filters(filters_of(data, source, key))
+def see_source(data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None) -> Seen:
+    """Read the first documents and sort them; a bad row ends nothing here.
+
+    Args:
+        encoder: the source's; what it cannot encode is dropped too.
+    """
+    seen, encodable = Seen(reported_name(source)), {key: encoder.filters() if encoder else []}
+    transforms, filters = build_transforms(transforms_of(data, source, key)), build_filters({**filters_of(data, source, key), **encodable})
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for _, item in zip(range(min(num_documents, source.max_documents or num_documents)), items, strict=False):
         if isinstance(item, BadRow):

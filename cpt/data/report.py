@@ -8,6 +8,7 @@ from typing import Any
 from cpt.data.bad_rows import absurd_share
 from cpt.data.window_entry import WindowEntry, added
 from cpt.data.windows import WindowedRows
+from cpt.recipe.schema import Source
 from cpt.recipe.sense_data import reported_name
 
 log = logging.getLogger("cpt")
@@ -37,13 +38,15 @@ class SourceReport:
     """Of the training tokens, as asked; of phases, over the whole run where its length is known, else of the first."""
     files: dict[str, str]
     """File -> xxh3-128 of its content, once all of the source was read."""
+    licence: str | None
+    """As the recipe tells it."""
     is_estimate: bool
     """Whether the numbers follow from the windows read so far, because not all of the source was."""
 
 
 def report_on(rows: WindowedRows) -> SourceReport:
     """What is known of a source so far; its share is known when all sources are."""
-    entries = rows.known_entries()
+    entries, source = rows.known_entries(), rows.tokenized.work.source
     plan, total = rows.tokenized.plan, rows.total
     read = sum(plan.num_bytes[shard] for window in range(len(entries)) for shard in plan.windows[window])
     scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, read)
@@ -57,7 +60,7 @@ def report_on(rows: WindowedRows) -> SourceReport:
     description = rows.tokenized.description
     positions = sum(entry.positions for entry in entries)
     return SourceReport(
-        name=reported_name(rows.tokenized.work.source),
+        name=reported_name(source),
         documents=number(lambda entry: entry.documents),
         held_out=number(lambda entry: entry.held_out),
         dropped=counts(lambda entry: entry.left_out),
@@ -68,6 +71,7 @@ def report_on(rows: WindowedRows) -> SourceReport:
         padding=1 - sum(entry.tokens_in_rows for entry in entries) / max(1, positions),
         share=0.0,
         files=description.files if description else {},
+        licence=source.licence if isinstance(source, Source) else None,
         is_estimate=total is None,
     )
 

@@ -1,7 +1,8 @@
 """A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small token store."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,12 +15,15 @@ from cpt.data.components import ComponentLists
 from cpt.data.documents import Document, DocumentView
 from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.plan import Shard
+from cpt.data.readers.values import score_column
 from cpt.data.sources import read_piece
 from cpt.data.store import key_of, publish_once
 from cpt.data.token_files import TokenWriter
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
-from cpt.recipe.schema import DocumentSource
+from cpt.errors import DataError
+from cpt.extend import find
+from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
@@ -54,7 +58,8 @@ class ShardWork:
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     """Write the shard's documents, in order, to a token store in `folder`."""
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
-    writer, text_digest, longest = TokenWriter(folder, encoder.dtype), xxh3_128(), ("", 0)
+    score = scorer(work.source)
+    writer, text_digest, longest = TokenWriter(folder, encoder.dtype, scored=score is not None), xxh3_128(), ("", 0)
     rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
     documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
     for batch in batches(keep(documents, work, dropped)):
@@ -67,13 +72,29 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             raw = text.encode()
             hashes[number], num_bytes[number] = xxh3_64_intdigest(raw), len(raw)
         text_digest.update(hashes.data)
-        writer.append(ids, lengths, hashes, num_bytes)
+        scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
+        writer.append(ids, lengths, hashes, num_bytes, scores)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].where, int(lengths[at])
     if bad:
         write_bad_rows(bad, folder)
     writer.close(dropped, bad_rows=count_reasons(bad), longest=longest, engine=encoder.engine, texts=text_digest.hexdigest())
+
+
+def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
+    """What tells a document's place in the order that the source asks for."""
+    if not isinstance(source, Source) or source.order_by is None:
+        return None
+    function = None if score_column(source) else find("score", source.order_by, {})
+
+    def score(text: str, document: Document) -> float:
+        value = document.score if function is None else function(text)
+        if not isinstance(value, float | int) or math.isnan(value):
+            raise DataError(f"{document.where}: `order_by: {source.order_by}` gives it {value!r}, expected a number.")
+        return value
+
+    return score
 
 
 def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:

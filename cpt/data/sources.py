@@ -52,8 +52,8 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The source in pieces that can be read apart from each other; their documents, one after the other, are the source's.
 
-    They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it gives parts of files. A user's function, and a dataset on the Hub that is not
-    read file by file, are one piece, for the main process.
+    They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it gives parts of files. A
+    user's function, and a dataset on the Hub that is not read file by file, are one piece, for the main process.
 
     Raises:
         DataError: nothing is there, or a file of an unknown kind.

@@ -23,8 +23,9 @@ ARRAYS: dict[str, str] = {
     "offsets": "int64",
     "hashes": "uint64",
     "num_bytes": "int64",
+    "scores": "float64",
 }  # the ids' type depends on the vocabulary
-BLOCK = 1 << 23  # bytes
+BLOCK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,40 @@ class ShardDescription:
     """The library that tokenised."""
     texts: str
     """xxh3-128 over the hashes of the texts."""
+    scored: bool
+    """Whether each document has a score."""
     format: int = FORMAT
 
 
 class TokenWriter:
-    """Appends documents to a new folder; nothing is kept in memory."""
+    """Appends documents to a new folder; nothing is kept in memory.
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
+    Args:
+        scored: whether each document has a score, that it is ordered by.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False) -> None:
+        self.folder, self.dtypes, self.scored = folder, {**ARRAYS, "tokens": dtype.name}, scored
         self.num_documents = self.num_tokens = 0
-        self._digests = {name: xxh3_128() for name in ARRAYS}
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in ARRAYS}
+        self._digests = {name: xxh3_128() for name in arrays(scored)}
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored)}
         self._write("offsets", np.zeros(1, np.int64))
 
-    def append(self, ids: NDArray[Any], lengths: NDArray[np.int64], hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64]) -> None:
-        """Add documents: all their ids, and of each its length, the hash of its text and the text's size."""
+    def append(
+        self,
+        ids: NDArray[Any],
+        lengths: NDArray[np.int64],
+        hashes: NDArray[np.uint64],
+        num_bytes: NDArray[np.int64],
+        scores: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Add documents: all their ids, and of each its length, the hash of its text, the text's size and its score."""
         self._write("tokens", ids)
         self._write("offsets", self.num_tokens + lengths.cumsum())
         self._write("hashes", hashes)
         self._write("num_bytes", num_bytes)
+        if scores is not None:
+            self._write("scores", scores)
         self.num_documents += len(lengths)
         self.num_tokens += len(ids)
 
@@ -90,6 +106,7 @@ class TokenWriter:
             digest_of(self._digests),
             engine,
             texts,
+            self.scored,
         )
         (self.folder / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1))
 
@@ -107,6 +124,7 @@ class TokenFiles:
         offsets: where each document begins in `tokens`, and where the last one ends.
         hashes: xxh3-64 of each document's text.
         num_bytes: UTF-8 bytes of each document's text.
+        scores: what it is ordered by; empty where there is no order.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,17 +136,18 @@ class TokenFiles:
             self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
+            scores = documents if self.description.scored else 0
+            self.scores: NDArray[np.float64] = open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again.") from problem
 
     def is_sound(self) -> bool:
-        """Whether the arrays are what was written, after reading all of them."""
-        digests = {name: xxh3_128() for name in ARRAYS}
+        """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in memory."""
+        digests = {name: xxh3_128() for name in arrays(self.description.scored)}
         for name, digest in digests.items():
-            array = vars(self)[name]
-            step = BLOCK // array.itemsize
-            for start in range(0, len(array), step):
-                digest.update(array[start : start + step].data)
+            with (self.folder / f"{name}.bin").open("rb", buffering=0) as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
         return digest_of(digests) == self.description.digest
 
     def sync(self) -> None:
@@ -177,11 +196,21 @@ class StoredDocuments:
         """UTF-8 bytes of each document's text."""
         return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
 
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """What each document is ordered by."""
+        return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
+
     def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
         """The ids from `start` on; a document, or a piece of one, never lies in two folders."""
         part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
         begin = start - self._first_tokens[part]
         return self.parts[part].tokens[begin : begin + length]
+
+
+def arrays(scored: bool) -> list[str]:
+    """Those that stand in a folder."""
+    return [name for name in ARRAYS if scored or name != "scores"]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:

@@ -25,7 +25,7 @@ from cpt.data.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFile
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import transform_content
 from cpt.errors import DataError
-from cpt.recipe.schema import DocumentSource
+from cpt.recipe.schema import DocumentSource, Source
 
 Result = TypeVar("Result")
 log = logging.getLogger("cpt")
@@ -215,10 +215,16 @@ def key_content(
         "code": module_text("source", source.path, {}) if kind_of(source.path) == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
         "bad_rows": [on_bad_row, max_bad_share],
+        "order": module_text("score", order, {}) if (order := order_of(source)) is not None and ":" in order else None,
         "filters": [[one.name, one.options, source_text(one.name)] for components in filters.values() for one in components],
         "transforms": transform_content(transforms),
         "tokenizer": encoder.fingerprint,
     }
+
+
+def order_of(source: DocumentSource) -> str | None:
+    """What the source is ordered by."""
+    return source.order_by if isinstance(source, Source) else None
 
 
 def read_description(folder: Path) -> SourceDescription:

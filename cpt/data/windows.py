@@ -5,11 +5,12 @@ is found at once, whatever was read before: the file of window w says how many r
 """
 
 import json
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
@@ -17,19 +18,23 @@ from shutil import rmtree
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.order import seed_of, shuffled
 from cpt.data.packing import FORMAT, fill_packing
+from cpt.data.plan import ORDERED_PARTS
 from cpt.data.rows import PackedRows, Row, kind_of_rows
-from cpt.data.selection import Selection
+from cpt.data.selection import Chosen, Selection
 from cpt.data.store import hold, key_of, publish_once, size_of, write_once
+from cpt.data.token_files import StoredDocuments
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.window_complaints import all_held_out, other_documents, refuse_bad_windows, used_up
 from cpt.data.window_entry import START, Total, WindowEntry, added, by_power_of_two, entry_of
 from cpt.errors import DataError
 
-OPENED = 3  # windows of a source that a process keeps open
+OPENED = 2  # windows of a source that a process keeps open
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
 TOTAL = "total.json"
 MARKS = "readers"
 
@@ -71,6 +76,7 @@ class WindowedRows:
         content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.fingerprint, "seed": seed, **asdict(layout)}
         self.folder = cache_dir / "rows" / key_of({**content, **selection.content()})
         hold(self.folder, self)
+        self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._entries: dict[int, WindowEntry] = {}
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
         self._near = 0  # a window whose entry is known, to search from
@@ -103,7 +109,7 @@ class WindowedRows:
             DataError: nothing is left to train on.
         """
         window = 0
-        while self.total is None and (all_windows or not self.entry(window).rows):
+        while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
             window += 1
 
@@ -159,19 +165,22 @@ class WindowedRows:
         Raises:
             DataError: the source is used up and may not be repeated, or a window cannot be made.
         """
-        epoch, window, place = self.find(turn)
-        entry = self.entry(window)
+        with self._lock:
+            epoch, window, place = self.find(turn)
+            entry = self.entry(window)
         number = shuffled(place, entry.rows, seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window))
         return epoch, entry.first_row + number
 
     def row(self, number: int, epoch: int) -> Row:
         """Row `number`, as it is in this time through the source."""
-        window = self.window_of(number)
-        assert window is not None, number
-        if self.is_bounded and (epoch, window) != self._at:
-            self._at = epoch, window
-            self.leave_mark(epoch, window)
-        return self.window(window).row(number - self.entry(window).first_row, epoch)
+        with self._lock:
+            window = self.window_of(number)
+            assert window is not None, number
+            if self.is_bounded and (epoch, window) != self._at:
+                self._at = epoch, window
+                self.leave_mark(epoch, window)
+            rows, first = self.window(window), self.entry(window).first_row
+        return rows.row(number - first, epoch)
 
     def find(self, turn: int) -> tuple[int, int, int]:
         """The time through, the window and the place in it, of a turn."""
@@ -194,6 +203,9 @@ class WindowedRows:
     def order(self, epoch: int) -> tuple[list[int], list[int]]:
         """The windows as they come in a further time through, and the rows before each."""
         assert self.total is not None
+        if self.tokenized.plan.is_ordered:
+            windows = list(range(self.total.windows))
+            return windows, list(accumulate((self.entry(window).rows for window in windows[:-1]), initial=0))
         if epoch not in self._orders:
             windows = np.random.default_rng(seed_of(self.seed, "windows", epoch)).permutation(self.total.windows).tolist()
             rows = [self.entry(window).rows for window in windows]
@@ -251,14 +263,10 @@ class WindowedRows:
         Raises:
             DataError: a row is bad, or the documents are not what they were when the window was made first.
         """
-        shards = self.tokenized.plan.windows[window]
-        documents = self.tokenized.documents(shards, verified=True)
-        for part in documents.parts:
-            part.sync()
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before is not None else known.tokens_before if known is not None else 0
-        chosen = self.selection.choose(documents, shards, tokens_before)
+        documents, chosen = self.choose(window, tokens_before)
         starts, lengths = documents.offsets[chosen.documents], np.diff(documents.offsets)[chosen.documents]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
         if known is not None and known.own_digest != own_digest:
@@ -272,7 +280,7 @@ class WindowedRows:
             positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
-        parts = [part.description for part in documents.parts]
+        parts = [part.description for part in documents.parts] if self.is_new(window) else []
         entry = WindowEntry(
             first_row=before.end,
             rows=rows,
@@ -285,11 +293,29 @@ class WindowedRows:
             left_out=added([*(part.dropped for part in parts), chosen.left_out]),
             bad_rows=added([part.bad_rows for part in parts]),
             lengths=by_power_of_two(lengths),
-            longest=max((part.longest for part in parts), key=lambda place: place[1]),
+            longest=max((part.longest for part in parts), key=lambda place: place[1], default=("", 0)),
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
         )
         self.keep(window, entry, is_last=chosen.is_limit_reached or window + 1 == len(self.tokenized.plan.windows))
+
+    def is_new(self, window: int) -> bool:
+        """Whether its shards were in no window before; all parts of an ordered source are taken from the same ones."""
+        return window == 0 or not self.tokenized.plan.is_ordered
+
+    def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
+        """The documents of a window's shards, and which of them are trained on in this window."""
+        shards = self.tokenized.plan.windows[window]
+        documents = self.tokenized.documents(shards, verified=self.is_new(window))
+        for part in documents.parts if self.is_new(window) else []:
+            part.sync()
+        if not self.tokenized.plan.is_ordered:
+            return documents, self.selection.choose(documents, shards, tokens_before)
+        chosen = self.selection.choose(documents, shards, 0)
+        mine = part_by_score(documents, chosen.documents, window, self.layout.sequence_length)
+        if not self.is_new(window):
+            return documents, Chosen(mine, 0, {}, is_limit_reached=False)
+        return documents, replace(chosen, documents=mine, is_limit_reached=False)
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
         """Write down what is known of a window, and after the last one what is known of all."""
@@ -349,6 +375,16 @@ class WindowedRows:
         marks = self.folder / MARKS
         marks.mkdir(exist_ok=True)
         (marks / f"{epoch:06}-{window:06}").touch()
+
+
+def part_by_score(documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int) -> NDArray[np.int64]:
+    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where each would be tiny."""
+    order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
+    ends = np.diff(documents.offsets)[order].cumsum()
+    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 1
+    bounds = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left") if len(order) else [0, 0]
+    last = len(order) if part + 1 == parts else bounds[1]
+    return order[bounds[0] : last] if part < parts else order[:0]
 
 
 def reopen(*values: Any) -> WindowedRows:

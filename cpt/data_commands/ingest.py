@@ -17,7 +17,7 @@ from cpt.documents.libraries import require_libraries
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
     from cpt.documents.ingest import Ingested
 
-FAILED_SHOWN = 20
+FAILED_SHOWN, KINDS_SHOWN = 20, 8
 COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 
 
@@ -68,8 +68,9 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.misnamed:
         console.print(f"{done.misnamed:,} file(s) are not what their suffix says, and were read as what they are.")
     if done.passed_over:
-        kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common())
-        console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over: {kinds}", markup=False)
+        kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
+        more = ", ..." if len(done.passed_over) > KINDS_SHOWN else ""
+        console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).", markup=False)
     if done.failed:
         show_failed(console, done)
     if done.num_shards:

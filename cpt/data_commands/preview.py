@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from cpt.data.encoders import encoder_of
 from cpt.data.preview import RowPart, Seen, packed_rows, see_source
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources, plain_console
@@ -30,9 +31,10 @@ def preview_command(
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed into rows."""
     loaded, console = load_recipe(recipe, overrides or ()), plain_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
-    encoder = DocumentEncoder(tokenizer)
+    plain = DocumentEncoder(tokenizer)
     for key, one in chosen_sources(loaded, source):
-        seen = see_source(loaded.data, one, key, documents)
+        encoder = encoder_of(one, plain, key)
+        seen = see_source(loaded.data, one, key, documents, encoder)
         show_seen(console, seen)
         for number, parts in packed_rows(seen.kept, encoder, loaded.data, loaded.seed, rows):
             show_row(console, number, parts, tokenizer, loaded.data.sequence_length)

@@ -36,7 +36,7 @@ def rewrite_command(
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = 42,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time; changes the speed and not the answers.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")] = 8,
     cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 on a GPU, float32 without one.")] = "auto",

@@ -17,7 +17,7 @@ from cpt.documents.plain import convert_plain
 from cpt.documents.web_page import convert_html
 from cpt.documents.word import convert_docx
 
-NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffe\uffff\ud800-\udfff]")
+NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 BLANK_LINES = re.compile(r"\n{3,}")
 
 
@@ -40,6 +40,7 @@ CONVERTERS = {
     "md": Converter(convert_plain),
     "txt": Converter(convert_plain),
 }
+PASSED_ON = ("md", "txt")
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,23 @@ class FileConverter:
             if module := CONVERTERS[kind].module:
                 import_module(module)  # once, before the fork
             document = run_isolated(CONVERTERS[kind].convert, path, self.seconds, self.memory_bytes)
-            return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, with_clean_text(document))
+            cleaned = with_clean_text(document, tidy=kind not in PASSED_ON)
+            return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, cleaned)
         except NotConverted as problem:
             return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, None, problem.reason, problem.detail)
         except OSError as problem:
             return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, None, "cannot be read", problem.strerror or str(problem))
 
 
-def with_clean_text(document: Converted) -> Converted:
-    """Without what no text has: control characters, halves of characters, and more than one blank line."""
-    lines = map(str.rstrip, NOT_TEXT.sub("", document.text).split("\n"))
-    text = BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
+def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
+    """Without what no text has: control characters, halves of characters, soft hyphens.
+
+    Args:
+        tidy: take out blanks at the ends of lines, and all but one of several blank lines, too.
+    """
+    text = NOT_TEXT.sub("", document.text)
+    if tidy:
+        text = BLANK_LINES.sub("\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
     if not text.strip():
         raise NotConverted("no text", "there is no text in it")
     return Converted(text, NOT_TEXT.sub("", document.title) if document.title else None, document.pages)

@@ -111,8 +111,8 @@ def convert_all(paths: Sequence[Path], documents: dict[str, str], seconds: float
     There is always at least one worker process: each file is converted in a child of it, and only a process without threads may fork.
     """
     for batch in batches(paths):
-        known = frozenset(documents)
-        yield from map_in_order(partial(FileConverter, seconds, MEMORY_BYTES, known), batch, max(1, num_workers()))
+        known, workers = frozenset(documents), min(len(batch), max(1, num_workers()))
+        yield from map_in_order(partial(FileConverter, seconds, MEMORY_BYTES, known), batch, workers)
 
 
 def batches(paths: Sequence[Path]) -> Iterator[list[Path]]:

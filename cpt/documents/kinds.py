@@ -25,7 +25,8 @@ HEAD_BYTES = 4096
 PDF_HEAD_BYTES = 1024  # readers accept that much before the mark
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 ZIP = b"PK\x03\x04"
-HTML = re.compile(r"\s*(<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
+# Atomic, so that a thousand comments are not tried in all their combinations.
+HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass

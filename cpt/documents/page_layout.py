@@ -123,7 +123,7 @@ def body_size(lines: Iterable[Line]) -> float:
 
 
 def heading_levels(lines: Iterable[Line], body: float) -> dict[float, int]:
-    """Size -> level, the largest first; sizes that whole sentences are written in are none of headings."""
+    """Size -> level, the largest first, of lines that may be headings."""
     sizes = sorted({line.size for line in lines if line.size >= HEADING_RATIO * body and is_heading_text(line.text)}, reverse=True)
     return {size: min(level, MAX_HEADING_LEVEL) for level, size in enumerate(sizes, 1)}
 
@@ -203,7 +203,7 @@ def joined(texts: Sequence[str], words: Counter[str]) -> str:
     for text in texts[1:]:
         if not whole.endswith(HYPHENS) or not whole[:-1][-1:].isalpha():
             whole += " " + text
-        elif not text[:1].islower():
+        elif not (text[:1].islower() and text[:1].isalpha()):
             whole = whole[:-1] + "-" + text
         else:
             first, second = WORD.findall(whole[:-1])[-1], WORD.findall(text)[0]

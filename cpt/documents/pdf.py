@@ -108,7 +108,9 @@ class OpenLine:
 
     def close(self) -> Line:
         """The line as it is now."""
-        cells = tuple(" ".join(cell.split()) for cell in "".join(self.parts).split("\t"))
+        # Where pdfium gives characters beyond the first plane in two halves, they are put together.
+        text = "".join(self.parts).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        cells = tuple(" ".join(cell.split()) for cell in text.split("\t"))
         if not self._edges:
             return Line(("",), 0, 0, 0, 0, ())
         left, right = min(left for left, _ in self._edges), max(right for _, right in self._edges)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpt.data.held_out import HeldOutSet
+from cpt.data.rows import stack_rows
 from cpt.errors import DataError
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
@@ -55,12 +56,14 @@ def total_nll(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) -> tu
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    for rows, counts in batches(held_out_set, batch_size):
-        batch = {key: torch.stack([row[key] for row in rows]).to(device) for key in ("input_ids", "labels", "position_ids")}
-        # A cache or an attention mask would make transformers ignore where documents begin.
-        logits = inner(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    is_batch = held_out_set.rows[0]["input_ids"].dim() == 2  # a row of a token budget
+    for rows, counts in batches(held_out_set, 1 if is_batch else batch_size):
+        batch = {key: values.to(device) for key, values in stack_rows(rows).items()}
+        labels = batch.pop("labels")
+        # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do not have.
+        logits = inner(**batch, use_cache=False).logits
         if counts:
-            sums += batch_nll(logits, batch["labels"])
+            sums += batch_nll(logits, labels)
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(sums)
     return sums[0].item(), int(sums[1].item())

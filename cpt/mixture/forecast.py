@@ -6,6 +6,7 @@ from itertools import pairwise
 from cpt.data.phases import asked_shares, shares_over
 from cpt.data.prepared import PreparedData
 from cpt.data.repeats import refused, rows_of_run
+from cpt.data.report import SourceReport
 from cpt.recipe.schema import Recipe
 
 CLOSE = 0.001  # share; what a mixture may be off
@@ -14,30 +15,15 @@ WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (ar
 
 
 @dataclass(frozen=True)
-class SourceForecast:
+class SourceForecast(SourceReport):
     """One source over the whole run."""
 
-    name: str
-    documents: int
-    """Trained on."""
-    tokens: int
-    """Of these documents, once."""
-    held_out: int
-    """Documents."""
-    dropped: dict[str, int]
-    """Reason -> documents."""
-    bad_rows: dict[str, int]
-    """Reason -> rows."""
-    padding: float
-    """Share of its rows' positions that hold no token."""
     asked: float
     """Share of the run's tokens."""
     seen: float
     """Share of the run's tokens that it will have."""
     epochs: float
     """How many times the run goes through it."""
-    lengths: dict[int, int]
-    """Documents by length: n, a power of two, stands for n up to 2n - 1 tokens."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +59,10 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     asked = shares_over(asked_shares(recipe.data, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
-        SourceForecast(
-            name=report.name,
-            documents=report.documents,
-            tokens=report.tokens,
-            held_out=report.held_out,
-            dropped=report.dropped,
-            bad_rows=report.bad_rows,
-            padding=report.padding,
-            asked=share,
-            seen=seen[report.name],
-            epochs=epochs[report.name],
-            lengths=report.lengths,
-        )
+        SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
-    off, refused, repeated = far_off(sources, rows), exhausted(recipe, sources), repeated_often(sources)
+    off, short, repeated = far_off(sources, rows), exhausted(recipe, sources), repeated_often(sources)
     return Forecast(
         name=recipe.name,
         tokens=rows * recipe.data.sequence_length,
@@ -96,8 +70,8 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         sources=sources,
         phases=phases_of(recipe, data, rows),
         course=course_of(recipe, data, rows) if recipe.data.phases else [],
-        is_reached=not off and not refused,
-        remarks=off + refused + repeated,
+        is_reached=not off and not short,
+        remarks=off + short + repeated + estimated(sources),
     )
 
 
@@ -141,3 +115,9 @@ def repeated_often(sources: list[SourceForecast]) -> list[str]:
     often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
     what = f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv 2305.16264)"
     return [f"{what}: {', '.join(often)}."] if often else []
+
+
+def estimated(sources: list[SourceForecast]) -> list[str]:
+    """The sources of which only the first windows were counted."""
+    names = ", ".join(source.name for source in sources if source.is_estimate)
+    return [f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."] if names else []

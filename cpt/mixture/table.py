@@ -28,9 +28,14 @@ def sources_table(forecast: Forecast) -> Table:
     table.add_column("source")
     for heading in ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding"):
         table.add_column(heading, justify="right", no_wrap=True)
+    licensed = any(source.licence for source in forecast.sources)
+    if licensed:
+        table.add_column("licence")
     for source in forecast.sources:
-        figures = f"{source.tokens:,}", f"{source.documents:,}", f"{source.held_out:,}", f"{source.asked:.2%}", f"{source.seen:.2%}"
-        table.add_row(escape(source.name), *figures, f"{source.epochs:.2f}", f"{source.padding:.2%}")
+        about = "~" if source.is_estimate else ""
+        counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
+        figures = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
+        table.add_row(escape(source.name), *counts, *figures, *([escape(source.licence or "")] if licensed else []))
     return table
 
 

@@ -2,13 +2,17 @@
 
 import os
 import socket
+from functools import partial
 from urllib.parse import urlparse
 
 from huggingface_hub import constants as hub
 from huggingface_hub.errors import GatedRepoError
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.data.check import keyed_sources
+from cpt.data.encoders import encoder_of
+from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import check_lora_options
 from cpt.models.attention import choose_attention
@@ -16,7 +20,7 @@ from cpt.models.config import config_from, load_config
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.rules import is_local
 from cpt.preflight.found import PreflightReport
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Recipe, Source
 from cpt.tokenizer.load import load_tokenizer
 
 SECONDS_TO_REACH_THE_HUB = 2
@@ -87,12 +91,14 @@ def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """A tokenizer that lies here loads, and the model has a row for each of its tokens."""
+    """A tokenizer that lies here loads, has what the sources ask for, and the model has a row for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
     if path is not None and not is_local(path):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
+    if tokenizer is not None:
+        check_encoders(recipe, tokenizer, found)
     if tokenizer is None or model is None or recipe.model.resize_embeddings:
         return
     known = vocabulary_size(model.config)
@@ -103,3 +109,10 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
                 "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
             )
         )
+
+
+def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
+    """The tokenizer has a template for chats and marks for gaps, where a source asks for them."""
+    for key, source in keyed_sources(recipe.data, recipe.evaluation):
+        if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
+            found.run(partial(encoder_of, source, DocumentEncoder(tokenizer), key))

@@ -18,6 +18,8 @@ def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTok
             "held_out": source.held_out,
             "tokens": source.tokens,
             "share": source.share,
+            "licence": source.licence,
+            "is_estimate": source.is_estimate,
             "dropped": source.dropped,
             "files": source.files,
         }

@@ -1,4 +1,4 @@
-"""The folder that made texts are written to: a file for each group of documents, complete when it is there, and beside it what was counted.
+"""The folder that made texts are written to: a file for each group of texts, complete when it is there, and beside it what was counted.
 
 `rewritten-00000.jsonl` and so on; what the next run needs to know stands in `.rewrite`, which sources pass over.
 """
@@ -19,15 +19,13 @@ OWN_FOLDER = ".rewrite"
 
 
 @dataclass(frozen=True)
-class Group:
-    """What became of some documents."""
+class Counts:
+    """What became of a group."""
 
-    documents: Sequence[str]
-    """Their texts."""
-    pieces: int
     texts: int
+    """That were made."""
     dropped: Mapping[str, int]
-    """Reason -> pieces of which nothing was kept."""
+    """Reason -> texts of which nothing was kept."""
 
 
 class RewrittenFolder:
@@ -36,26 +34,26 @@ class RewrittenFolder:
     def __init__(self, folder: Path) -> None:
         self._folder, self._own = folder, folder / OWN_FOLDER
 
-    def find(self, number: int, documents: Sequence[str]) -> Group | None:
-        """What an earlier run made of these documents, if it did."""
+    def find(self, number: int, asked: Sequence[str]) -> Counts | None:
+        """What an earlier run made of these texts, if it did."""
         counts, made = self._counts_file(number), self._file(number)
         if not counts.exists():
             return None
         found = orjson.loads(counts.read_bytes())
         # An empty group has no file: sources take one for a mistake.
-        if found["documents_sha256"] != hash_of(documents) or made.exists() != (found["texts"] > 0):
+        if found["asked_sha256"] != hash_of(asked) or made.exists() != (found["texts"] > 0):
             return None
-        return Group(documents, found["pieces"], found["texts"], found["dropped"])
+        return Counts(found["texts"], found["dropped"])
 
-    def write(self, number: int, rows: Sequence[Mapping[str, object]], group: Group) -> None:
+    def write(self, number: int, rows: Sequence[Mapping[str, object]], asked: Sequence[str], counts: Counts) -> None:
         """First the texts, then that they are there."""
         self._counts_file(number).unlink(missing_ok=True)
         if rows:
             write_whole(self._file(number), b"".join(orjson.dumps(row) + b"\n" for row in rows))
         else:
             self._file(number).unlink(missing_ok=True)
-        counts = {"documents_sha256": hash_of(group.documents), "pieces": group.pieces, "texts": group.texts, "dropped": group.dropped}
-        write_whole(self._counts_file(number), orjson.dumps(counts))
+        what = {"asked_sha256": hash_of(asked), "texts": counts.texts, "dropped": counts.dropped}
+        write_whole(self._counts_file(number), orjson.dumps(what))
 
     def remove_after(self, last: int) -> None:
         """Remove groups that an earlier run made of a source that was longer then."""
@@ -72,10 +70,10 @@ class RewrittenFolder:
         return self._own / f"{number:05}.json"
 
 
-def hash_of(documents: Sequence[str]) -> str:
+def hash_of(texts: Sequence[str]) -> str:
     """Of all texts, in order."""
     digest = hashlib.sha256()
-    for text in documents:
+    for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     return digest.hexdigest()
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.tokenization import adds_bos
+from cpt.errors import RecipeError
 from cpt.synthesis.prompts import TEXT
 
 PLACE = "\ufdd0the text goes here\ufdd0"  # no text has this character (a noncharacter of Unicode)
@@ -26,10 +27,7 @@ class Question:
             self._head = [int(tokenizer.bos_token_id)] if adds_bos(tokenizer) and tokenizer.bos_token_id is not None else []
             self._tail: list[int] = []
         else:
-            message = [{"role": "user", "content": PLACE}]
-            chat = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
-            head, tail = chat.split(PLACE, 1)
-            self._head, self._tail = (encode(tokenizer, part, as_text=False) for part in (head, tail))
+            self._head, self._tail = (encode(tokenizer, part, as_text=False) for part in chat_around(tokenizer))
 
     def ids(self, text: str) -> list[int]:
         """The question about a text."""
@@ -39,6 +37,16 @@ class Question:
     def num_tokens_around(self) -> int:
         """Tokens of the question without a text."""
         return len(self.ids(""))
+
+
+def chat_around(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """What the chat template writes before and after a question. Models that can think aloud are told not to (Qwen3 reads that option)."""
+    message = [{"role": "user", "content": PLACE}]
+    chat = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False))
+    before, place, after = chat.partition(PLACE)
+    if not place:
+        raise RecipeError(f"the chat template of `{tokenizer.name_or_path}` does not write what the user says. Choose another --model.")
+    return before, after
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = True) -> list[int]:

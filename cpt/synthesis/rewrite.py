@@ -1,8 +1,9 @@
 """Let a local model rewrite the documents of a source, ask about them or translate them there and back, and say where each text is from.
 
-Documents are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no more than a group;
-the next one finds by the hash of the group's documents what is done. An answer depends on the text, the model, the prompt, the sampling and
-the seed, and on nothing else (but for the rounding of a model's kernels, which may differ between batches of different shape).
+Texts are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no more than a group; the
+next one finds by the hash of a group's texts what is done. An answer depends on the text, the model, the prompt, the sampling and
+the seed, and on nothing else, but for the rounding of kernels: in float32 batches of any size gave the same texts, in bfloat16 another size
+of batch may tip the balance between two tokens that are almost equally likely.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from cpt.models.hashes import hash_weights, weights_folder
 from cpt.models.rules import is_local
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.synthesis.answers import Answer, Answerer
-from cpt.synthesis.output import Group, RewrittenFolder, open_output
+from cpt.synthesis.output import Counts, RewrittenFolder, open_output
 from cpt.synthesis.prompts import Prompt
 from cpt.synthesis.questions import Question, cut
 from cpt.synthesis.sampling import Sampling
@@ -59,10 +60,10 @@ class Rewritten:
     """What `rewrite` did; groups of earlier runs are counted too."""
 
     documents: int = 0
+    pieces: int = 0
+    """What the model was asked about: documents, cut where they were long."""
     texts: int = 0
     """That were made."""
-    pieces: int = 0
-    """Texts that the model was asked about: documents, cut where they were long."""
     dropped: Counter[str] = field(default_factory=Counter)
     groups_done_before: int = 0
 
@@ -95,17 +96,15 @@ def rewrite(task: Task, output: Path, tell: Callable[[Rewritten], None] = lambda
     provenance = provenance_of(task)
     writer = Writer(task, model, tokenizer)
     done = Rewritten()
-    with open_output(output, {**provenance, "source": task.source.model_dump(mode="json"), **rules_of(task)}) as folder:
+    with open_output(output, {**provenance, **rules_of(task)}) as folder:
         number = -1
-        for number, documents in enumerate(groups(open_source(task.source, KEY))):
-            group = folder.find(number, [document.text for document in documents])
-            if group is None:
-                group = write_group(number, documents, writer, provenance, folder)
-            else:
-                done.groups_done_before += 1
-            done.documents += len(documents)
-            done.pieces, done.texts = done.pieces + group.pieces, done.texts + group.texts
-            done.dropped.update(group.dropped)
+        for number, pieces in enumerate(groups(writer.pieces(open_source(task.source, KEY)))):
+            counts = folder.find(number, [piece.text for piece in pieces])
+            done.groups_done_before += counts is not None
+            counts = counts or write_group(number, pieces, writer, provenance, folder)
+            done.documents += sum(piece.number == 0 for piece in pieces)
+            done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts.texts
+            done.dropped.update(counts.dropped)
             tell(done)
         folder.remove_after(number)
     return done
@@ -121,9 +120,9 @@ def load_model(section: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrained
     return model
 
 
-def groups(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """So many documents as become one file."""
-    while group := list(islice(documents, GROUP)):
+def groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """So many texts as become one file."""
+    while group := list(islice(pieces, GROUP)):
         yield group
 
 
@@ -144,15 +143,13 @@ def provenance_of(task: Task) -> dict[str, object]:
 
 
 def rules_of(task: Task) -> dict[str, object]:
-    """What else decides which texts come out."""
-    return {"max_input_tokens": task.max_input_tokens, "cut_off": task.cut_off, "min_characters": task.min_characters}
+    """What else decides which texts come out. A source may grow: its texts are compared one group after the other."""
+    source = task.source.model_dump(mode="json", exclude={"name", "max_documents"})
+    return {"source": source, "max_input_tokens": task.max_input_tokens, "cut_off": task.cut_off, "min_characters": task.min_characters}
 
 
-def write_group(
-    number: int, documents: Sequence[Document], writer: "Writer", provenance: dict[str, object], folder: RewrittenFolder
-) -> Group:
+def write_group(number: int, pieces: Sequence[Piece], writer: "Writer", provenance: dict[str, object], folder: RewrittenFolder) -> Counts:
     """Make the texts of a group, and write them."""
-    pieces = [piece for document in documents for piece in writer.pieces(document)]
     rows, dropped = [], Counter[str]()
     for piece, (answer, seed, reason) in zip(pieces, writer.answers(pieces), strict=True):
         if reason is not None:
@@ -161,9 +158,9 @@ def write_group(
         own = {"text": answer.text, "source_text_hash": sha256(piece.text), "source_where": piece.where}
         cut_off = {"cut_off": True} if answer.is_cut_off else {}
         rows.append({**own, "piece": piece.number, "pieces": piece.of, **provenance, "seed": seed, **cut_off})
-    group = Group([document.text for document in documents], len(pieces), len(rows), dict(dropped))
-    folder.write(number, rows, group)
-    return group
+    counts = Counts(len(rows), dict(dropped))
+    folder.write(number, rows, [piece.text for piece in pieces], counts)
+    return counts
 
 
 class Writer:
@@ -175,10 +172,11 @@ class Writer:
         self._answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
         self._check_window(model)
 
-    def pieces(self, document: Document) -> Iterator[Piece]:
-        """The document, cut where it is too long."""
-        texts = [text for text in cut(document.text, self._task.max_input_tokens, self._tokenizer) if text.strip()]
-        yield from (Piece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
+    def pieces(self, documents: Iterator[Document]) -> Iterator[Piece]:
+        """The documents, cut where they are too long."""
+        for document in documents:
+            texts = [text for text in cut(document.text, self._task.max_input_tokens, self._tokenizer) if text.strip()]
+            yield from (Piece(text, document.where, number, len(texts)) for number, text in enumerate(texts))
 
     def answers(self, pieces: Sequence[Piece]) -> list[tuple[Answer, int, str | None]]:
         """The answer about each piece, its seed, and the reason to drop it if there is one."""

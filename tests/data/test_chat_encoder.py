@@ -30,6 +30,10 @@ ALTERNATING = (
     "{{ m.content }}{% endfor %}"
 )
 PHI = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|im_end|>' + m.content }}{% endfor %}"
+WITH_BLOCKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
+)
 MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
@@ -73,6 +77,7 @@ def tokenizers(tokenizer):
         "llama 3, ended by its turn": bytes_tokenizer(tokenizer, LLAMA_3, bos=True, eos="<|eot_id|>"),
         "a bos that the template forgets": bytes_tokenizer(tokenizer, CHATML, bos=True),
         "a bos that only the template writes": bytes_tokenizer(tokenizer, LLAMA_3),
+        "blocks of what is generated": bytes_tokenizer(tokenizer, WITH_BLOCKS),
         "no control tokens": bytes_tokenizer(tokenizer, PLAIN),
         "tokens that swallow blanks": bytes_tokenizer(tokenizer, PHI, strips=True),
         "llama 2": like_llama_2(LLAMA_2),
@@ -87,6 +92,7 @@ NAMES = [
     "llama 3, ended by its turn",
     "a bos that the template forgets",
     "a bos that only the template writes",
+    "blocks of what is generated",
     "no control tokens",
     "tokens that swallow blanks",
     "llama 2",

@@ -10,6 +10,7 @@ from loopback_hub import TOKEN, Client, Hub
 from cpt.data.documents import Origin
 
 READ = """
+result = None
 from cpt.data import hub_files
 from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.recipe.schema import Source
@@ -137,6 +138,16 @@ def test_a_private_dataset_needs_a_token(hub, run):
         assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_dataset_that_is_closed_while_it_is_read_says_so(hub, run, streaming):
+    path = f"lab/closed-{streaming}"
+    commit = hub.commit(path, {"a.jsonl": lines("secret")})
+    run("", path=path, revision=commit)
+    hub.private.add(path)
+    with pytest.raises(RuntimeError, match=f"^ResourceError: {path}: .*private.*set HF_TOKEN"):
+        run(TEXTS, path=path, revision=commit, streaming=streaming)
+
+
 def test_a_gated_dataset_says_where_its_terms_are(hub, run):
     hub.commit("lab/gated", {"a.jsonl": lines("x")})
     hub.gated.add("lab/gated")
@@ -169,11 +180,11 @@ def test_streaming_fetches_about_what_a_piece_holds(hub, run, kind):
 
 
 def test_the_first_documents_are_fetched_without_the_rest(hub, run):
-    hub.commit("lab/first", {"a.jsonl": lines("x" * 1000, 10_000), "b.jsonl": lines("never")})
+    hub.commit("lab/first", {"a.jsonl": lines("x" * 1000, 20_000), "b.jsonl": lines("never")})
     hub.sent.clear()
     code = "from cpt.data.sources import open_source\nresult = len(list(open_source(source, 'k')))"
     assert run(code, path="lab/first", max_documents=5) == 5
-    assert hub.sent["a.jsonl"] < 5 * 2**20 and "b.jsonl" not in hub.sent
+    assert hub.sent["a.jsonl"] < 9 * 2**20 and "b.jsonl" not in hub.sent
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -225,6 +236,24 @@ def test_a_pinned_dataset_is_asked_for_once(hub, run):
     assert run(TEXTS, path="lab/pinned", revision=commit) == rows("x")
     hub.asked.clear()
     assert run(TEXTS, path="lab/pinned", revision=commit) == rows("x") and hub.asked == []
+
+
+def test_all_processes_of_a_run_read_the_commit_that_the_main_one_found(hub, run):
+    hub.commit("lab/ranks", {"a.jsonl": lines("found")})
+    assert run(TEXTS, path="lab/ranks") == rows("found")
+    hub.commit("lab/ranks", {"a.jsonl": lines("moved")})
+    assert run(TEXTS, path="lab/ranks", environment={"RANK": "1"}) == rows("found")
+    assert run(TEXTS, path="lab/ranks") == rows("moved")
+
+
+def test_a_url_of_the_hub_is_read_like_any_other(hub, run):
+    hub.commit("lab/url", {"d/a.jsonl": lines("x", 50), "d/b.parquet": parquet("y")})
+    path = "hf://datasets/lab/url/d"
+    assert run(TEXTS, path=path, piece_bytes=300) == rows("x", 50) + rows("y")
+    before = run("result = states_of(source, 'k')", path=path)
+    hub.commit("lab/url", {"d/a.jsonl": lines("z", 50), "d/b.parquet": parquet("y")})
+    after = run("result = states_of(source, 'k')", path=path)
+    assert before[0][:2] == after[0][:2] and before[0] != after[0] and before[1] == after[1]
 
 
 def test_where_a_row_stands_is_the_same_on_each_machine():

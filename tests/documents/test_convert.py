@@ -49,6 +49,7 @@ def test_a_file_that_cannot_be_read_has_a_reason(tmp_path):
 def test_what_no_text_has_is_taken_out():
     document = with_clean_text(Converted("\n\na\0\x07b \ud800\ufeff\n\n\n\n  c\td\x1f\n", "t\0"))
     assert document.text == "ab\n\n  c\td" and document.title == "t"
+    assert with_clean_text(Converted("a  \n\n\n b\xad\n"), tidy=False).text == "a  \n\n\n b\n"
     with pytest.raises(NotConverted, match="no text"):
         with_clean_text(Converted(" \n\0"))
 

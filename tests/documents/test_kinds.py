@@ -54,6 +54,11 @@ def test_the_content_says_what_a_file_is_and_else_its_suffix(tmp_path):
     assert kinds == ["pdf", "docx", "epub", "html", "html", "txt", "html"]
 
 
+def test_a_thousand_comments_are_looked_at_once(tmp_path):
+    (tmp_path / "a.txt").write_text("<!---->" * 1000 + "text")
+    assert kind_of_document(tmp_path / "a.txt") == "txt"
+
+
 @pytest.mark.parametrize(
     "name, content, reason",
     [

@@ -1,6 +1,8 @@
 import time
+from itertools import product
 
 import pytest
+from reportlab.lib.pdfencrypt import StandardEncryption
 from tiny_documents import SENTENCE, write_pdf
 
 from cpt.documents.converted import NotConverted
@@ -66,6 +68,8 @@ def test_a_page_without_text_is_taken_for_a_scan(tmp_path):
 def test_a_password_is_needed_or_not(tmp_path):
     with pytest.raises(NotConverted, match="encrypted"):
         convert_pdf(write_pdf(tmp_path / "a.pdf", [["secret"]], password="open sesame"))
+    restricted = StandardEncryption("", ownerPassword="owner", canCopy=0)
+    assert convert_pdf(write_pdf(tmp_path / "b.pdf", [["readable"]], encryption=restricted)).text == "readable"
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5])
@@ -86,9 +90,10 @@ def test_characters_that_the_fonts_do_not_name_are_no_text(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_500_pages_take_seconds(tmp_path):
-    pages = [[f"{SENTENCE} {number} {line}." for line in range(45)] for number in range(500)]
+    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)][:500]
+    pages = [[f"{SENTENCE} {word} {line}." for line in range(45)] for word in words]
     path = write_pdf(tmp_path / "a.pdf", pages, header_and_footer)
     start = time.monotonic()
     document = convert_pdf(path)
     assert document.pages == 500 and time.monotonic() - start < 60
-    assert "Journal" not in document.text and all(f" {number} 44." in document.text for number in range(500))
+    assert "Journal" not in document.text and all(f" {word} 44." in document.text for word in words)

@@ -73,6 +73,26 @@ def nll_by_hand(model):
     return total, count
 
 
+def padded_row(some):
+    longest = max(map(len, some))
+    rows = [{"input_ids": document, "labels": torch.cat([torch.tensor([-100]), document[1:]])} for document in some]
+    padded = {
+        name: torch.stack([F.pad(row[name], (0, longest - len(row[name])), value=fill) for row in rows])
+        for name, fill in (("input_ids", 0), ("labels", -100))
+    }
+    mask = torch.stack([(torch.arange(longest) < len(document)).long() for document in some])
+    return {**padded, "position_ids": torch.arange(longest).repeat(len(some), 1), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_that_are_batches_give_the_same_figures(batch_size):
+    model, falling = tiny_model(), sorted(documents(), key=len, reverse=True)
+    total, count = nll_by_hand(model.eval())
+    rows = [padded_row(falling[first : first + 3]) for first in range(0, 11, 3)]
+    figures = evaluate_held_out(model, {"general": HeldOutSet("general", rows, 11, 86, 300)}, batch_size=batch_size)
+    assert figures["general_tokens"] == count and figures["general_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
 def test_the_figures_equal_a_loop_over_documents_at_any_batch_size(batch_size):
     model = tiny_model()

@@ -6,7 +6,10 @@ from cpt.errors import ResourceError
 from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
 from cpt.mixture.plot import plot_forecast
 
-SOURCES = [SourceForecast(name, 10, 900, 1, {}, {}, 0.01, 0.5, 0.5, 1.5, {16: 3, 128: 7}) for name in ("code", "prose")]
+SOURCES = [
+    SourceForecast(name, 10, 1, {}, {}, {16: 3, 128: 7}, 900, 1, 0.01, 0.5, {}, None, False, asked=0.5, seen=0.5, epochs=1.5)
+    for name in ("code", "prose")
+]
 PHASES = [PhaseForecast(0, 64, {"code": 1.0, "prose": 0.0}), PhaseForecast(64, 128, {"code": 0.0, "prose": 1.0})]
 FORECAST = Forecast("r", 128, 2, SOURCES, PHASES, PHASES, True, [])
 

@@ -1,10 +1,13 @@
 import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.loader import CPTDataLoader
+from cpt.monitoring import clock as clock_module
 from cpt.monitoring.clock import TrainingClock
 
 
@@ -61,33 +64,38 @@ def run_steps(rows, micro_batches, accumulation, step_seconds):
     return logs["data_wait"]
 
 
-class QuiteSlowRows(Dataset):
-    def __getitem__(self, number):
-        time.sleep(0.004)
-        return {"input_ids": torch.tensor([number])}
-
-
-class QuickRows(Dataset):
-    def __getitem__(self, number):
-        return {"input_ids": torch.tensor([number])}
-
-
 def test_the_wait_of_accumulated_micro_batches_is_a_share_of_their_step():
     waited = run_steps(SlowRows(), micro_batches=20, accumulation=4, step_seconds=0.04)
     assert 0.3 < waited < 0.7, "4 rows take 0.08 s, half of it while the step before goes on"
 
 
-def test_a_run_that_waits_for_data_is_told_once(caplog):
-    run_steps(QuiteSlowRows(), micro_batches=150, accumulation=1, step_seconds=0.001)
-    assert caplog.text.count("the model waited for data") == 1
-    assert "of the last 100 steps" in caplog.text and "`cpt prepare RECIPE`" in caplog.text
+@pytest.fixture
+def warnings_of(monkeypatch, caplog):
+    """How often a run is warned whose steps take a second, and wait so long of it."""
+
+    def run(waits):
+        now, loader = [0.0], CPTDataLoader(SlowRows(), micro_batch=1, rows_in_all=1)
+        monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        clock, state = TrainingClock(tokens_per_step=1), TrainerState(max_steps=len(waits))
+        clock.on_train_begin(None, state, TrainerControl())
+        for waited in waits:
+            now[0] += 1
+            loader.waited_seconds += waited
+            clock.on_step_end(None, state, TrainerControl(), train_dataloader=loader)
+        return caplog.text.count("the model waited for data")
+
+    return run
 
 
-def test_a_run_that_waits_for_its_first_batch_only_is_not_warned(caplog):
-    class SlowToStart(QuickRows):
-        def __getitem__(self, number):
-            time.sleep(0.3 if number == 0 else 0)
-            return super().__getitem__(number)
+def test_a_run_that_waits_for_data_is_told_once_and_what_to_do(warnings_of, caplog):
+    assert warnings_of([0.02] * 300) == 1
+    assert "2.0% of the last 100 steps" in caplog.text and "`cpt prepare RECIPE`" in caplog.text
 
-    run_steps(SlowToStart(), micro_batches=101, accumulation=1, step_seconds=0.02)
-    assert "waited for data" not in caplog.text
+
+@pytest.mark.parametrize("waits", [[0.009] * 300, [0.5] * 99, [0.9, *[0.005] * 200]], ids=["bearable", "too few steps", "the first only"])
+def test_a_run_that_waits_a_little_is_not_warned(warnings_of, waits):
+    assert warnings_of(waits) == 0
+
+
+def test_a_run_that_begins_to_wait_later_is_warned(warnings_of):
+    assert warnings_of([0.0] * 500 + [0.05] * 30) == 1

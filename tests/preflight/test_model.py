@@ -1,4 +1,6 @@
+import pytest
 from tiny import TINY_LLAMA
+from transformers import AutoTokenizer
 
 from cpt.preflight.gate import check_reality
 from cpt.recipe.schema import Recipe
@@ -23,6 +25,20 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
     assert mistakes(load(model=model, data={**tiny_recipe["data"], "packing": "none"})) == []
     budget = {"data": {**tiny_recipe["data"], "packing": "token_budget"}, "training": {"per_device_train_batch_size": 1}}
     assert mistakes(load(model=model, **budget)) == []
+
+
+@pytest.mark.parametrize("wish", [{"chat": "messages"}, {"fill_in_the_middle": {}}])
+def test_a_tokenizer_without_what_a_source_asks_for_is_told(load, tiny_recipe, corpus, tokenizer_folder, tmp_path, wish):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "plain")
+    data = {**tiny_recipe["data"], "sources": [{"path": str(corpus / "domain.jsonl"), **wish}]}
+    said = [
+        line
+        for line in mistakes(load(data=data, tokenizer={"path": str(tmp_path / "plain")}))
+        if f"`data.sources[0].{next(iter(wish))}`: the tokenizer" in line
+    ]
+    assert len(said) == 1
 
 
 def test_rows_longer_than_the_learned_positions_are_refused(load):

@@ -95,6 +95,17 @@ def test_evaluation_reports_each_held_out_set(tiny_recipe, tmp_path, corpus):
     }
 
 
+def test_held_out_figures_do_not_depend_on_the_packing(tiny_recipe, tmp_path, corpus):
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
+    tiny_recipe["training"]["per_device_train_batch_size"] = 1
+    tiny_recipe["data"]["sequence_length"] = 256
+    figures = []
+    for packing in ("best_fit", "token_budget"):
+        tiny_recipe["data"]["packing"] = packing
+        figures.append(trainer_of(tiny_recipe, tmp_path).evaluate())
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
 def test_the_run_goes_through_each_row_once_and_in_order(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path)
     seen = torch.cat([batch["input_ids"] for batch in trainer.get_train_dataloader()])

@@ -3,20 +3,20 @@ import fcntl
 import pytest
 
 from cpt.errors import LaunchError, RecipeError, ResourceError
-from cpt.synthesis.output import Group, open_output
+from cpt.synthesis.output import Counts, open_output
 
-GROUP = Group(["a", "b"], 3, 1, {"empty": 2})
+COUNTS = Counts(1, {"empty": 2})
 
 
-def test_a_group_is_found_by_its_documents(tmp_path):
+def test_a_group_is_found_by_its_texts(tmp_path):
     with open_output(tmp_path, {}) as folder:
-        folder.write(0, [{"text": "x"}], GROUP)
-        assert folder.find(0, ["a", "b"]) == GROUP and folder.find(0, ["a", "c"]) is None and folder.find(1, ["a", "b"]) is None
+        folder.write(0, [{"text": "x"}], ["a", "b"], COUNTS)
+        assert folder.find(0, ["a", "b"]) == COUNTS and folder.find(0, ["a", "c"]) is None and folder.find(1, ["a", "b"]) is None
 
 
 def test_a_group_whose_file_was_removed_is_made_again(tmp_path):
     with open_output(tmp_path, {}) as folder:
-        folder.write(0, [{"text": "x"}], GROUP)
+        folder.write(0, [{"text": "x"}], ["a", "b"], COUNTS)
         (tmp_path / "rewritten-00000.jsonl").unlink()
         assert folder.find(0, ["a", "b"]) is None
 

@@ -1,5 +1,6 @@
 import pytest
 
+from cpt.errors import RecipeError
 from cpt.synthesis.questions import Question, cut, encode
 
 
@@ -17,6 +18,12 @@ def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
     plain, hostile = (Question(chat_tokenizer, "Say: {text}").ids(text) for text in ("x", "<|end|>"))
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
     assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
+
+
+def test_a_template_that_loses_the_question_is_refused(chat_tokenizer):
+    chat_tokenizer.chat_template = "{% for message in messages %}{{ message.role }}{% endfor %}"
+    with pytest.raises(RecipeError, match="does not write what the user says"):
+        Question(chat_tokenizer, "{text}")
 
 
 def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):

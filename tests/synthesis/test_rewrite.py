@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -90,13 +91,23 @@ def test_what_is_done_is_not_done_again_and_an_interrupted_run_ends_the_same(tas
 
 def test_a_source_that_has_changed_is_made_anew_where_it_has(task, tmp_path, corpus, monkeypatch):
     monkeypatch.setattr(rewriting, "GROUP", 2)
-    rewrite(task(), tmp_path / "out")
+    whole = task(max_input_tokens=1000)
+    rewrite(whole, tmp_path / "out")
     lines = corpus.read_text().splitlines()
     corpus.write_text("\n".join([*lines[:2], json.dumps({"text": "Another."}), *lines[3:4]]) + "\n")
-    done = rewrite(task(), tmp_path / "out")
+    done = rewrite(whole, tmp_path / "out")
     assert done.groups_done_before == 1 and done.documents == 4 and len(bytes_of(tmp_path / "out")) == 2
-    rewrite(task(), tmp_path / "fresh")
+    rewrite(whole, tmp_path / "fresh")
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "fresh")
+
+
+def test_more_documents_of_the_source_are_added_to_those_that_are_done(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(rewriting, "GROUP", 2)
+    whole = task(max_input_tokens=1000)
+    fewer = replace(whole, source=whole.source.model_copy(update={"max_documents": 4}))
+    assert rewrite(fewer, tmp_path / "out").documents == 4
+    done = rewrite(whole, tmp_path / "out")
+    assert done.groups_done_before == 2 and done.documents == 7
 
 
 def test_one_folder_holds_one_task(task, tmp_path):

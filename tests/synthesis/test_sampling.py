@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from cpt.synthesis.sampling import GumbelNoise, Sampling, mixed
@@ -37,3 +38,11 @@ def test_mixing_is_splitmix64():
 
 def test_temperature_0_is_greedy():
     assert len(Sampling(temperature=0).processors([1], 1)) == 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_what_the_cpu_draws():
+    seeds, logits = list(range(64)), torch.randn(64, 5000)
+    ids = torch.zeros(64, 3, dtype=torch.long)
+    noise = GumbelNoise(seeds, 1)
+    assert torch.equal(noise(ids, logits).argmax(-1), noise(ids.cuda(), logits.cuda()).argmax(-1).cpu())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.lines import KEPT_OF_LONG_LINE, lines_of, refuse_long
 from cpt.data.readers.opening import format_of
-from cpt.data.readers.values import check_columns, columns_of, decode, text_of
+from cpt.data.readers.values import check_columns, columns_of, decode, document_of
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the rest of the file
@@ -101,7 +101,7 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 raise BadValue("wrong number of fields", what)
-            yield Document(text_of({columns[place]: record[place] for place in places}, source), records.origin, records.number)
+            yield document_of({columns[place]: record[place] for place in places}, source, records.origin, records.number)
         except BadValue as bad:
             is_empty = False
             yield records.bad(bad)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import clean, kind, refuse_surrogates, text_of
+from cpt.data.readers.values import clean, document_of, kind, refuse_surrogates
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
 from cpt.recipe.schema import DocumentSource
@@ -49,7 +49,8 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
         try:
             if not isinstance(row, str | Mapping):
                 raise BadValue("wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`")
-            text = clean(row, "text") if isinstance(row, str) else text_of(row, source)
-            yield Document(refuse_surrogates(text), origin, number)
+            document = Document(clean(row, "text"), origin, number) if isinstance(row, str) else document_of(row, source, origin, number)
+            refuse_surrogates(document.text)
+            yield document
         except BadValue as bad:
             yield BadRow(bad.reason, bad.detail, origin, number, raw=repr(row).encode("utf-8", "backslashreplace"))

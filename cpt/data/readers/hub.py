@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import orjson
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import first_line, refuse_surrogates, text_of
+from cpt.data.readers.values import document_of, first_line, refuse_surrogates
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import DocumentSource
 
@@ -34,7 +34,9 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
         )
         for number, row in enumerate(rows, start=1):
             try:
-                yield Document(refuse_surrogates(text_of(row, source)), origin, number)
+                document = document_of(row, source, origin, number)
+                refuse_surrogates(document.text)
+                yield document
             except BadValue as bad:
                 yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row, default=str))
     except (FileNotFoundError, ValueError, RuntimeError) as problem:

@@ -7,7 +7,7 @@ import orjson
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.json_lines import read_json_lines, why_not_json
 from cpt.data.readers.opening import BOM, open_file
-from cpt.data.readers.values import columns_of, kind, text_of
+from cpt.data.readers.values import columns_of, document_of, kind
 from cpt.recipe.schema import DocumentSource
 
 
@@ -33,7 +33,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         try:
             if not isinstance(row, dict):
                 raise BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`")
-            yield Document(text_of(row, source), origin, number)
+            yield document_of(row, source, origin, number)
         except BadValue as bad:
             yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row))
 

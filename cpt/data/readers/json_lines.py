@@ -8,14 +8,14 @@ import orjson
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
 from cpt.data.readers.lines import lines_of, refuse_long
 from cpt.data.readers.opening import is_whole
-from cpt.data.readers.values import columns_of, decode, kind, text_of
+from cpt.data.readers.values import columns_of, decode, document_of, kind
 from cpt.recipe.schema import DocumentSource
 
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece."""
     origin, lines = lines_of(piece)
-    column = source.text_column if source.template is None and source.chat is None else None
+    column = source.text_column if columns_of(source) == (source.text_column,) and source.template is None else None
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
@@ -37,7 +37,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
 def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
     """A row that takes a closer look."""
     try:
-        return Document(text_of(parse_object(line, columns_of(source)[0]), source), origin, number)
+        return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
     except BadValue as bad:
         return BadRow(bad.reason, bad.detail, origin, number, byte + (bad.byte or 0), line)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin, Piece
-from cpt.data.readers.opening import open_random
+from cpt.data.readers.opening import BUFFER, REMOTE_BUFFER, is_url, open_random
 from cpt.data.readers.tables import read_batch
 from cpt.data.readers.values import check_columns, columns_of, first_line
 from cpt.recipe.schema import DocumentSource
@@ -20,7 +20,9 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0
     try:
-        with pq.ParquetFile(open_random(piece.path)) as file:
+        # Not a whole row group at once, which may be the whole file.
+        buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
+        with pq.ParquetFile(open_random(piece.path), pre_buffer=False, buffer_size=buffer) as file:
             groups = groups_of(piece, file.metadata)
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             first, num_rows = sum(sizes[: groups.start]), sum(sizes[group] for group in groups)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
-from cpt.data.readers.values import columns_of, text_of
+from cpt.data.readers.values import columns_of, document_of
 from cpt.recipe.schema import DocumentSource
 
 
@@ -19,7 +19,7 @@ def read_batch(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, ro
         return
     for number, values in enumerate(zip(*columns, strict=True), start=rows_before + 1):
         try:
-            yield Document(text_of(dict(zip(names, values, strict=True)), source), origin, number)
+            yield document_of(dict(zip(names, values, strict=True)), source, origin, number)
         except BadValue as bad:
             yield bad_row(bad, origin, number, dict(zip(names, values, strict=True)))
 
@@ -33,7 +33,7 @@ def read_one_by_one(batch: pa.RecordBatch, source: DocumentSource, origin: Origi
         try:
             for name, column in columns.items():
                 values[name] = as_python(column[row])
-            yield Document(text_of(values, source), origin, number)
+            yield document_of(values, source, origin, number)
         except BadValue as bad:
             raw = {name: as_bytes(column[row]) for name, column in columns.items()}
             yield bad_row(bad, origin, number, values if len(values) == len(columns) else raw)

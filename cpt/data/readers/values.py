@@ -1,13 +1,41 @@
 """From a row to its text: which column, template or chat, and what a text must be."""
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from functools import cache
 
 from cpt.data.chat import transcript
-from cpt.data.documents import BadValue
+from cpt.data.documents import BadValue, Document, Origin
 from cpt.errors import RecipeError
-from cpt.recipe.schema import DocumentSource
+from cpt.recipe.schema import DocumentSource, Source
+
+
+def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
+    """The document that a row is.
+
+    Raises:
+        BadValue: its text is not there, or is no text; or what it is ordered by is no number.
+    """
+    column = score_column(source)
+    return Document(text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column))
+
+
+def score_column(source: DocumentSource) -> str | None:
+    """The column that documents are ordered by; None where there is no order, or a function that tells it."""
+    order = source.order_by if isinstance(source, Source) else None
+    return None if order is None or ":" in order else order
+
+
+def score_of(value: object, column: str) -> float:
+    """A number, or a text that is one, as in csv files."""
+    try:
+        score = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        score = math.nan
+    if math.isnan(score):
+        raise BadValue("null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a number to order by")
+    return score
 
 
 def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
@@ -20,7 +48,7 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
         return clean(transcript(value_of(row, source.chat), source.chat), source.chat)
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
-    values = {column: value_of(row, column) for column in columns_of(source)}
+    values = {column: value_of(row, column) for column in template_columns(source.template)}
     return clean(source.template.format(**{column: filled_in(value, column) for column, value in values.items()}), "the template's text")
 
 
@@ -57,10 +85,12 @@ def filled_in(value: object, column: str) -> str:
 
 
 def columns_of(source: DocumentSource) -> Sequence[str]:
-    """The columns that the text is made of."""
+    """The columns that the text is made of, and the one that it is ordered by."""
+    texts = (source.text_column,) if source.template is None else template_columns(source.template)
     if source.chat is not None:
-        return (source.chat,)
-    return (source.text_column,) if source.template is None else template_columns(source.template)
+        texts = (source.chat,)
+    order = score_column(source)
+    return texts if order is None or order in texts else (*texts, order)
 
 
 @cache

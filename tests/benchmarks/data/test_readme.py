@@ -29,6 +29,10 @@ def test_a_system_that_failed_says_why(results):
     assert "| Slow one | 1.0 | 64 | not measured: does not install: no wheel |" in shown
 
 
+def test_what_else_failed_is_told(results):
+    assert tables({**results, "failures": {"shuffle": "it crashed"}}).endswith("\nNot measured: shuffle: it crashed\n")
+
+
 def test_a_missed_target_is_told():
     rows = [
         {"name": "speed", "target": ">= 10", "measured": 7.123, "unit": "times", "met": False},

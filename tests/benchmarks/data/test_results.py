@@ -50,6 +50,13 @@ def test_a_slower_warm_reader_misses_its_target():
     assert (row["measured"], row["met"]) == (0.5, False)
 
 
+def test_what_failed_beside_the_systems_is_told():
+    growth = [{"system": "ours", "megabytes": 20, "failed": "disk full"}]
+    found = results_of({"systems": {}, "growth": growth, "shuffle": {"failed": "it crashed"}}, CORPORA, 1.0)
+    assert found["failures"] == {"growth of ours to 20 MB": "disk full", "shuffle": "it crashed"}
+    assert found["growth"] == []
+
+
 def test_lost_tokens_count_the_ends_of_documents():
     counts = {"ours": {"tokens": 1010, "padding": 0.001, "pieces": 14}, "run_clm": {"tokens": 900, "padding": 0.0, "pieces": 9}}
     waste = {"systems": counts, "encoded": {"tokens": 1000, "documents": 10, "unavoidable_cuts": 4}}

@@ -1,5 +1,7 @@
 import pytest
 
+from cpt.data.readers import lines
+
 GOOD = b'{"text": "one"}\n'
 
 
@@ -27,3 +29,11 @@ def test_a_bad_row_knows_its_byte_in_the_file_and_its_line(tmp_path, bad, line, 
 def test_a_line_of_50_mb_is_a_document(tmp_path, texts):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "' + b"x" * 50_000_000 + b'"}\n' + GOOD)
     assert [len(text) for text in texts(tmp_path / "a.jsonl")] == [50_000_000, 3]
+
+
+def test_a_line_that_is_too_long_is_a_bad_row_and_does_not_spoil_the_next(tmp_path, read, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_LINE", 5000)
+    (tmp_path / "a.jsonl").write_bytes(GOOD + b'{"text": "a"}' + b" " * 6000 + b"x\n" + GOOD)
+    one, bad, last = read(tmp_path / "a.jsonl")
+    assert (bad.where, bad.reason, bad.byte) == (f"{tmp_path}/a.jsonl:2", "too long", 16) and len(bad.raw) == 1003
+    assert (one.text, last.text, last.where) == ("one", "one", f"{tmp_path}/a.jsonl:3")

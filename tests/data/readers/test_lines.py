@@ -1,7 +1,8 @@
 import pytest
 
 from cpt.data.documents import Piece
-from cpt.data.readers.lines import lines_of
+from cpt.data.readers import lines
+from cpt.data.readers.lines import LongLine, lines_of
 
 CONTENT = b"\xef\xbb\xbfone\r\n\ntwo \xe2\x80\xa8 still two\nthree"  # a byte order mark, CRLF, a blank line, U+2028, no end of line
 
@@ -28,3 +29,21 @@ def test_a_line_belongs_to_the_piece_in_which_it_begins(path, cut):
 def test_each_line_knows_its_first_byte(path):
     for _, at, line in lines_of(Piece(path, 9, None, 0))[1]:
         assert CONTENT[at : at + len(line)] == line
+
+
+def test_of_a_line_that_is_too_long_only_the_beginning_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_LINE", 3000)
+    content = b"x" * 3000 + b"\n" + b"y" * 10_000 + b"\nlast\n" + b"z" * 3001
+    (tmp_path / "a.txt").write_bytes(content)
+    fits, long, last, end = lines_of(Piece(str(tmp_path / "a.txt"), 0, None, 0))[1]
+    assert (fits[2], last) == (b"x" * 3000 + b"\n", (3, 13_002, b"last\n"))
+    assert isinstance(long[2], LongLine) and isinstance(end[2], LongLine) and long == (2, 3001, b"y" * 1000 + b"...")
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 2999, 5000, 12_000])
+def test_a_line_longer_than_pieces_is_one_line_of_the_first(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(lines, "LONGEST_LINE", 3000)
+    content = b"first\n" + b"y" * 4000 + b"\nlast\n"
+    (tmp_path / "a.txt").write_bytes(content)
+    pieces = [Piece(str(tmp_path / "a.txt"), start, start + piece_bytes, 0) for start in range(0, len(content), piece_bytes)]
+    assert [at for piece in pieces for _, at, _ in lines_of(piece)[1]] == [0, 6, 4007]
