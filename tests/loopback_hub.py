@@ -61,6 +61,7 @@ class Answer(BaseHTTPRequestHandler):
 
     server: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # which has each answer wait 40 ms
 
     def log_message(self, *_: object) -> None:
         """Nothing."""

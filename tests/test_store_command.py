@@ -13,7 +13,7 @@ from cpt.data.token_files import TokenFiles, TokenWriter
 from cpt.data.tokenized import SourceDescription, read_description
 from cpt.errors import DataError, RecipeError
 
-DESCRIPTION = SourceDescription(1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
+DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error")
 
 
 def write_shard(folder):

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks.data.results import RESULTS, Results, by_position
+from benchmarks.data.results import ORDERS, RESULTS, Results, by_position
 from benchmarks.data.systems import SYSTEMS
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -118,7 +118,7 @@ def growth(results: Results) -> Figure | None:
         part.set_xlabel("MB of text")
         part.grid(axis="y", color=RULE, linewidth=0.8)
     for part in axes[:2]:
-        by_decades(part, [0.01, 200])
+        by_decades(part, [0.05, 60])
     axes[2].set_ylim(0, 1.2 * axes[2].get_ylim()[1])
     return figure
 
@@ -165,9 +165,8 @@ def shuffle(results: Results) -> Figure | None:
     orders: dict[str, Any] = results.get("shuffle", {}).get("orders", {})
     if not orders:
         return None
-    names = {"ours": "cpt", "permutation": "drawn at random"}
     figure, (axes,) = new_figure(0.42 * len(orders) + 0.8, "How far apart in the corpus neighbours in training are; a random order = 1")
-    values = {names.get(name, f"shuffle {name}"): one["mean"] for name, one in reversed(orders.items())}
+    values = {ORDERS.get(name, f"shuffle {name}"): one["mean"] for name, one in reversed(orders.items())}
     bars(
         axes,
         list(values),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data.results import RESULTS, Results
+from benchmarks.data.results import ORDERS, RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
 
 README = Path(__file__).parents[2] / "README.md"
@@ -36,12 +36,13 @@ def tables(results: Results) -> str:
 def side_by_side(results: Results) -> str:
     """A row for each system: how many times ours' time it takes, and what it wastes."""
     ours, waste = results["systems"].get("ours", {}), results["waste"]["systems"]
-    heads = ["", "version", "MB of text", "cold, all batches", "cold, first batch", "warm, batches in a row", "padding", "lost", "cuts"]
+    times_of = ["cold, all batches", "cold, first batch", "warm, batches in a row"]
+    heads = ["", "version", "MB of text", *times_of, "memory, MB", "padding", "lost", "cuts"]
     rows = []
     for name, one in results["systems"].items():
         begin = [one["title"], one["version"], f"{one['megabytes']:.0f}"]
         if "failed" in one:
-            rows.append([*begin, f"not measured: {one['failed']}", *[""] * 5])
+            rows.append([*begin, f"not measured: {one['failed']}", *[""] * 6])
             continue
         wasted = waste.get(SYSTEMS[name].wastes_like or name, {})
         rows.append(
@@ -50,13 +51,15 @@ def side_by_side(results: Results) -> str:
                 times(ours, one, lambda system: 1 / system["megabytes_per_second"]),
                 times(ours, one, lambda system: system["cold_first_batch_seconds"]),
                 times(ours, one, lambda system: 1 / system["warm_steady_tokens_per_second"]),
+                f"{one['memory_mb']:,.0f}",
                 *(f"{100 * wasted[key]:.2f} %" if key in wasted else "" for key in ("padding", "lost")),
                 "" if wasted.get("cuts") is None else f"{wasted['cuts']:,}",
             ]
         )
     needed = results["waste"]["unavoidable_cuts"]
     cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} cannot be avoided." if needed else ""
-    return f"{table(heads, rows)}\nTimes are multiples of ours, cold ones for each MB of text but to the first batch.{cuts}\n"
+    what = "Times are multiples of ours, to all batches for each MB of text, to the first one as they were. Memory: of the largest process."
+    return f"{table(heads, rows)}\n{what}{cuts}\n"
 
 
 def times(ours: Results, other: Results, seconds: Any) -> str:
@@ -97,8 +100,7 @@ def order_table(results: Results) -> str:
     if "orders" in (shuffle := results.get("shuffle", {})):
         heads = ["order of rows", "distance of neighbours", "near neighbours", "largest difference of distributions", "order that is left"]
         keys = ("mean", "near", "largest_difference", "order")
-        titles = {"ours": "cpt", "permutation": "drawn at random"}
-        rows = [[titles.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)] for n, one in shuffle["orders"].items()]
+        rows = [[ORDERS.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)] for n, one in shuffle["orders"].items()]
         lines.append(table(heads, rows))
     return "\n".join(lines)
 

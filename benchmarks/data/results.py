@@ -16,6 +16,7 @@ from cpt.data.parallel import num_workers
 
 RESULTS = Path(__file__).parents[1] / "results"
 Results = dict[str, Any]
+ORDERS = {"ours": "cpt", "ours_one_window": "cpt, in one window", "permutation": "drawn at random"}
 LIBRARIES = ("torch", "transformers", "tokenizers", "gigatoken", "datasets", "orjson", "numpy")
 
 
@@ -55,6 +56,7 @@ def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
         return {**found, "failed": "not measured"}
     found |= {f"cold_{key}": median(one[key] for one in cold) for key in cold[0]}
     found |= {f"warm_{key}": median(one[key] for one in warm) for key in (warm[0] if warm else {})}
+    found["memory_mb"] = max(max(one["own_memory_mb"], one["worker_own_memory_mb"]) for one in (*cold, *warm))
     return {**found, "megabytes_per_second": megabytes / found["cold_total_seconds"], "spread": spread([s["total_seconds"] for s in cold])}
 
 
@@ -195,8 +197,8 @@ def memory(results: Results) -> list[Row]:
     peak = max(last["peak_memory_mb"], last["worker_peak_memory_mb"])
     return [
         (f"cold time to the first batch of {sizes}", "<= 1.2", last["first_batch_seconds"] / before["first_batch_seconds"], "times"),
-        (f"peak memory of a process, {last['megabytes']} MB", "<= 600", peak, "MB"),
-        ("the same without pages of mapped files", None, own, "MB"),
+        (f"most memory of a process, {last['megabytes']} MB", "<= 600", own, "MB"),
+        ("the same with the pages of files that it mapped, which can be dropped at any moment", "<= 600", peak, "MB"),
     ]
 
 

@@ -32,9 +32,11 @@ def distances(job: Job, tokenizer: PreTrainedTokenizerBase) -> Measured:
     numbered = job.folder / "numbered.jsonl"
     job.folder.mkdir(parents=True, exist_ok=True)
     write_texts(numbered, numbered_texts(job.corpus))
-    origins = origins_read(Job(numbered, job.parts, job.tokenizer, job.folder / "store", job.workers), tokenizer)
-    size = len(origins)
-    measured = {"ours": statistics(origins), "permutation": statistics(np.random.default_rng(0).permutation(size))}
+    measured, size = {}, 0
+    for name, variant in {"ours": "", "ours_one_window": "one_window"}.items():
+        origins = origins_read(Job(numbered, job.parts, job.tokenizer, job.folder / "store", job.workers, variant), tokenizer)
+        measured[name], size = statistics(origins), len(origins)
+    measured["permutation"] = statistics(np.random.default_rng(0).permutation(size))
     for buffer in BUFFERS:
         stream = Dataset.from_dict({"number": range(size)}).to_iterable_dataset().shuffle(seed=0, buffer_size=buffer)
         measured[f"buffer of {buffer:,}"] = statistics(np.array([row["number"] for row in stream]))

@@ -4,6 +4,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,23 +68,23 @@ def listed(bad: BadRow, *, with_raw: bool) -> Listed:
     return row
 
 
-def refuse_too_many(found: Sequence[Listed], num_documents: int, max_share: float, path: str, key: str) -> None:
+def refuse_too_many(num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]) -> None:
     """Stop where more of a source is bad than the recipe allows.
 
     Args:
-        num_documents: good rows, those that filters dropped included.
+        num_good: rows, those that filters dropped included.
         max_share: the recipe's `data.max_bad_share`.
         path: of the source.
+        listed: the bad rows, of which the first are shown.
 
     Raises:
         DataError: with the first bad rows.
     """
-    num_bad = sum(row["rows"] for row in found)
-    share = num_bad / max(1, num_bad + num_documents)
+    share = num_bad / max(1, num_bad + num_good)
     if share > max_share:
-        first = "; ".join(f"{row['where']}: {row['detail']}" for row in found[:SHOWN])
+        first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
         raise DataError(
-            f"{path}: {num_bad:,} of {num_bad + num_documents:,} rows are bad ({share:.2%}), more than `data.max_bad_share` allows "
+            f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share` allows "
             f"({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files ({key}.path), or raise the share."
         )
 
@@ -97,7 +98,10 @@ def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
 
 
 def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
-    """List them in `bad_rows.jsonl`, one a line."""
+    """List them in `bad_rows.jsonl`, one a line; no file where there are none."""
+    if not found:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+        return
     (folder / FILE_NAME).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
 
 

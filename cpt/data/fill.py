@@ -22,7 +22,6 @@ from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.plan import Shard
 from cpt.data.shards import ShardWork
 from cpt.data.tokenized import TokenizedSource
-from cpt.errors import DataError, RecipeError
 from cpt.ranks import is_main_process
 from cpt.recipe.sense_data import reported_name
 
@@ -38,10 +37,10 @@ class ShardMaker:
 
     works: dict[str, ShardWork]
 
-    def __call__(self, task: tuple[str, Shard]) -> None:
-        """Make a shard of the source of that name."""
-        name, shard = task
-        self.works[name](shard)
+    def __call__(self, task: tuple[str, Shard, str]) -> None:
+        """Make a shard of a source, in a folder of its own."""
+        source, shard, name = task
+        self.works[source](shard, name)
 
 
 def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
@@ -64,15 +63,9 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
     sizes = {source: 0 for source, _ in missing}
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    try:
-        with progress_bars(sizes) as (progress, tasks):
-            for source, number in made(missing, workers, list(sizes)):
-                progress.advance(tasks[source], source.plan.num_bytes[number])
-    except (DataError, RecipeError):
-        for source in sizes:
-            if source.description is None:
-                source.discard()
-        raise
+    with progress_bars(sizes) as (progress, tasks):
+        for source, number in made(missing, workers, list(sizes)):
+            progress.advance(tasks[source], source.plan.num_bytes[number])
 
 
 def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
@@ -84,10 +77,10 @@ def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSour
     """
     taken: list[Wanted] = []
 
-    def tasks() -> Iterator[tuple[str, Shard]]:
+    def tasks() -> Iterator[tuple[str, Shard, str]]:
         for source, number in wanted:
             taken.append((source, number))
-            yield source.name, source.plan.shards[number]
+            yield source.name, source.plan.shards[number], source.shard_folder(number).name
 
     def prepare() -> ShardMaker:
         return ShardMaker({source.name: source.proven_work for source in sources})

@@ -16,7 +16,7 @@ from cpt.data.documents import File
 from cpt.data.hub_errors import HUB_FILE, Unreachable, cannot_fetch, failures, parts_of, unreachable, what_it_means
 from cpt.data.readers.formats import READERS
 from cpt.data.readers.opening import format_of
-from cpt.data.store import default_cache_dir, write_once
+from cpt.data.store import cannot_keep, default_cache_dir, write_once
 from cpt.errors import DataError, ResourceError
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource
@@ -88,7 +88,10 @@ def find(asked: Asked, key: str) -> HubDataset:
         if is_main_process():
             log.warning(f"{asked.path}: the Hub cannot be reached. Taken as it was last: commit {remembered.commit}.")
         return remembered
-    memory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise cannot_keep(memory.parent, problem) from problem
     write_once(memory, json.dumps(found))
     return found
 
@@ -144,7 +147,7 @@ def build(asked: Asked, commit: str) -> "DatasetBuilder":
 def files_at(builder: "DatasetBuilder", asked: Asked, key: str) -> Sequence[str] | None:
     """The files of the split; None where they are not ours to read."""
     splits = builder.config.data_files
-    if not splits or not SPLIT.fullmatch(asked.split):  # a part of a split, `train[:10%]`, is for `datasets` to find
+    if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):  # `train[:10%]`, `train+test`: for `datasets` to find
         return None
     if asked.split not in splits:
         raise DataError(f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`.")

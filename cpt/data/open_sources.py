@@ -38,8 +38,8 @@ def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentE
     encoder = encoder_of(source, encoder, key)
     filters, transforms, states = filters_of(data, source, key), transforms_of(data, source, key), states_of(source, key)
     tell_unpinned(source, key)
-    content = key_content(source, states, filters, transforms, encoder, data.on_bad_row, data.max_bad_share)
-    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, cache_dir / "tokens" / key_of(content))
+    folder = cache_dir / "tokens" / key_of(key_content(source, filters, transforms, encoder))
+    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder)
     plan = plan_of(
         source,
         key,

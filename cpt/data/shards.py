@@ -17,7 +17,7 @@ from cpt.data.filters import build_filters, reason_to_drop
 from cpt.data.plan import Shard
 from cpt.data.readers.values import score_column
 from cpt.data.sources import read_piece
-from cpt.data.store import key_of, publish_once
+from cpt.data.store import publish_once
 from cpt.data.token_files import TokenWriter
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
@@ -46,13 +46,9 @@ class ShardWork:
     prove_on_the_way: bool = False
     """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
 
-    def __call__(self, shard: Shard) -> None:
-        """Make the shard, if it is not there yet."""
-        publish_once(self.folder_of(shard), lambda folder: fill_shard(self, shard, folder), durable=False)
-
-    def folder_of(self, shard: Shard) -> Path:
-        """Equal pieces, equal name."""
-        return self.folder / key_of({"pieces": [[piece.path, piece.start, piece.stop] for piece in shard]})
+    def __call__(self, shard: Shard, name: str) -> None:
+        """Make the shard in a folder of that name, if it is not there yet."""
+        publish_once(self.folder / name, lambda folder: fill_shard(self, shard, folder), durable=False)
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
@@ -79,7 +75,9 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
             longest = batch[at][1].where, int(lengths[at])
     if bad:
         write_bad_rows(bad, folder)
-    writer.close(dropped, bad_rows=count_reasons(bad), longest=longest, engine=encoder.engine, texts=text_digest.hexdigest())
+    writer.close(
+        dropped, bad_rows=count_reasons(bad), longest=longest, made_by=(encoder.engine, work.on_bad_row), texts=text_digest.hexdigest()
+    )
 
 
 def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:

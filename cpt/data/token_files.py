@@ -45,6 +45,8 @@ class ShardDescription:
     """Of the arrays."""
     engine: str
     """The library that tokenised."""
+    on_bad_row: str
+    """What became of bad rows."""
     texts: str
     """xxh3-128 over the hashes of the texts."""
     scored: bool
@@ -90,7 +92,7 @@ class TokenWriter:
         *,
         bad_rows: Mapping[str, int] | None = None,
         longest: tuple[str, int] = ("", 0),
-        engine: str = "",
+        made_by: tuple[str, str] = ("", "error"),
         texts: str = "",
     ) -> None:
         """Write what the tokens are found by."""
@@ -104,7 +106,7 @@ class TokenWriter:
             dict(bad_rows or {}),
             longest,
             digest_of(self._digests),
-            engine,
+            *made_by,
             texts,
             self.scored,
         )

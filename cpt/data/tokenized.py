@@ -13,15 +13,15 @@ from shutil import rmtree
 from threading import Thread
 from typing import Any, TypeVar
 
-from cpt.data.bad_rows import FILE_NAME, Listed, OnBadRow, refuse_too_many, write_bad_rows
+from cpt.data.bad_rows import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.components import ComponentLists, module_text
 from cpt.data.filters import FilterLists, source_text
 from cpt.data.plan import FileState, Plan
 from cpt.data.readers.opening import is_url
 from cpt.data.shards import ShardWork, sample
 from cpt.data.sources import hash_file, kind_of, states_of
-from cpt.data.store import hold, write_once
-from cpt.data.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
+from cpt.data.store import hold, key_of, write_once
+from cpt.data.token_files import DESCRIPTION, FORMAT, ShardDescription, StoredDocuments, TokenFiles
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import transform_content
 from cpt.errors import DataError
@@ -38,6 +38,8 @@ NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_to
 class SourceDescription:
     """What stands beside the shards once all are there."""
 
+    name: str
+    """Of the source, with its files as they were."""
     documents: int
     tokens: int
     shards: dict[str, str]
@@ -52,6 +54,7 @@ class SourceDescription:
     """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
     made_from: dict[str, str]
     """Source, tokenizer and the library that tokenised, for people."""
+    on_bad_row: str
     format: int = FORMAT
 
 
@@ -75,14 +78,19 @@ class TokenizedSource:
         """Worker processes hold the folder themselves."""
         return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The folder's, which tells everything that decides the tokens."""
-        return self.folder.name
+        """Tells everything that decides the tokens: how they are made (which the folder tells), and of which files."""
+        return key_of({"folder": self.folder.name, "files": self.states})
+
+    @cached_property
+    def _state_of(self) -> dict[str, tuple[int, str]]:
+        return {name: (size, version) for name, size, version in self.states}
 
     def shard_folder(self, number: int) -> Path:
-        """Where a shard lies once it is made."""
-        return self.work.folder_of(self.plan.shards[number])
+        """Where a shard lies once it is made; its name tells its files as they are, so that a changed one makes only its own shards anew."""
+        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]]
+        return self.folder / key_of({"pieces": pieces})
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
         """Which of these shards are not there."""
@@ -102,17 +110,21 @@ class TokenizedSource:
         for _ in range(2):
             try:
                 files = TokenFiles(self.shard_folder(number))
-                if not verified or files.is_sound():
+                if self.treats_bad_rows_as_asked(files.description) and (not verified or files.is_sound()):
                     return files
             except DataError:
                 pass
             rmtree(self.shard_folder(number), ignore_errors=True)
-            self.proven_work(self.plan.shards[number])
+            self.proven_work(self.plan.shards[number], self.shard_folder(number).name)
             self.check_files(number)
         raise DataError(
             f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
             "Set CPT_CACHE to another."
         )
+
+    def treats_bad_rows_as_asked(self, shard: ShardDescription) -> bool:
+        """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
+        return not shard.bad_rows or shard.on_bad_row == self.work.on_bad_row or self.work.on_bad_row == "skip"
 
     def documents(self, numbers: Sequence[int], *, verified: bool = False) -> StoredDocuments:
         """The documents of some shards, one after the other."""
@@ -133,13 +145,11 @@ class TokenizedSource:
         Raises:
             DataError: with what to do.
         """
-        known = {name: (size, version) for name, size, version in self.states}
         for path in {piece.path for piece in self.plan.shards[number]}:
-            name = str(Path(path).absolute())
-            if name not in known:
-                continue  # behind a URL: its server would have to be asked each time
+            if is_url(path) or absolute(path) not in self._state_of:
+                continue  # its server would have to be asked each time
             now = Path(path).stat()
-            if (now.st_size, str(now.st_mtime_ns)) != known[name]:
+            if (now.st_size, str(now.st_mtime_ns)) != self._state_of[absolute(path)]:
                 rmtree(self.shard_folder(number), ignore_errors=True)
                 raise changed(self.work)
 
@@ -148,7 +158,8 @@ class TokenizedSource:
         """Of the whole source, once all shards are there."""
         if self._description is None:
             with suppress(OSError, ValueError, TypeError):
-                self._description = read_description(self.folder)
+                found = read_description(self.folder)
+                self._description = found if found.name == self.name and found.on_bad_row == self.work.on_bad_row else None
         return self._description
 
     def finish(self) -> SourceDescription:
@@ -157,8 +168,14 @@ class TokenizedSource:
         Raises:
             DataError: nothing is in it, too much is bad, or files changed while they were being read.
         """
-        if (known := self.description) is not None:
-            return known
+        description = self.description or self.describe()
+        bad = sum(description.bad_rows.values())
+        good, path = description.documents + sum(description.dropped.values()), self.work.source.path
+        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_bad_rows(self.folder))
+        return description
+
+    def describe(self) -> SourceDescription:
+        """Go through all shards and write down what they are."""
         hashes = beside(lambda: {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states})
         dropped, bad_rows, longest, bad, engines = Counter[str](), Counter[str](), ("", 0), list[Listed](), dict[str, None]()
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
@@ -172,25 +189,19 @@ class TokenizedSource:
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
         source = self.work.source
-        refuse_too_many(bad, documents + dropped.total(), self.max_bad_share, source.path, self.work.key)
         if not documents:
             raise DataError(nothing_left(source, self.work.key, dropped))
         if states_of(source, self.work.key) != self.states:
             raise changed(self.work)
-        if bad:
-            write_bad_rows(bad, self.folder)
+        write_bad_rows(bad, self.folder)
         files = hashes.result() or {f"{source.path}@{source.revision or 'main'}": texts}
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": ", ".join(filter(None, engines))}
-        description = SourceDescription(documents, tokens, shards, dict(dropped), dict(bad_rows), longest, files, made_from)
+        counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
+        description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
         write_once(self.folder / DESCRIPTION, json.dumps(asdict(description), indent=1))
         for lock in self.folder.glob("*.lock"):
             lock.unlink(missing_ok=True)
         return description
-
-    def discard(self) -> None:
-        """Remove what was made, after a mistake in the source: once that is mended, the store has another name."""
-        self._release()
-        rmtree(self.folder, ignore_errors=True)
 
 
 def changed(work: ShardWork) -> DataError:
@@ -198,28 +209,24 @@ def changed(work: ShardWork) -> DataError:
     return DataError(f"{work.source.path}: files changed while they were being read. Start again when they are complete ({work.key}.path).")
 
 
-def key_content(
-    source: DocumentSource,
-    states: Sequence[FileState],
-    filters: FilterLists,
-    transforms: ComponentLists,
-    encoder: DocumentEncoder,
-    on_bad_row: OnBadRow,
-    max_bad_share: float,
-) -> dict[str, Any]:
-    """All that decides the tokens; how they are found (workers, gigatoken) is not among it, for they are the same."""
+def key_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder) -> dict[str, Any]:
+    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for they are the same."""
+    order, kind = order_of(source), kind_of(source.path)
     return {
         "format": FORMAT,
-        "files": list(states),
-        "not_files": None if states else source.path,
-        "code": module_text("source", source.path, {}) if kind_of(source.path) == "function" else None,
+        "path": absolute(source.path) if kind == "local" else source.path,
+        "code": module_text("source", source.path, {}) if kind == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
-        "bad_rows": [on_bad_row, max_bad_share],
-        "order": module_text("score", order, {}) if (order := order_of(source)) is not None and ":" in order else None,
+        "order": module_text("score", order, {}) if order is not None and ":" in order else None,
         "filters": [[one.name, one.options, source_text(one.name)] for components in filters.values() for one in components],
         "transforms": transform_content(transforms),
         "tokenizer": encoder.fingerprint,
     }
+
+
+def absolute(path: str) -> str:
+    """A local path as the states of files name it; a URL as it is."""
+    return path if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 def order_of(source: DocumentSource) -> str | None:

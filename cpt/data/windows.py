@@ -73,7 +73,7 @@ class WindowedRows:
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
         self.cache_dir, self.max_epochs, self.is_bounded = cache_dir, max_epochs, is_bounded
-        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.fingerprint, "seed": seed, **asdict(layout)}
+        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed, **asdict(layout)}
         self.folder = cache_dir / "rows" / key_of({**content, **selection.content()})
         hold(self.folder, self)
         self._lock = threading.RLock()  # micro-batches may be made by several threads

@@ -64,7 +64,7 @@ def check_source(console: Console, data: Data, source: DocumentSource, key: str,
         raise DataError(
             f"{source.path}: {sum(row['rows'] for row in bad):,} bad row(s). Fix them ({key}.path), or write `data.on_bad_row: skip`."
         )
-    refuse_too_many(bad, documents, data.max_bad_share, source.path, key)
+    refuse_too_many(sum(row["rows"] for row in bad), documents, data.max_bad_share, source.path, key, bad)
     if documents == sum(counts.empty for counts in files):
         raise DataError(f"{source.path}: no document with any text. Set `{key}.path`.")
 

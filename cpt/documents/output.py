@@ -85,8 +85,7 @@ class OutputFolder:
         self._unfinished(self._shard_number).unlink(missing_ok=True)
         self._take_out_stale()
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        keys = ("path", "sha256", "kind", "reason", "detail")
-        write_whole(self.failed_file, b"".join(orjson.dumps({key: asdict(entry)[key] for key in keys}) + b"\n" for entry in failed))
+        write_whole(self.failed_file, b"".join(orjson.dumps(listed(entry)) + b"\n" for entry in failed))
         self._journal.close()
         write_journal(self._journal_file, self.entries.values())
 
@@ -207,6 +206,11 @@ def open_output(folder: Path, max_shard_bytes: int) -> Iterator[OutputFolder]:
         raise ResourceError(
             f"{folder}: cannot be written ({problem.strerror or problem}). Free space, or give another --output."
         ) from problem
+
+
+def listed(entry: Entry) -> dict[str, object]:
+    """A line of failed.jsonl."""
+    return {"path": entry.path, "sha256": entry.sha256, "format": entry.kind, "reason": entry.reason, "detail": entry.detail}
 
 
 def failures(entries: Iterable[Entry]) -> list[Entry]:

@@ -1,6 +1,7 @@
 """DOCX -> text: paragraphs, headings by their styles, lists and tables, in the order of the document's body."""
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def convert_docx(path: Path) -> Converted:
     try:
         document = docx.Document(str(path))
         title = document.core_properties.title
-    except (PackageNotFoundError, KeyError, ValueError, etree.XMLSyntaxError, zipfile.BadZipFile) as problem:
+    except (PackageNotFoundError, KeyError, ValueError, etree.XMLSyntaxError, zipfile.BadZipFile, zlib.error) as problem:
         raise NotConverted("damaged", " ".join(f"{type(problem).__name__}: {problem}".split())) from problem
     return Converted("\n\n".join(blocks(document)), title or None)
 

@@ -109,15 +109,15 @@ def bad(rows, reason="null"):
 
 
 def test_too_many_bad_rows_stop_after_all_and_show_the_first():
-    refuse_too_many([bad(1)], 999, 0.001, "corpus", "k")
+    refuse_too_many(1, 999, 0.001, "corpus", "k", [bad(1)])
     with pytest.raises(
         DataError, match=r"corpus: 2 of 1,000 rows are bad \(0.20%\).*\(0.10%\). The first: a.jsonl:7: `text` is null; a"
     ) as error:
-        refuse_too_many([bad(1), bad(1)], 998, 0.001, "corpus", "k")
+        refuse_too_many(2, 998, 0.001, "corpus", "k", [bad(1), bad(1)])
     assert "cpt data check" in str(error.value)
     with pytest.raises(DataError):  # the rows of a lost file count
-        refuse_too_many([bad(500)], 500, 0.4, "corpus", "k")
-    refuse_too_many([], 0, 0, "corpus", "k")
+        refuse_too_many(500, 500, 0.4, "corpus", "k", [bad(500)])
+    refuse_too_many(0, 0, 0, "corpus", "k", [])
 
 
 def test_reasons_are_counted_by_rows():

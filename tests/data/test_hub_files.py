@@ -208,6 +208,7 @@ def test_a_card_with_options_for_the_reading_leaves_it_to_datasets(hub, run):
 def test_a_part_of_a_split_is_left_to_datasets(hub, run):
     hub.commit("lab/part", {"a.jsonl": lines("x", 10)})
     assert run(TEXTS, path="lab/part", split="train[:30%]") == rows("x")
+    assert run(TEXTS, path="lab/part", split="all") == rows("x", 10)
 
 
 def test_tabs_in_tsv_files_are_no_option(hub, run):

@@ -93,6 +93,17 @@ def test_the_padding_of_a_token_budget_is_what_stands_in_its_batches(rows_of):
     assert rows.num_tokens == sum(int(row["attention_mask"].sum()) for row in rows) == 21
 
 
+def test_shares_of_a_mixture_are_of_tokens_however_full_the_batches_are(tokenizer, source, tmp_path):
+    sources = [source("long", ["a" * 600] * 40), source("short", ["b" * 9] * 2000)]
+    prepared = build_data(Data(sources=sources, sequence_length=1000, packing="token_budget"), tokenizer, seed=1, cache_dir=tmp_path)
+    tokens = [0, 0]
+    for number in range(300):
+        tokens[prepared.rows.source_of(number)] += int(prepared.rows[number]["attention_mask"].sum())
+    assert tokens[0] / sum(tokens) == pytest.approx(0.5, abs=0.01)
+    assert prepared.shares(300)["long"] == pytest.approx(0.5, abs=0.01)
+    assert [report.padding for report in prepared.sources] == [0.0, 0.0]
+
+
 def test_a_row_that_is_a_batch_is_not_stacked(rows_of):
     rows = rows_of(["abc", "abc", "a" * 14], packing="token_budget")
     assert stack_rows([rows[0]]) is not None and stack_rows([rows[0]])["input_ids"].dim() == 2

@@ -74,14 +74,14 @@ def test_the_second_time_nothing_is_read(tokenized, source, reads):
 
 def test_what_could_change_the_tokens_makes_them_anew(tokenized, source, reads, tokenizer):
     first = source("a", ["one", "two"])
-    folders = [tokenized(first).folder, tokenized(first, Component(name="length")).folder]
-    folders += [tokenized(first, Component(name="length", min_characters=1)).folder]
-    folders += [tokenized(first.model_copy(update={"max_documents": 1})).folder]
+    names = [tokenized(first).name, tokenized(first, Component(name="length")).name]
+    names += [tokenized(first, Component(name="length", min_characters=1)).name]
+    names += [tokenized(first.model_copy(update={"max_documents": 1})).name]
     grown = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>")
-    folders += [tokenized(first, by=grown).folder]
+    names += [tokenized(first, by=grown).name]
     os.utime(first.path, ns=(1, 1))
-    folders += [tokenized(first).folder]
-    assert len(set(folders)) == len(reads) == 6
+    names += [tokenized(first).name]
+    assert len(set(names)) == len(reads) == 6
 
 
 @pytest.mark.parametrize("change", [{"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}])
@@ -105,13 +105,13 @@ def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, 
     assert tokenized(first, mine).description.documents == 1
 
 
-def test_a_bad_row_leaves_no_store(tokenized, source, tmp_path):
+def test_a_bad_row_leaves_no_complete_store(tokenized, source, tmp_path):
     first = source("a", ["one"])
     with open(first.path, "a") as file:
         file.write("bad\n")
     with pytest.raises(DataError, match="a.jsonl:2: not valid JSON"):
         tokenized(first)
-    assert not list((tmp_path / "cache" / "tokens").iterdir())
+    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_bad_row_deep_in_a_file_is_named_by_its_line_from_a_worker_too(large, 
     for workers in (0, 2):
         with pytest.raises(DataError, match="b.jsonl:401: not valid JSON"):
             tokenized(large, workers=workers)
-    assert not list((tmp_path / "cache" / "tokens").iterdir())
+    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
     skipping = [tokenized(large, cache=f"c{workers}", on_bad_row="skip", max_bad_share=0.1, workers=workers) for workers in (0, 2)]
     assert contents(skipping[0]) == contents(skipping[1])
     assert skipping[0].description.bad_rows == {"not valid JSON": 2} and skipping[0].description.documents == 1228
@@ -261,6 +261,43 @@ def test_a_damaged_shard_is_made_again(large, tokenized):
     tokens = opened.shard_folder(0) / "tokens.bin"
     tokens.write_bytes(bytes(tokens.stat().st_size))
     assert opened.shard(0, verified=True).tokens.tolist() == whole
+
+
+def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokenizer, reads):
+    before, pieces = tokenized(large), len(reads)
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace("b 7 ", "c 7 "))
+    after = tokenized(large)
+    own = {number for number, shard in enumerate(after.plan.shards) if any(piece.path == str(path) for piece in shard)}
+    assert len(reads) - pieces == sum(len(after.plan.shards[number]) for number in own) and len(own) < len(after.plan.shards)
+    assert any(text.startswith("c 7 ") for text in decoded(after, tokenizer)) and before.folder == after.folder
+
+
+@pytest.mark.parametrize(("first", "then"), [("skip", "error"), ("quarantine", "error"), ("skip", "quarantine"), ("quarantine", "skip")])
+def test_another_policy_for_bad_rows_makes_only_their_shards_anew(large, tokenized, reads, first, then):
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace('"b 400 ', '7, "'))
+    kept, pieces = tokenized(large, on_bad_row=first, max_bad_share=0.1), len(reads)
+    if then == "error":
+        with pytest.raises(DataError, match="b.jsonl:402: not valid JSON"):
+            tokenized(large)
+    else:
+        fresh = tokenized(large, on_bad_row=then, max_bad_share=0.1, cache="fresh")
+        assert (tokenized(large, on_bad_row=then, max_bad_share=0.1).description.documents) == fresh.description.documents
+        if then == "quarantine":
+            assert '"raw"' in (kept.folder / "bad_rows.jsonl").read_text()
+        pieces += sum(map(len, fresh.plan.shards))
+    assert len(reads) - pieces <= 2
+
+
+def test_the_allowed_share_of_bad_rows_is_looked_at_each_time(large, tokenized, reads):
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace('"b 400 ', '7, "'))
+    tokenized(large, on_bad_row="skip", max_bad_share=0.1)
+    pieces = len(reads)
+    with pytest.raises(DataError, match="1 of 1,232 rows are bad.*b.jsonl:402"):
+        tokenized(large, on_bad_row="skip", max_bad_share=0.0001)
+    assert len(reads) == pieces
 
 
 @pytest.mark.slow

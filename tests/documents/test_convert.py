@@ -1,4 +1,5 @@
 import hashlib
+import random
 
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
@@ -34,6 +35,19 @@ def test_every_kind_becomes_a_document_with_its_title(files, kind):
     assert outcome.kind == kind and outcome.document is not None and outcome.document.text
     assert outcome.document.title == (None if kind == "txt" else "On catalysts")
     assert outcome.sha256 == hashlib.sha256(files[kind].read_bytes()).hexdigest() and outcome.size == files[kind].stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["pdf", "docx", "epub", "html"])
+def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
+    draw, whole, outcomes = random.Random(kind), files[kind].read_bytes(), []
+    for number in range(24):
+        raw = bytearray(whole[: draw.randrange(1, len(whole))] if number % 3 == 0 else whole)
+        for _ in range(draw.choice([1, 5, 50])):
+            raw[draw.randrange(len(raw))] = draw.randrange(256)
+        (tmp_path / f"damaged.{kind}").write_bytes(raw)
+        outcomes.append(convert(tmp_path / f"damaged.{kind}"))
+    assert all((outcome.document is None) == (outcome.reason is not None) for outcome in outcomes)
+    assert {outcome.reason for outcome in outcomes} - {None} and "took too long" not in {outcome.reason for outcome in outcomes}
 
 
 def test_what_is_known_is_not_converted_again(files):

@@ -82,7 +82,9 @@ def test_what_failed_is_listed_and_duplicates_are_no_failures(tmp_path):
         folder.finish()
         assert [one.path for one in failures(folder.entries.values())] == ["a"]
         listed = [json.loads(line) for line in folder.failed_file.read_text().splitlines()]
-    assert listed[0] == {"path": "a", "sha256": "hash of a", "kind": "txt", "reason": "empty file", "detail": "it is"} and len(listed) == 2
+    assert (
+        listed[0] == {"path": "a", "sha256": "hash of a", "format": "txt", "reason": "empty file", "detail": "it is"} and len(listed) == 2
+    )
 
 
 def test_only_one_process_writes_and_only_where_it_may(tmp_path):

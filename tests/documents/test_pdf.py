@@ -1,8 +1,12 @@
 import time
 from itertools import product
+from pathlib import Path
 
+import matplotlib
 import pytest
 from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.pdfbase.pdfmetrics import registerFont
+from reportlab.pdfbase.ttfonts import TTFont
 from tiny_documents import SENTENCE, write_pdf
 
 from cpt.documents.converted import NotConverted
@@ -55,8 +59,15 @@ def test_items_of_lists_stand_on_lines_of_their_own(tmp_path):
     assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines])).text == "It needs:\n\n- a metal\n- some heat that lasts\n1. patience"
 
 
-def test_the_ligatures_of_fonts_become_letters():
-    assert list(LIGATURES.values()) == ["ff", "fi", "fl", "ffi", "ffl", "st", "st"] and ord("²") not in LIGATURES
+def test_the_ligatures_of_fonts_become_letters_and_nothing_else_is_changed(tmp_path):
+    registerFont(TTFont("DejaVu", str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf")))
+
+    def draw(canvas, number):
+        canvas.setFont("DejaVu", 10)
+        canvas.drawString(72, 700, "The o\ufb03ce of x\u00b2 in \u2115, na\u00efve")
+
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw)).text == "The office of x\u00b2 in \u2115, na\u00efve"
+    assert list(LIGATURES.values()) == ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
 
 
 def test_a_page_without_text_is_taken_for_a_scan(tmp_path):

@@ -1,4 +1,4 @@
-"""What each rank reads, as a program for torchrun: RECIPE OUT FIRST_STEP STEPS [--workers N]; writes OUT-<rank>.pt, one entry a micro-batch."""
+"""What each rank reads, as a program for torchrun: RECIPE OUT FIRST_STEP STEPS [--workers N]; writes OUT-<rank>.pt."""
 
 import argparse
 import os

@@ -37,7 +37,7 @@ def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
             del held[: end + len(separator)]
             dropped = searched = 0
         searched = max(0, len(held) - len(separator) + 1)
-        if len(held) > LONGEST_LINE:
+        if dropped + searched > LONGEST_LINE:
             dropped += searched - KEPT_OF_LONG_LINE
             del held[KEPT_OF_LONG_LINE:searched]
             searched = KEPT_OF_LONG_LINE

@@ -1,3 +1,4 @@
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -5,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.documents import BadRow, Piece
+from cpt.data.readers import parquet as parquet_files
 from cpt.data.readers.parquet import first_byte, groups_of, read_parquet
+from cpt.data.readers.remote import RemoteFile
 from cpt.recipe.schema import Source
 
 
@@ -92,3 +95,14 @@ def test_a_piece_without_a_row_group_is_empty_and_only_the_first_tells_of_a_file
     write(tmp_path / "a.parquet", pa.array([], pa.string()))
     first, second = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in (0, 100)]
     assert [bad.reason for bad in first] == ["no rows"] and not second
+
+
+def test_a_row_group_is_not_read_at_once(tmp_path, read, monkeypatch):
+    monkeypatch.setattr(parquet_files, "REMOTE_BUFFER", 50_000)
+    small_pages = {"use_dictionary": False, "compression": "none", "data_page_size": 10_000, "write_batch_size": 10}
+    path = write(tmp_path / "a.parquet", ["x" * 1000 + str(number) for number in range(1000)], **small_pages)
+    fsspec.filesystem("memory").pipe("/group/a.parquet", path.read_bytes())
+    asked = []
+    fetch = RemoteFile._read
+    monkeypatch.setattr(RemoteFile, "_read", lambda file, wanted: asked.append(wanted) or fetch(file, wanted))
+    assert len(read("memory://group/a.parquet")) == 1000 and sum(asked) > path.stat().st_size and max(asked) < 200_000

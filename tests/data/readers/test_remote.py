@@ -18,6 +18,7 @@ from cpt.recipe.schema import Source
 
 class Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # which has each answer wait 40 ms
 
     def log_message(self, *_):
         pass
@@ -53,7 +54,7 @@ def server(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.url, server.has_ranges, server.failing, server.sent = f"http://127.0.0.1:{server.server_port}", True, 0, 0
         server.daemon_threads, server.files = True, {}
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 

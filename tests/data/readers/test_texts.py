@@ -2,7 +2,7 @@ import gzip
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cpt.data.readers import texts as text_files
@@ -48,6 +48,7 @@ def test_parts_are_what_split_gives_wherever_the_buffer_ends(parts, buffer, bom)
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), st.integers(1, 25))
+@example([20, 0], 1)
 def test_a_part_that_is_too_long_does_not_spoil_the_next(lengths, buffer):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"BUFFER": buffer, "LONGEST_LINE": 20, "KEPT_OF_LONG_LINE": 5}.items():
