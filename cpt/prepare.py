@@ -15,7 +15,7 @@ from cpt.tokenizer.load import load_tokenizer
 
 
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
-    """Fill the store with all that the recipe's run will read."""
+    """Fill the store with all that the recipe's run will read; where the disk is bounded, with what it begins with."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     return build_data(
         recipe.data,
@@ -37,5 +37,9 @@ def command(
     show_log()
     start = time.monotonic()
     prepared = prepare_recipe(load_recipe(recipe, overrides or ()), cache)
-    documents = sum(source.documents for source in prepared.sources)
-    typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({time.monotonic() - start:.1f} s).")
+    seconds = f"{time.monotonic() - start:.1f} s"
+    if began := [source.name for source in prepared.sources if source.is_estimate]:
+        typer.echo(f"Of {', '.join(began)} only what a run begins with, for `data.disk_bytes` bounds the store ({seconds}).")
+    else:
+        documents = sum(source.documents for source in prepared.sources)
+        typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds}).")

@@ -32,6 +32,13 @@ def test_the_command_says_what_is_ready(tiny_recipe, tmp_path):
     assert {entry.kind for entry in entries(tmp_path / "cache")} == {"tokens", "rows"}
 
 
+def test_of_a_bounded_disk_only_the_beginning_is_prepared(tiny_recipe, tmp_path):
+    tiny_recipe["data"] |= {"window_bytes": 4_000, "disk_bytes": 40_000}
+    path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
+    told = CliRunner().invoke(application("prepare"), ["prepare", str(path), "--cache", str(tmp_path / "cache")])
+    assert told.exit_code == 0 and "Of domain, general only what a run begins with" in told.output
+
+
 def test_a_wrong_recipe_prepares_nothing(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "cpt.cli", "prepare", tmp_path / "none.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2 and "RecipeError" in ended.stderr and not Path(tmp_path / "cache").exists()

@@ -88,7 +88,7 @@ class TokenizedSource:
         return {name: (size, version) for name, size, version in self.states}
 
     def shard_folder(self, number: int) -> Path:
-        """Where a shard lies once it is made; its name tells its files as they are, so that a changed one makes only its own shards anew."""
+        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own anew."""
         pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]]
         return self.folder / key_of({"pieces": pieces})
 

@@ -54,7 +54,7 @@ def test_a_wrong_key_or_value_is_told_in_plain_words(mistakes, added, said):
         ("model.from_scratch=yes", '`model.from_scratch`: expected true or false, got the text "yes": write true or false'),
         ("model.from_scratch=1", "`model.from_scratch`: expected true or false, got 1"),
         ("model.dtype=flaot32", '`model.dtype`: expected one of auto, float32, bfloat16, float16; got the text "flaot32". Did you mean'),
-        ("data.packing=", "`data.packing`: expected one of best_fit, concatenate, sliding_window, none; got nothing"),
+        ("data.packing=", "`data.packing`: expected one of best_fit, concatenate, sliding_window, none, token_budget; got nothing"),
         ("data.sources=[]", "`data.sources`: must not be empty"),
         ("model.revision=12e45", "`model.revision`: expected text, got 1.2e46: put quotes around it"),
         ("name=a b", "`name`: may hold letters, digits"),
