@@ -12,6 +12,7 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from benchmarks.data.results import ORDERS, RESULTS, Results, by_position
@@ -21,7 +22,13 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 OURS, OTHERS, ENCODERS, RULE = "#0b6e4f", "#8d99ae", "#cdd5e2", "#d7dbe2"
 GROWING = {"ours": "cpt", "run_clm_torch": "run_clm"}
 WIDTH, DPI = 9.0, 110  # inches and dots: legible at the width of a README
-STYLE = {"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#555555", "axes.titlesize": 13}
+STYLE: dict[Any, Any] = {
+    "font.size": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.titlesize": 13,
+}
 
 
 def main() -> None:
@@ -45,8 +52,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 def new_figure(height: float, title: str, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """White and opaque, so that it can be read on a dark page too."""
-    figure = Figure((WIDTH, height), DPI, facecolor="white", layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+    figure = Figure((WIDTH, height), DPI, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     figure.suptitle(title, x=0.012, ha="left", fontsize=13)
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
@@ -108,8 +114,8 @@ def growth(results: Results) -> Figure | None:
         for name, points in curves.items():
             line(part, [point["megabytes"] for point in points], [value(point) for point in points], color_of(name))
             last = points[-1]
-            above = {"textcoords": "offset points", "xytext": (0, 9), "ha": "right", "color": color_of(name)}
-            part.annotate(GROWING[name], (last["megabytes"], value(last)), **above)
+            end = (last["megabytes"], value(last))
+            part.annotate(GROWING[name], end, (0, 9), textcoords="offset points", ha="right", color=color_of(name))
         part.set_title(title, loc="left", fontsize=12)
         part.set_xscale("log")
         part.set_xticks(sorted({point["megabytes"] for points in curves.values() for point in points}))
@@ -118,15 +124,15 @@ def growth(results: Results) -> Figure | None:
         part.set_xlabel("MB of text")
         part.grid(axis="y", color=RULE, linewidth=0.8)
     for part in axes[:2]:
-        by_decades(part, [0.05, 60])
+        by_decades(part, 0.05, 60)
     axes[2].set_ylim(0, 1.2 * axes[2].get_ylim()[1])
     return figure
 
 
-def by_decades(axes: Axes, bounds: list[float]) -> None:
+def by_decades(axes: Axes, lowest: float, highest: float) -> None:
     """A logarithmic height, the same wherever it is asked for, so that panels can be compared."""
     axes.set_yscale("log")
-    axes.set_ylim(bounds)
+    axes.set_ylim(lowest, highest)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
@@ -152,7 +158,7 @@ def resume(results: Results) -> Figure | None:
         places = [place for place in seconds if place]
         line(axes, places, [seconds[place] / unit for place in places], color, label=label, **style)
     axes.set_xscale("log")
-    by_decades(axes, [min(index.values()) / unit / 4, max(replay.values()) / unit * 3])
+    by_decades(axes, min(index.values()) / unit / 4, max(replay.values()) / unit * 3)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("rows of 2,048 tokens before the position")
     axes.grid(axis="y", color=RULE, linewidth=0.8)
@@ -165,7 +171,10 @@ def shuffle(results: Results) -> Figure | None:
     orders: dict[str, Any] = results.get("shuffle", {}).get("orders", {})
     if not orders:
         return None
-    figure, (axes,) = new_figure(0.42 * len(orders) + 0.8, "How far apart in the corpus neighbours in training are; a random order = 1")
+    size = f"{results['shuffle']['megabytes']:.0f} MB"
+    figure, (axes,) = new_figure(
+        0.42 * len(orders) + 0.8, f"How far apart in a corpus of {size} neighbours in training are; random order = 1"
+    )
     values = {ORDERS.get(name, f"shuffle {name}"): one["mean"] for name, one in reversed(orders.items())}
     bars(
         axes,

@@ -101,7 +101,9 @@ def failures(samples: Results) -> dict[str, str]:
 
 def grown(samples: list[Results]) -> list[Results]:
     """The points of the growth curves: medians of their repetitions."""
-    points = {(sample["system"], sample["megabytes"]): [] for sample in samples if "failed" not in sample}
+    points: dict[tuple[str, int], list[Results]] = {
+        (sample["system"], sample["megabytes"]): [] for sample in samples if "failed" not in sample
+    }
     for sample in samples:
         if "failed" not in sample:
             points[sample["system"], sample["megabytes"]].append(sample)

@@ -64,10 +64,18 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
         return [Piece(source.path, 0, None, 0)]
     tell_formats(source)
     largest, size = max(files, key=lambda file: file[1])
-    if size > piece_bytes and largest.startswith(("http://", "https://")) and not has_ranges(largest):
+    if size > piece_bytes and largest.startswith(("http://", "https://")) and not gives_parts(largest, key):
         piece_bytes = size  # each piece would be fetched with all that stands before it
     ranges = [(file, part) for file, size in files for part in ranges_of(file, size, source, piece_bytes)]
     return [Piece(file, part.start, part.stop, number) for number, (file, part) in enumerate(ranges)]
+
+
+def gives_parts(file: str, key: str) -> bool:
+    """Whether a file's HTTP server gives it from any byte on."""
+    try:
+        return has_ranges(file)
+    except OSError as problem:
+        raise cannot_read(file, problem, key) from problem
 
 
 def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:

@@ -83,6 +83,13 @@ def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypat
     assert len(list(loader)) == 3 and pinned == ["data-prefetch"] * 3 and devices == [3]
 
 
+@pytest.mark.gpu
+def test_batches_are_pinned_on_a_machine_with_a_gpu(rows):
+    for batch in CPTDataLoader(rows, micro_batch=2, rows_in_all=8, pin_memory=True):
+        assert all(values.is_pinned() for values in batch.values())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="for machines without a GPU")
 def test_without_a_device_nothing_is_pinned(rows):
     assert same(batches(rows, pin_memory=True), batches(rows))
 
@@ -100,7 +107,7 @@ def test_an_error_in_the_thread_reaches_the_loop():
         next(batches)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_size):
     ranks = [batches(rows, rank=rank, world_size=world_size) for rank in range(world_size)]
     accumulation = 4 // world_size  # 8 rows a step

@@ -51,9 +51,8 @@ Batches = Callable[[Job], Iterable[Any]]
 
 def read_job(raw: str) -> Job:
     """A job from its JSON."""
-    fields = json.loads(raw)
-    paths = {name: Path(fields.pop(name)) for name in ("corpus", "parts", "tokenizer", "folder")}
-    return Job(**paths, **fields)
+    fields: dict[str, Any] = json.loads(raw)
+    return Job(**{**fields, **{name: Path(fields[name]) for name in ("corpus", "parts", "tokenizer", "folder")}})
 
 
 def run_program(batches_of: Batches) -> None:

@@ -117,8 +117,9 @@ def test_a_busy_server_is_asked_again_and_one_that_stays_so_is_an_error(server):
     server.failing = 2
     assert len(read(f"{server.url}/a.jsonl")) == 5
     server.failing = 100
-    with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
-        read(f"{server.url}/a.jsonl")
+    for piece_bytes in (10**9, 10):
+        with pytest.raises(DataError, match=r"a.jsonl: cannot be read \(asked 5 times.*503.*`k.path`"):
+            read(f"{server.url}/a.jsonl", piece_bytes)
 
 
 def test_what_a_server_does_not_have_is_said_at_once(server):
