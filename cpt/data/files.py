@@ -28,6 +28,7 @@ from cpt.recipe.schema import DocumentSource
 
 log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
+CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # by `cpt data ingest`
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # what `datasets` saves beside its arrow files
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
@@ -155,7 +156,9 @@ def version_of(info: Mapping[str, Any]) -> str:
 def refuse_unknown(file: str, key: str) -> None:
     """A file that was asked for must be of a known kind."""
     if format_of(file) not in READERS:
-        raise DataError(f"{file}: cannot read a `{Path(file).suffix}` file. Expected {KNOWN}. Set `{key}.path`.")
+        suffix = Path(file).suffix
+        remedy = f"Convert it first: cpt data ingest {file} --output FOLDER. Then set" if suffix.lower() in CONVERTED else "Set"
+        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {remedy} `{key}.path`.")
 
 
 def tell_formats(source: DocumentSource) -> None:

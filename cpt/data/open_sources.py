@@ -37,7 +37,7 @@ def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentE
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
     filters, transforms, states = filters_of(data, source, key), transforms_of(data, source, key), states_of(source, key)
-    tell_unpinned(source, key)
+    tell_unpinned(source, key, are_files=bool(states))
     folder = cache_dir / "tokens" / key_of(key_content(source, filters, transforms, encoder))
     work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder)
     plan = plan_of(
@@ -51,7 +51,8 @@ def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentE
     return TokenizedSource(work, plan, states, data.max_bad_share)
 
 
-def tell_unpinned(source: DocumentSource, key: str) -> None:
-    """Say which sources may change unseen."""
+def tell_unpinned(source: DocumentSource, key: str, *, are_files: bool) -> None:
+    """Say which sources may change between two starts of a run, unseen or not."""
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
-        log.warning(f"{source.path}: once stored, its tokens are used even if it changes on the Hub. Pin it: `{key}.revision`.")
+        then = "a run could not go on" if are_files else "its stored tokens would be used unchanged"
+        log.warning(f"{source.path}: if it changes on the Hub, {then}. Pin it: `{key}.revision`.")

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 log = logging.getLogger("cpt")
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
 # What changes how documents are used, and not their tokens.
-NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs"}
+NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
 
 
 @dataclass(frozen=True)

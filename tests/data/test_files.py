@@ -70,3 +70,9 @@ def test_a_files_hash_follows_its_content(folder):
     before = hash_file(folder / "b.txt", "k")
     (folder / "b.txt").write_text("changed")
     assert hash_file(folder / "b.txt", "k") != before
+
+
+def test_a_pdf_is_to_be_converted_first(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.7")
+    with pytest.raises(DataError, match="cannot read a `.pdf` file.*cpt data ingest"):
+        files_of(Source(path=str(tmp_path / "a.pdf")), "data.sources[0]")

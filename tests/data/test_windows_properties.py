@@ -1,4 +1,4 @@
-"""Whatever the documents and however they are cut up: each stands in each time through once, and where a row is found depends on nothing."""
+"""Whatever the documents and however they are cut up: each stands in each time through once, and a row depends on nothing but its number."""
 
 import json
 import tempfile
@@ -42,7 +42,8 @@ def pieces(rows):
     """The documents and pieces of documents of some rows, padding left out."""
     found = []
     for row in rows:
-        for ids, positions, mask in zip(*(row[name].reshape(-1, row[name].shape[-1]) for name in ("input_ids", "position_ids", "mask")), strict=True):
+        lines = [row[name].reshape(-1, row[name].shape[-1]) for name in ("input_ids", "position_ids", "mask")]
+        for ids, positions, mask in zip(*lines, strict=True):
             begins = (positions == 0).nonzero().flatten().tolist()
             parts = [ids[a:b][mask[a:b] == 1].tolist() for a, b in zip(begins, [*begins[1:], None], strict=True)]
             found += [bytes(token if token < END else 0 for token in part) for part in parts if part and part[0] != PAD]
@@ -88,11 +89,11 @@ def test_these_tests_notice_an_order_that_is_none(tokenizer, tmp_path, monkeypat
 
     def neighbours(cache):
         data = prepared(tmp_path, tokenizer, texts_of([20] * 200), cache=cache, sequence_length=21, window_bytes=1000, seed=3)
-        numbers = [int(bytes(row["input_ids"][:3].tolist()).translate(DIGITS)) for row in read(data, range(200))]
+        numbers = [int(bytes(row["input_ids"][:3].tolist()).translate(digits_back)) for row in read(data, range(200))]
         return sum(abs(one - other) == 1 for one, other in zip(numbers, numbers[1:], strict=False))
 
     digits = tokenizer("0123456789")["input_ids"]
-    DIGITS = bytes(48 + digits.index(token) if token in digits else 0 for token in range(256))
+    digits_back = bytes(48 + digits.index(token) if token in digits else 0 for token in range(256))
     shuffled_neighbours = neighbours("cache")
     if permutation == "rows":
         monkeypatch.setattr(windows, "shuffled", lambda place, size, seed: place)

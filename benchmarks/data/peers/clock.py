@@ -94,12 +94,10 @@ def waste(batches_of: Batches, job: Job) -> Measured:
     rows = tokens = pieces = 0
     for batch in batches_of(job):
         ids = input_ids_of(batch)
-        starts = batch["position_ids"] == 0 if isinstance(batch, dict) and "position_ids" in batch else None
-        if len(ids) == 1:  # rows laid end to end: only the positions tell where a piece begins
-            assert starts is not None
-            rows += BATCH
+        if ids.shape[1] != LENGTH:  # rows laid end to end without their padding: the positions tell where a piece begins
+            rows += -(-ids.numel() // LENGTH)
             tokens += ids.numel()
-            pieces += int(starts.sum())
+            pieces += int((batch["position_ids"] == 0).sum())
         else:
             real = torch.flip(torch.cumsum(torch.flip(ids != tokenizer.pad_token_id, [1]), 1) > 0, [1])  # all but padding at the end
             ends = (ids == tokenizer.eos_token_id) & real

@@ -7,7 +7,7 @@ from typing import BinaryIO
 from cpt.data.documents import BadValue, Origin, Piece
 from cpt.data.readers.opening import BOM, BUFFER, open_file
 
-LONGEST_LINE = 256 * 2**20
+LONGEST_LINE = 64 * 2**20
 KEPT_OF_LONG_LINE = 1000
 Lines = Iterator[tuple[int, int, bytes]]  # number, counted from the origin; first byte in the file; the line with its end
 

@@ -1,6 +1,6 @@
 import torch
 
-from benchmarks.data.peers.clock import BATCH, LENGTH, Job, cold, read_job, warm, waste, with_labels
+from benchmarks.data.peers.clock import LENGTH, Job, cold, read_job, warm, waste, with_labels
 
 END, PAD = 2, 0
 
@@ -33,7 +33,12 @@ def test_padding_and_pieces_are_counted(tmp_path):
 def test_rows_laid_end_to_end_tell_their_pieces_by_positions(tmp_path):
     positions = torch.tensor([[0, 1, 2, 0, 1, 0]])
     measured = waste(lambda _: [{"input_ids": torch.tensor([[5, 6, END, 7, END, 8]]), "position_ids": positions}], job(tmp_path))
-    assert (measured["rows"], measured["tokens"], measured["pieces"]) == (BATCH, 6, 3)
+    assert (measured["rows"], measured["tokens"], measured["pieces"]) == (1, 6, 3)
+
+
+def test_a_last_batch_of_one_row_is_a_row(tmp_path):
+    measured = waste(lambda _: [rows([8] * LENGTH, [8] * LENGTH), rows([5, END])["input_ids"]], job(tmp_path))
+    assert (measured["rows"], measured["tokens"], measured["pieces"]) == (3, 2 * LENGTH + 2, 3)
 
 
 def test_a_cold_start_goes_to_the_last_batch(tmp_path):
