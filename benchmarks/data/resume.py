@@ -10,8 +10,6 @@ import time
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
 from cpt.data.loader import CPTDataLoader
@@ -27,13 +25,21 @@ REPETITIONS = 5
 class SyntheticRows:
     """A source of SIZE rows that are not stored."""
 
+    sequence_length = LENGTH
+
     def place(self, turn: int, seed: str) -> tuple[int, int]:
         """How often the source was gone through before a turn, and the row whose turn it is."""
         return endless(turn, SIZE, seed)
 
-    def row(self, number: int, epoch: int) -> dict[str, Any]:
+    def row_at(self, turn: int, seed: str) -> tuple["SyntheticRows", int, int]:
+        """The same, among these rows."""
+        epoch, row = self.place(turn, seed)
+        return self, row, epoch
+
+    def fill(self, number: int, epoch: int, *lines: Any) -> None:
         """A row of its own number."""
-        return {"input_ids": torch.full((LENGTH,), number)}
+        for line in lines:
+            line[:] = number
 
 
 def synthetic(job: Job) -> Measured:

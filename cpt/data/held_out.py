@@ -26,21 +26,25 @@ class HeldOutSet:
     num_tokens: int
     num_bytes: int
     """UTF-8 bytes of the documents' text."""
+    chosen: NDArray[np.int64] | None = None
+    """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be told apart."""
 
 
 def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64], layout: Layout, cache_dir: Path) -> HeldOutSet:
     """A set of the chosen documents; the same rows for every seed, so that runs can be compared."""
-    # Windows that overlap would count tokens twice.
-    packing = "best_fit" if layout.packing == "sliding_window" else layout.packing
+    # Windows that overlap more would count tokens twice, and rows that cut a document wherever they are full would leave tokens out. These
+    # overlap by one token, which is not predicted a second time: so figures depend neither on the packing nor on a row's length in tokens.
+    packing = layout.packing if layout.packing in ("none", "token_budget") else "best_fit"
+    stride = max(1, layout.sequence_length - 1)
     starts, lengths = documents.offsets[chosen], np.diff(documents.offsets)[chosen]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [layout.sequence_length, packing],
+        "layout": [layout.sequence_length, packing, stride],
     }
-    pack = partial(fill_packing, starts, lengths, layout.sequence_length, packing, 0, None)
+    pack = partial(fill_packing, starts, lengths, layout.sequence_length, packing, 0, stride)
     folder = publish_once(cache_dir / "rows" / key_of(what), pack)
     rows = kind_of_rows(packing)(documents, folder, layout.sequence_length, layout.pad)
     hold(folder, rows)
-    return HeldOutSet(name, rows, len(chosen), int(lengths.sum()), int(documents.num_bytes[chosen].sum()))
+    return HeldOutSet(name, rows, len(chosen), int(lengths.sum()), int(documents.num_bytes[chosen].sum()), chosen)

@@ -87,8 +87,13 @@ class CPTDataLoader(DataLoader[Row]):
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
 
+        rows, stacks = self.dataset, self.collate_fn is stack_rows
+
         def make(numbers: list[int]) -> Row:
-            batch = self.collate_fn([self.dataset[number] for number in numbers])
+            if type(rows) is MixtureRows and stacks:  # a user's own kind of them may give other rows, one by one
+                batch = rows.batch(numbers)
+            else:
+                batch = self.collate_fn([rows[number] for number in numbers])
             return pin_memory(batch) if pins else batch  # type: ignore[no-any-return]
 
         return Prefetched(

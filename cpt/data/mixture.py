@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch.utils.data import Dataset
 
-from cpt.data.rows import Row
+from cpt.data.rows import NAMES, PackedRows, PaddedRows, Row, stack_rows
 
 ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
 SHARE_UNIT = 2**32  # weights are kept as whole numbers of this size, so that counting rows is exact
@@ -21,8 +23,8 @@ class SourceRows(Protocol):
         """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn from the seed."""
         ...
 
-    def row(self, number: int, epoch: int) -> Row:
-        """Row `number`, as it is in this time through the source."""
+    def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
+        """The rows among which that row is, its number there, and the same time through."""
         ...
 
 
@@ -86,8 +88,28 @@ class MixtureRows(Dataset[Row]):
         return ENDLESS
 
     def __getitem__(self, number: int) -> Row:
-        source, epoch, row = self.place(number)
-        return self.sources[source].row(row, epoch)
+        source, turn = self.turn(number)
+        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        return rows.row(row, epoch)
+
+    def batch(self, numbers: Sequence[int]) -> Row:
+        """Rows as one batch, [B, T]: what `stack_rows` makes of them, written at once."""
+        found = []
+        for number in numbers:
+            source, turn = self.turn(number)
+            found.append(self.sources[source].row_at(turn, f"{self.seed} {source}"))
+        if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
+            return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
+        arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
+        for line, (rows, row, epoch) in enumerate(found):
+            rows.fill(row, epoch, *arrays[:, line])
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+
+    def turn(self, number: int) -> tuple[int, int]:
+        """The source whose turn a global row is, and how many it had before."""
+        if not 0 <= number < ENDLESS:
+            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
+        return self.turns.turn(int(number))
 
     def source_of(self, number: int) -> int:
         """Which source, counted as in the recipe, global row `number` comes from."""
@@ -100,9 +122,7 @@ class MixtureRows(Dataset[Row]):
 
     def place(self, number: int) -> tuple[int, int, int]:
         """The source of a global row, how often the source was gone through before, and the row's number there."""
-        if not 0 <= number < ENDLESS:
-            raise IndexError(f"row {number}: rows go from 0 to {ENDLESS - 1}")
-        source, turn = self.turns.turn(int(number))
+        source, turn = self.turn(number)
         epoch, row = self.sources[source].place(turn, f"{self.seed} {source}")
         return source, epoch, row
 

@@ -36,7 +36,8 @@ def open_sources(data: Data, evaluation: Evaluation, encoder: DocumentEncoder, c
 def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
-    filters, transforms, states = filters_of(data, source, key), transforms_of(data, source, key), states_of(source, key)
+    filters = {**filters_of(data, source, key), f"{key}.chat": encoder.filters()}
+    transforms, states = transforms_of(data, source, key), states_of(source, key)
     tell_unpinned(source, key, are_files=bool(states))
     folder = cache_dir / "tokens" / key_of(key_content(source, filters, transforms, encoder))
     work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder)

@@ -78,12 +78,11 @@ def pack(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed
         starts, lengths: of the documents, among the source's tokens.
         packing: a name of PACKINGS.
         seed: decides which of equally long documents come together.
-        stride: tokens from one window to the next, for `sliding_window`.
+        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read twice.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
-    step = stride if packing == "sliding_window" and stride else sequence_length
-    piece_starts, piece_lengths = pieces_of(starts[order], lengths[order], sequence_length, step)
+    piece_starts, piece_lengths = pieces_of(starts[order], lengths[order], sequence_length, stride or sequence_length)
     rows = rows_of(piece_lengths, sequence_length)
     by_row = np.argsort(rows, kind="stable")
     first_piece = np.concatenate([np.zeros(1, np.int64), np.bincount(rows).cumsum()])

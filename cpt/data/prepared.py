@@ -33,7 +33,7 @@ class PreparedData:
     def shares(self, rows: int, first: int = 0) -> dict[str, float]:
         """Each source's share of the tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
         counts = [upto - before for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)]
-        tokens = {report.name: count * (1 - report.padding) for report, count in zip(self.sources, counts, strict=True)}
+        tokens = {report.name: count * rows.filled for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)}
         return {name: number / sum(tokens.values()) for name, number in tokens.items()}
 
     def epochs(self, rows: int) -> dict[str, float]:

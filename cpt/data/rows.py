@@ -6,11 +6,14 @@ from typing import overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cpt.data.packing import open_packing
 from cpt.data.token_files import StoredDocuments
 
 Row = dict[str, torch.Tensor]
+NAMES = ("input_ids", "labels", "position_ids")
+Int64 = NDArray[np.int64]
 IGNORED = -100  # the label that transformers leaves out of the loss
 
 
@@ -25,6 +28,7 @@ class PackedRows(Sequence[Row]):
     def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
         self.documents, self.packing_folder, self.sequence_length, self.pad = documents, packing_folder, sequence_length, pad
         self.packing = open_packing(packing_folder)
+        self._counting = np.arange(sequence_length)
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, int, int]]:
         """Worker processes open the files themselves."""
@@ -58,18 +62,27 @@ class PackedRows(Sequence[Row]):
 
     def row(self, number: int, epoch: int) -> Row:
         """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a row."""
-        input_ids = np.full(self.sequence_length, self.pad, np.int64)
-        position_ids = np.empty(self.sequence_length, np.int64)
-        at = 0
+        arrays = np.empty((3, self.sequence_length), np.int64)
+        self.fill(number, epoch, *arrays)
+        return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
+
+    def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
+        """Write a row into arrays of `sequence_length`, which may be lines of a batch."""
+        at, counting, begins = 0, self._counting, []
         starts, lengths = self.packing.pieces(number, epoch)
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            input_ids[at : at + length] = self.documents.tokens(start, length)
-            position_ids[at : at + length] = np.arange(length)
-            at += length
-        position_ids[at:] = np.arange(self.sequence_length - at)
-        labels = np.where(position_ids == 0, IGNORED, input_ids)
+            begins.append(at)
+            after = at + length
+            input_ids[at:after] = self.documents.tokens(start, length)
+            position_ids[at:after] = counting[:length]
+            at = after
+        if at < self.sequence_length:
+            input_ids[at:] = self.pad
+            position_ids[at:] = counting[: self.sequence_length - at]
+        labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
-        return {name: torch.from_numpy(a) for name, a in (("input_ids", input_ids), ("labels", labels), ("position_ids", position_ids))}
+        for begin in begins:
+            labels[begin] = IGNORED
 
 
 class PaddedRows(PackedRows):

@@ -24,7 +24,7 @@ from xxhash import xxh3_128_hexdigest
 from cpt.data.order import seed_of, shuffled
 from cpt.data.packing import FORMAT, fill_packing
 from cpt.data.plan import ORDERED_PARTS
-from cpt.data.rows import PackedRows, Row, kind_of_rows
+from cpt.data.rows import PackedRows, kind_of_rows
 from cpt.data.selection import Chosen, Selection
 from cpt.data.store import hold, key_of, publish_once, size_of, write_once
 from cpt.data.token_files import StoredDocuments
@@ -47,6 +47,22 @@ class Layout:
     packing: str
     stride: int | None
     pad: int
+
+
+@dataclass(frozen=True)
+class Here:
+    """The window that is being read."""
+
+    first_turn: int
+    end_turn: int
+    order: str
+    """The seed that the order was asked for with."""
+    seed: int
+    """Of the order inside the window."""
+    epoch: int
+    first_row: int
+    """Of the window, among the rows of the source."""
+    rows: PackedRows
 
 
 class WindowedRows:
@@ -82,6 +98,7 @@ class WindowedRows:
         self._near = 0  # a window whose entry is known, to search from
         self._total: Total | None = None
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
+        self._here: Here | None = None
         self._at: tuple[int, int] | None = None  # time through and window of the row read last
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,9 +115,9 @@ class WindowedRows:
 
     @property
     def filled(self) -> float:
-        """Share of the rows' positions that hold tokens, in the first window that has rows: known before all is read, and never another."""
+        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read, and never another."""
         entry = next(entry for window in count() if (entry := self.entry(window)).rows)
-        return entry.tokens_in_rows / entry.positions
+        return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
     def begin(self, *, all_windows: bool) -> None:
         """Make the first window, and those after it as long as there is no row, or all of them.
@@ -165,22 +182,31 @@ class WindowedRows:
         Raises:
             DataError: the source is used up and may not be repeated, or a window cannot be made.
         """
-        with self._lock:
-            epoch, window, place = self.find(turn)
-            entry = self.entry(window)
-        number = shuffled(place, entry.rows, seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window))
-        return epoch, entry.first_row + number
+        here = self.come_to(turn, seed)
+        return here.epoch, here.first_row + shuffled(turn - here.first_turn, len(here.rows), here.seed)
 
-    def row(self, number: int, epoch: int) -> Row:
-        """Row `number`, as it is in this time through the source."""
-        with self._lock:
-            window = self.window_of(number)
-            assert window is not None, number
-            if self.is_bounded and (epoch, window) != self._at:
-                self._at = epoch, window
-                self.leave_mark(epoch, window)
-            rows, first = self.window(window), self.entry(window).first_row
-        return rows.row(number - first, epoch)
+    def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
+        """The row whose turn it is: the rows of its window, its number among them, and the time through the source."""
+        here = self.come_to(turn, seed)
+        return here.rows, shuffled(turn - here.first_turn, len(here.rows), here.seed), here.epoch
+
+    def come_to(self, turn: int, seed: str) -> "Here":
+        """The window of a turn; mostly that of the turn before."""
+        here = self._here
+        if here is None or not here.first_turn <= turn < here.end_turn or here.order != seed:
+            with self._lock:
+                here = self._here = self.open_at(turn, seed)
+        return here
+
+    def open_at(self, turn: int, seed: str) -> "Here":
+        """Open the window of a turn, and leave a mark there where windows are removed behind the readers."""
+        epoch, window, place = self.find(turn)
+        if self.is_bounded and (epoch, window) != self._at:
+            self._at = epoch, window
+            self.leave_mark(epoch, window)
+        rows, first_row = self.window(window), self.entry(window).first_row
+        number = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, window)
+        return Here(turn - place, turn - place + len(rows), seed, number, epoch, first_row, rows)
 
     def find(self, turn: int) -> tuple[int, int, int]:
         """The time through, the window and the place in it, of a turn."""

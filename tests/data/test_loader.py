@@ -53,9 +53,9 @@ def test_the_way_of_feeding_changes_nothing(rows, options):
 
 def test_several_threads_change_nothing(rows):
     class SlowRows(MixtureRows):
-        def __getitem__(self, number):
+        def batch(self, numbers):
             time.sleep(0.002)
-            return super().__getitem__(number)
+            return super().batch(numbers)
 
     slow = copy.copy(rows)
     slow.__class__ = SlowRows
@@ -109,8 +109,8 @@ def test_an_error_in_the_thread_reaches_the_loop():
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_size):
-    ranks = [batches(rows, rank=rank, world_size=world_size) for rank in range(world_size)]
-    accumulation = 4 // world_size  # 8 rows a step
+    ranks = [batches(rows, micro_batch=1, rank=rank, world_size=world_size) for rank in range(world_size)]
+    accumulation = 8 // world_size  # 8 rows a step
     for step in range(6):
         mine = [batch for rank in ranks for batch in rank[step * accumulation : (step + 1) * accumulation]]
         assert row_set(mine) == row_set([{"input_ids": torch.stack([rows[n]["input_ids"] for n in range(step * 8, step * 8 + 8)])}])

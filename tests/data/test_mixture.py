@@ -13,6 +13,7 @@ from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture import ENDLESS, MixtureRows, Turns, share_out
 from cpt.data.order import endless
+from cpt.data.rows import stack_rows
 from cpt.recipe.schema import Data
 
 
@@ -21,6 +22,10 @@ class Numbers(list):
 
     def place(self, turn, seed):
         return endless(turn, len(self), seed)
+
+    def row_at(self, turn, seed):
+        epoch, row = self.place(turn, seed)
+        return self, row, epoch
 
     def row(self, number, epoch):
         return self[number]
@@ -237,3 +242,12 @@ def test_however_often_a_run_is_stopped_and_on_however_many_processes_each_row_i
         end = first + 16 * steps
         assert sorted(row_numbers(rows, first, end, world_size)) == sorted(map(rows.locate, range(first, end)))
         first = end
+
+
+def test_a_batch_is_what_its_rows_are(tokenizer, source, tmp_path):
+    sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
+    for packing in ("best_fit", "none", "token_budget"):
+        rows = build_data(Data(sources=sources, sequence_length=16, packing=packing), tokenizer, seed=1, cache_dir=tmp_path).rows
+        numbers = [5] if packing == "token_budget" else [0, 1, 2, 700, 3]
+        batch, stacked = rows.batch(numbers), stack_rows([rows[number] for number in numbers])
+        assert batch.keys() == stacked.keys() and all(torch.equal(batch[name], stacked[name]) for name in batch)

@@ -1,4 +1,4 @@
-"""Whatever the documents and however they are cut up: each stands in each time through once, and a row depends on nothing but its number."""
+"""However documents are cut up, each stands in each time through once, and a row depends on nothing but its number."""
 
 import json
 import tempfile
