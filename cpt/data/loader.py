@@ -89,12 +89,13 @@ class CPTDataLoader(DataLoader[Row]):
 
         rows, stacks = self.dataset, self.collate_fn is stack_rows
 
-        def make(numbers: list[int]) -> Row:
+        def batch_of(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a user's own kind of them may give other rows, one by one
-                batch = rows.batch(numbers)
-            else:
-                batch = self.collate_fn([rows[number] for number in numbers])
-            return pin_memory(batch) if pins else batch  # type: ignore[no-any-return]
+                return rows.batch(numbers)
+            return self.collate_fn([rows[number] for number in numbers])  # type: ignore[no-any-return]
+
+        def make(numbers: list[int]) -> Row:
+            return pin_memory(batch_of(numbers)) if pins else batch_of(numbers)  # type: ignore[no-any-return]
 
         return Prefetched(
             make,

@@ -1,6 +1,7 @@
 """Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was written."""
 
 import json
+import mmap
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -152,6 +153,11 @@ class TokenFiles:
                     digest.update(block)
         return digest_of(digests) == self.description.digest
 
+    def rest(self) -> None:
+        """Give the memory of the mapped tokens back; they are mapped again when they are read."""
+        if isinstance(self.tokens.base, np.memmap) and isinstance(mapped := self.tokens.base.base, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
     def sync(self) -> None:
         """Wait until all of it is on the disk."""
         for path in [*self.folder.iterdir(), self.folder]:
@@ -202,6 +208,11 @@ class StoredDocuments:
     def scores(self) -> NDArray[np.float64]:
         """What each document is ordered by."""
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
+
+    def rest(self) -> None:
+        """Give mapped memory back for now."""
+        for part in self.parts:
+            part.rest()
 
     def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
         """The ids from `start` on; a document, or a piece of one, never lies in two folders."""

@@ -274,6 +274,8 @@ class WindowedRows:
         """The rows of a window."""
         if window not in self._opened:
             self.prepare(window)
+            for rows in self._opened.values():  # where reading is over but for slower threads
+                rows.documents.rest()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
             layout = self.layout
             rows = kind_of_rows(layout.packing)(documents, self.window_folder(window), layout.sequence_length, layout.pad)

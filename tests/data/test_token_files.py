@@ -1,5 +1,6 @@
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,3 +80,20 @@ def test_they_travel_to_other_processes_by_their_names(both):
 
 def test_their_digest_follows_each_of_them(both, files):
     assert both.digest == StoredDocuments([files, files]).digest != StoredDocuments([files]).digest
+
+
+def test_memory_that_is_given_back_is_read_again(tmp_path):
+    def write(folder):
+        writer = TokenWriter(folder, np.dtype(np.uint32))
+        writer.append(np.arange(4_000_000, dtype=np.uint32), np.array([4_000_000]), np.array([1], np.uint64), np.array([1]))
+        writer.close({})
+
+    def mapped():
+        return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")).split()[1])
+
+    files = TokenFiles(publish_once(tmp_path / "large", write))
+    total = int(files.tokens.sum())
+    before = mapped()
+    files.rest()
+    assert mapped() < before - 10_000, "some 16 MB less"
+    assert int(files.tokens.sum()) == total
