@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpt.data.mixture import MixtureRows
+from cpt.data.order import endless
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Data
@@ -19,6 +20,16 @@ RECIPES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.relative_to(F
 def somewhere_else(tmp_path, monkeypatch):
     """A recipe does not depend on the folder that it is loaded from."""
     monkeypatch.chdir(tmp_path)
+
+
+class Rows:
+    """Stands for a source's rows where only their number matters."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def place(self, turn: int, seed: str) -> tuple[int, int]:
+        return endless(turn, self.size, seed)
 
 
 def named(path: Path) -> str:
@@ -83,7 +94,7 @@ def test_50_million_tokens_have_these_shares_to_a_tenth_of_a_point_and_repeat_on
     """On sources of the sizes that the file names: rows of 2048 tokens, 1000 tokens a document."""
     data, length = mixture_in(name, tmp_path), 2048
     sizes = [max(1, (source.max_documents or 0) * 1000 // length) for source in data.sources]
-    rows = MixtureRows([range(size) for size in sizes], [source.weight for source in data.sources], seed=1)
+    rows = MixtureRows([Rows(size) for size in sizes], [source.weight for source in data.sources], seed=1)
     read = [rows.locate(number) for number in range(50_000_000 // length)]
     for index, source in enumerate(data.sources):
         mine = [row for which, row in read if which == index]

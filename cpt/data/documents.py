@@ -37,6 +37,9 @@ class File(NamedTuple):
     """Time of change, or what its server calls its content: the same, the same content."""
 
 
+COUNTABLE_BYTES = 2**30  # of a file, whose lines are counted to tell where a row stands; that takes a second or less
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where the rows of a piece come from; shared by all of them."""
@@ -57,9 +60,15 @@ class Origin:
             return address
         if self.unit != "line":
             return f"{address}: {self.unit} {number}"
-        if self.start and "://" in self.path:
-            return f"{address}: line {number - 1} after byte {self.start + 1:,}"
+        if "://" in self.path or self.start > COUNTABLE_BYTES:
+            return self.near(number)
         return f"{address}:{lines_before(self.path, self.start) + number}"
+
+    def near(self, number: int) -> str:
+        """The same, without reading anything: lines are counted from where the piece begins."""
+        if self.start and self.unit == "line":
+            return f"{hub_address(self.path)}: line {number - 1} after byte {self.start + 1:,}"
+        return f"{hub_address(self.path)}:{number}" if self.unit == "line" else self.where(number)
 
 
 class Document(NamedTuple):
@@ -79,6 +88,11 @@ class Document(NamedTuple):
     def where(self) -> str:
         """As an error would name it."""
         return self.origin.where(self.number)
+
+    @property
+    def near(self) -> str:
+        """The same, without reading anything."""
+        return self.origin.near(self.number)
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,15 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths = encoder.encode(texts)
-        hashes, num_bytes = np.empty(len(texts), np.uint64), np.empty(len(texts), np.int64)
-        for number, text in enumerate(texts):
-            raw = text.encode()
-            hashes[number], num_bytes[number] = xxh3_64_intdigest(raw), len(raw)
+        raw = [text.encode() for text in texts]
+        hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
+        num_bytes = np.fromiter(map(len, raw), np.int64, len(raw))
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
         writer.append(ids, lengths, hashes, num_bytes, scores)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
-            longest = batch[at][1].where, int(lengths[at])
+            longest = batch[at][1].near, int(lengths[at])
     if bad:
         write_bad_rows(bad, folder)
     writer.close(

@@ -24,3 +24,11 @@ def test_a_line_of_a_later_piece_has_its_number_in_the_whole_file(five_lines):
 
 def test_lines_are_counted_on_from_the_last_place_and_anew_before_it(five_lines):
     assert [lines_before(five_lines, byte) for byte in (5, 14, 2, 20, 0)] == [2, 4, 1, 5, 0]
+
+
+def test_near_tells_a_place_without_counting_what_stands_before(five_lines, monkeypatch):
+    monkeypatch.setattr(documents, "lines_before", lambda *_: pytest.fail("it was read"))
+    assert Document("4444", Origin(str(five_lines), "line", 8), 2).near == f"{five_lines}: line 1 after byte 9"
+    assert Document("1", Origin(str(five_lines), "line"), 1).near == f"{five_lines}:1"
+    monkeypatch.setattr(documents, "COUNTABLE_BYTES", 7)
+    assert Document("4444", Origin(str(five_lines), "line", 8), 2).where == f"{five_lines}: line 1 after byte 9"

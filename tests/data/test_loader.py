@@ -53,9 +53,9 @@ def test_the_way_of_feeding_changes_nothing(rows, options):
 
 def test_several_threads_change_nothing(rows):
     class SlowRows(MixtureRows):
-        def batch(self, numbers):
+        def __getitem__(self, number):
             time.sleep(0.002)
-            return super().batch(numbers)
+            return super().__getitem__(number)
 
     slow = copy.copy(rows)
     slow.__class__ = SlowRows

@@ -19,7 +19,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
-            text = orjson.loads(line)[column]
+            text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
         if type(text) is str and "\0" not in text:
