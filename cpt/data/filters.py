@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from cpt.data.components import ComponentLists, build_components, module_text, name_of
+from cpt.data.decontamination import decontaminate
 from cpt.data.documents import DocumentView
 from cpt.data.quality.c4 import c4
 from cpt.data.quality.fineweb import fineweb
@@ -23,6 +24,7 @@ FILTERS: dict[str, Callable[..., str | None]] = {
     "gopher_quality": gopher_quality,
     "gopher_repetition": gopher_repetition,
     "fineweb": fineweb,
+    "decontaminate": decontaminate,
 }
 
 

@@ -108,10 +108,16 @@ class WindowedRows:
 
     @property
     def fingerprint(self) -> str:
-        """Of the documents and how they are packed; moving files changes nothing. Of several windows: of the first and of the plan."""
+        """Of the documents and how they are packed; moving files changes nothing.
+
+        Of several windows: of the first, of the plan and of the rules by which documents are chosen; each further window is held against
+        what a checkpoint knows of it.
+        """
         plan = self.tokenized.plan
-        what = {"format": FORMAT, "documents": self.entry(0).own_digest, "seed": self.seed, "max_tokens": self.selection.max_tokens}
-        return key_of({**what, "plan": "" if plan.is_whole else plan.fingerprint})
+        what = {"format": FORMAT, "documents": self.entry(0).own_digest, "seed": self.seed}
+        return key_of(
+            {**what, "plan": "", "rules": {}} if plan.is_whole else {**what, "plan": plan.fingerprint, "rules": self.selection.content()}
+        )
 
     @property
     def filled(self) -> float:
