@@ -52,7 +52,8 @@ def side_by_side(results: Results) -> str:
                 times(ours, one, lambda system: system["cold_first_batch_seconds"]),
                 times(ours, one, lambda system: 1 / system["warm_steady_tokens_per_second"]),
                 f"{one['memory_mb']:,.0f}",
-                *(f"{100 * abs(wasted[key]):.2f} %" if key in wasted else "" for key in ("padding", "lost")),  # spelled special tokens are a few more
+                # Special tokens that stand in texts are spelled, in a few tokens more than one.
+                *(f"{100 * abs(wasted[key]):.2f} %" if key in wasted else "" for key in ("padding", "lost")),
                 "" if wasted.get("cuts") is None else f"{wasted['cuts']:,}",
             ]
         )
