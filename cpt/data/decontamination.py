@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from cpt.data.documents import DocumentView
 from cpt.data.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation
+from cpt.recipe.sense_data import reported_name
 
 WORDS, FEWEST_WORDS = 13, 8
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
@@ -174,7 +176,7 @@ def load_runs(path: str) -> Runs:
                 raise ValueError("it is of another version")
             hashes, owners = ({n: arrays[f"{name}{n}"] for n in (WORDS, FEWEST_WORDS)} for name in ("hashes", "owners"))
             return Runs(hashes, owners, [tuple(document) for document in documents], arrays["own"], too_short)
-    except (OSError, ValueError, KeyError, EOFError) as problem:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
         raise DataError(
             f"{path}: the runs of words to look for cannot be read ({problem}). Delete the file; it is made again."
         ) from problem
@@ -188,10 +190,8 @@ def decontaminate(
     Args:
         index: a file of `Runs.save`, which `with_decontamination` writes of the recipe's own evaluation.
         against: files, folders and globs of further evaluation documents, read as held-out sets are.
-        own_evaluation: false leaves the recipe's own evaluation out; it is looked for by default.
+        own_evaluation: false leaves the recipe's own evaluation out; `with_decontamination` looks for it by default.
     """
-    if index is None and not against and own_evaluation:
-        raise RecipeError("the filter `decontaminate` has nothing to look for. Name evaluation files: `against: [held_out.jsonl]`.")
     for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
         overlap = runs.find(document["text"]) if runs is not None else None
         if overlap is not None:
@@ -207,8 +207,13 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
 
     Raises:
         DataError: a held-out set cannot be read.
+        RecipeError: the filter is asked for, and there is nothing to look for.
     """
     own = [component for component in data.filters if component.name == NAME]
+    if not evaluation.perplexity and any(not component.options for component in own):
+        raise RecipeError(
+            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, or files: `against: [held_out.jsonl]`."
+        )
     if not evaluation.perplexity or any(component.options.get("own_evaluation") is False for component in own):
         return data
     sets = enumerate(evaluation.perplexity)
@@ -227,8 +232,7 @@ def runs_of_files(paths: tuple[str, ...]) -> Runs:
 
 def judged_documents(source: DocumentSource, key: str) -> Iterator[Judged]:
     """A held-out set's documents."""
-    name = source.name or source.path.rstrip("/").rsplit("/", 1)[-1]
-    return (Judged(name, document.where, document.text) for document in open_source(source, key))
+    return (Judged(reported_name(source), document.where, document.text) for document in open_source(source, key))
 
 
 def hashes_of(words: Sequence[str]) -> Hashes:

@@ -39,8 +39,9 @@ def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentE
     filters = {**filters_of(data, source, key), f"{key}.chat": encoder.filters()}
     transforms, states = transforms_of(data, source, key), states_of(source, key)
     tell_unpinned(source, key, are_files=bool(states))
-    folder = cache_dir / "tokens" / key_of(key_content(source, filters, transforms, encoder))
-    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder)
+    enough = source.max_tokens if isinstance(source, Source) and not states else None
+    folder = cache_dir / "tokens" / key_of({**key_content(source, filters, transforms, encoder), "enough": enough})
+    work = ShardWork(source, key, filters, transforms, encoder, data.on_bad_row, folder, enough)
     plan = plan_of(
         source,
         key,

@@ -43,6 +43,8 @@ class ShardWork:
     on_bad_row: OnBadRow
     folder: Path
     """Holds the shards, each in a folder of its own."""
+    enough_tokens: int | None = None
+    """Of a source that comes one row after the other, maybe without end: after so many tokens the rest is not read."""
     prove_on_the_way: bool = False
     """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
 
@@ -72,6 +74,8 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].near, int(lengths[at])
+        if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
+            break
     if bad:
         write_bad_rows(bad, folder)
     writer.close(

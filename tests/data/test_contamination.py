@@ -32,7 +32,7 @@ def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
         ("dirty", f"{folder / 'dirty.jsonl'}:2", "exam", f"{folder / 'exam.jsonl'}:8"),
         ("dirty", f"{folder / 'dirty.jsonl'}:4", "exam", f"{folder / 'exam.jsonl'}:40"),
     ]
-    assert found.documents == {"clean.jsonl": 50, "dirty": 4} and found.counts == {"clean.jsonl": {}, "dirty": {"exam": 2}}
+    assert found.documents == {"clean": 50, "dirty": 4} and found.counts == {"clean": {}, "dirty": {"exam": 2}}
     assert found.num_contaminated == 2 and found.summary().startswith("2 of 54 training documents have 13 words in a row")
 
 

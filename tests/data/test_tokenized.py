@@ -357,3 +357,13 @@ def test_shards_are_made_by_whoever_needs_them_and_once(large, tokenized, reads)
     number = len(reads)
     make_shards([(opened, 0), (opened, 0)])
     assert len(reads) == number
+
+
+def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokenized):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_endless_documents.py").write_text(
+        "from itertools import count\ndef texts():\n    return (f'text {n}' for n in count())\n"
+    )
+    endless = Source(path="my_endless_documents:texts", max_tokens=20_000)
+    assert 20_000 <= tokenized(endless).description.tokens < 40_000
+    assert tokenized(endless.model_copy(update={"max_tokens": 50_000})).description.tokens >= 50_000
