@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-gpu test-network lint format check bench-data bench-peers train-prototype train-production
+.PHONY: help setup demo test test-slow test-gpu test-network lint format check bench-data bench-peers bench-vocabulary train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench-data: bench-peers ## measure the data layer beside what else one would use
 
 bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs, in CPT_BENCH_ENVS or ~/.cache/cpt-bench
 	$(BIN)/python -m benchmarks.data.environments
+
+bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
+	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
 
 train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)

@@ -9,12 +9,20 @@ import typer
 from cpt.command_line import run_app
 
 COMMANDS = {  # name -> (module:function, what it does)
+    "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
     "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
     "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
     "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
     "data": ("cpt.data_commands.app:app", "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them."),
+    "tokenizer": ("cpt.tokenizer_commands.app:app", "Report on a tokenizer, extend one with a domain's tokens, or train a new one."),
     "prepare": ("cpt.prepare:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
     "store": ("cpt.store_command:app", "List, verify or prune the tokens that are kept between runs."),
+    "export": ("cpt.checkpoints.export_command:command", "Write a trained model for others to load, proven by its logits."),
+    "merge": ("cpt.checkpoints.merge_command:command", "Make one model of several: adapter and base, chat vector, mean of checkpoints."),
+    "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),
+    "chat": ("cpt.serving.chat:command", "Chat with a model in the terminal."),
+    "contamination": ("cpt.contamination_command:command", "Find training documents that hold what the model will be judged by."),
+    "evaluate": ("cpt.evaluate_command:command", "Measure a model on held-out text, questions and tasks, against its base."),
     "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     "doctor": ("cpt.doctor:command", "Show what this machine has, and what each missing piece costs."),
     "demo": ("cpt.demo.run:command", "Tokenizer, pre-training, continued pre-training and its verdict, offline in minutes."),

@@ -68,24 +68,32 @@ def import_user_module(name: str) -> Any:
         raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages.") from problem
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, object], key: str, given: Iterable[str] = ()) -> None:
+def check_options(
+    function: Callable[..., Any],
+    options: Mapping[str, object],
+    key: str,
+    given: Iterable[str] = (),
+    also: Mapping[str, Any] | None = None,
+) -> None:
     """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before anything is built.
 
     Args:
         key: where the options stand in the recipe, for the message: `optimizer`.
         given: the keyword arguments that cpt itself passes by name.
+        also: options that cpt takes for every function of this kind, with their types.
     """
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise RecipeError(f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`.")
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
     beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that stand beside the options
-    hints = hints_of(function)
+    hints = {**hints_of(function), **(also or {})}
+    known = [*by_name, *(also or {})]
     for option, value in options.items():
-        if option not in by_name:
+        if option not in known:
             raise RecipeError(
-                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, {*by_name, *beside})} "
-                f"It takes: {', '.join(by_name) or 'none'}."
+                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, {*known, *beside})} "
+                f"It takes: {', '.join(known) or 'none'}."
             )
         if not fits(value, hints.get(option, Any)):
             raise RecipeError(f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}.")

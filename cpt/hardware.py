@@ -30,6 +30,35 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class GpuType:
+    """What a kind of GPU can do, from its data sheet."""
+
+    name: str
+    memory_gib: float
+    peak_tflops: float
+    """Dense bfloat16 with fp32 accumulation: data sheets also print twice that, for sparse matrices."""
+
+
+GPU_TYPES = (
+    GpuType("RTX 3090", 24, 71),
+    GpuType("RTX 4080", 16, 97.5),
+    GpuType("RTX 4090", 24, 165.2),
+    GpuType("RTX 5090", 32, 209.5),
+    GpuType("RTX A6000", 48, 154.8),
+    GpuType("RTX 6000 Ada", 48, 364.2),
+    GpuType("A10G", 24, 70),
+    GpuType("A100-40GB", 40, 312),
+    GpuType("A100-80GB", 80, 312),
+    GpuType("H100", 80, 989.4),
+    GpuType("H100 PCIe", 80, 756),
+    GpuType("H200", 141, 989.4),
+    GpuType("L4", 24, 121),
+    GpuType("L40S", 48, 362),
+    GpuType("B200", 180, 2250),
+)
+
+
+@dataclass(frozen=True)
 class Machine:
     """What a run can count on here."""
 

@@ -10,6 +10,7 @@ if not __package__:  # started as a file: import from the repository root, not f
 import typer
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import latest_checkpoint
 from cpt.command_line import run_command, show_log
@@ -68,6 +69,7 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
             restore_position(data, checkpoint)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         export_model(trainer, recipe, tokenizer, run.export_folder)
+        export_average(recipe, tokenizer, run.folder)
     tell(f"The model is in {run.export_folder}.")
     return run.export_folder
 

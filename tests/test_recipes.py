@@ -12,7 +12,7 @@ from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Data
 
 FOLDER = REPOSITORY / "recipes"
-PARTS = {"models", "mixtures", "demo"}
+PARTS = {"models", "mixtures", "presets", "demo"}
 RECIPES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.relative_to(FOLDER).parts[0] not in PARTS]
 
 
@@ -57,6 +57,15 @@ def test_a_mixture_has_a_length_and_fits_into_a_recipe(path, tmp_path):
     assert sum(source.weight for source in data.sources) == pytest.approx(1)
     assert all(source.max_documents for source in data.sources), "sets on the Hub are huge"
     assert "total_tokens: " in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["weak_shift", "strong_shift"])
+def test_a_replay_is_one_source_beside_your_own(name, tmp_path):
+    piece = f"{{base: presets/replay/{name}.yaml}}"
+    (tmp_path / "r.yaml").write_text(f"name: r\nmodel: {{path: a/b}}\ndata: {{sources: [{{path: a/b}}, {piece}]}}\nbudget: {{epochs: 1}}\n")
+    replay = load_recipe(tmp_path / "r.yaml").data.sources[1]
+    assert replay.name == "general-replay" and replay.weight == {"weak_shift": 0.05, "strong_shift": 0.25}[name]
+    assert replay.streaming and replay.max_documents
 
 
 MIXTURES = {  # what was agreed: total_tokens, and shares by name

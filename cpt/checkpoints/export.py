@@ -8,10 +8,12 @@ import torch.distributed as dist
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from cpt.checkpoints.merge_lora import merge_into_base
+from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
+from cpt.checkpoints.model_card import write_model_card
 from cpt.models.families.native import export_native
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Recipe
+from cpt.runs.record import INPUTS, RECIPE, write_json
 
 ADAPTER = "adapter"
 ONLY_FOR_TRAINING = {"use_cache": True, "output_router_logits": False}  # config value that a served model needs instead
@@ -30,15 +32,25 @@ def export_model(trainer: Trainer, recipe: Recipe, tokenizer: PreTrainedTokenize
     trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
     if is_main_process():
         if adapted:
+            record_base_weights(folder.parent, unfinished / ADAPTER)
             dtype = next(adapted.get_base_model().parameters()).dtype
             model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
         finish(unfinished)
+        if (folder.parent / RECIPE).is_file():
+            write_model_card(unfinished, folder.parent, folder.parent.name)
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     if dist.is_initialized():
         dist.barrier()
+
+
+def record_base_weights(run: Path, adapter: Path) -> None:
+    """Put the base's hashes beside the adapter, so that it is never merged into another model."""
+    record = run / INPUTS
+    if record.is_file():
+        write_json(adapter / BASE_WEIGHTS, json.loads(record.read_text())["weights"])
 
 
 def finish(folder: Path) -> None:

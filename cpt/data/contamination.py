@@ -1,4 +1,4 @@
-"""Count, before anything is trained, which training documents hold what the model will be judged by, and say where they stand."""
+"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by default."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.bad_rows import apply_policy
 from cpt.data.check import filters_of, transforms_of
-from cpt.data.decontamination import FEWEST_WORDS, WORDS, Judged, judged_documents, load_runs, read_runs
+from cpt.data.decontamination import FEWEST_WORDS, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.documents import Document, Piece
 from cpt.data.fill import POOL_BYTES
 from cpt.data.parallel import map_in_order, num_workers
@@ -20,8 +20,8 @@ from cpt.data.shards import ShardWork, keep
 from cpt.data.sources import files_with_sizes, pieces_of, read_piece
 from cpt.data.store import default_cache_dir
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError
-from cpt.recipe.schema import Data, DocumentSource, Evaluation
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation
 from cpt.recipe.sense_data import reported_name
 
 LISTED = 100  # of a source; more are only counted
@@ -111,8 +111,7 @@ def find_contamination(
 
 def evaluation_documents(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
     """Every document that the model is judged by: of files of their own, and those held out of the sources by the hash of their text."""
-    for number, held_out in enumerate(evaluation.perplexity):
-        yield from judged_documents(held_out, f"evaluation.perplexity[{number}]")
+    yield from documents_of_sets(data, evaluation)
     if evaluation.held_out_share is None:
         return
     for number, source in enumerate(data.sources):
@@ -120,6 +119,37 @@ def evaluation_documents(data: Data, evaluation: Evaluation) -> Iterator[Judged]
         for text, document in texts_of(work, pieces_of(source, work.key)):
             if xxh3_64_intdigest(text.encode()) < int(evaluation.held_out_share * 2**64):
                 yield Judged(name, document.where, text)
+
+
+def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
+    """The documents of `evaluation.perplexity`, as they are judged."""
+    for number, held_out in enumerate(evaluation.perplexity):
+        work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
+        yield from (Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key)))
+
+
+def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
+    """The data section with a filter against the documents of `evaluation.perplexity`, where the recipe does not refuse it.
+
+    Documents that `held_out_share` keeps out are not looked for: which they are is known only when all sources were read. Equal copies of
+    them are held out with them, since the hash of the text decides; `cpt contamination` counts the others.
+
+    Raises:
+        DataError: a held-out set cannot be read.
+        RecipeError: the filter is asked for, and there is nothing to look for.
+    """
+    own = [component for component in data.filters if component.name == NAME]
+    if not evaluation.perplexity and any(not component.options for component in own):
+        raise RecipeError(
+            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, or files: `against: [held_out.jsonl]`."
+        )
+    if not evaluation.perplexity or any(component.options.get("own_evaluation") is False for component in own):
+        return data
+    runs = read_runs(documents_of_sets(data, evaluation))
+    others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
+    # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
+    added = Component.model_validate({"name": NAME, "index": str(runs.save(cache_dir / "decontamination"))})
+    return data.model_copy(update={"filters": [*others, added]})
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:

@@ -13,7 +13,7 @@ Memory is that of the evaluation documents: 16 bytes a word. A worker process se
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,14 +26,14 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.data.documents import DocumentView
 from cpt.data.sources import open_source
-from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation
+from cpt.errors import DataError
+from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
 WORDS, FEWEST_WORDS = 13, 8
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
 FORMAT = 1  # of the stored index
-NAME = "decontaminate"  # of the filter
+NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
 
 # Chinese and Japanese do without spaces: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -188,51 +188,23 @@ def decontaminate(
     """The filter: a document that shares a run of words with what the model is judged by.
 
     Args:
-        index: a file of `Runs.save`, which `with_decontamination` writes of the recipe's own evaluation.
+        index: a file of `Runs.save`, of the recipe's own evaluation: see `contamination.with_decontamination`.
         against: files, folders and globs of further evaluation documents, read as held-out sets are.
-        own_evaluation: false leaves the recipe's own evaluation out; `with_decontamination` looks for it by default.
+        own_evaluation: false leaves the recipe's own evaluation out, which is looked for by default.
     """
     for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
         overlap = runs.find(document["text"]) if runs is not None else None
         if overlap is not None:
-            return f"contaminated: {overlap.set_name}"
+            return f"{REASON}{overlap.set_name}"
     return None
-
-
-def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the documents of `evaluation.perplexity`, where the recipe does not refuse it.
-
-    Documents that `held_out_share` keeps out are not looked for: which they are is known only when all sources were read. Equal copies of
-    them are held out with them, since the hash of the text decides; `cpt contamination` counts the others.
-
-    Raises:
-        DataError: a held-out set cannot be read.
-        RecipeError: the filter is asked for, and there is nothing to look for.
-    """
-    own = [component for component in data.filters if component.name == NAME]
-    if not evaluation.perplexity and any(not component.options for component in own):
-        raise RecipeError(
-            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, or files: `against: [held_out.jsonl]`."
-        )
-    if not evaluation.perplexity or any(component.options.get("own_evaluation") is False for component in own):
-        return data
-    sets = enumerate(evaluation.perplexity)
-    runs = read_runs(judged for number, held_out in sets for judged in judged_documents(held_out, f"evaluation.perplexity[{number}]"))
-    others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
-    # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
-    added = Component.model_validate({"name": NAME, "index": str(runs.save(cache_dir / "decontamination"))})
-    return data.model_copy(update={"filters": [*others, added]})
 
 
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
     """The runs of the documents in some files."""
-    return read_runs(judged for path in paths for judged in judged_documents(DocumentSource(path=path), "filters.decontaminate.against"))
-
-
-def judged_documents(source: DocumentSource, key: str) -> Iterator[Judged]:
-    """A held-out set's documents."""
-    return (Judged(reported_name(source), document.where, document.text) for document in open_source(source, key))
+    sources = [DocumentSource(path=path) for path in paths]
+    named = ((reported_name(source), document) for source in sources for document in open_source(source, "filters.decontaminate.against"))
+    return read_runs(Judged(name, document.where, document.text) for name, document in named)
 
 
 def hashes_of(words: Sequence[str]) -> Hashes:

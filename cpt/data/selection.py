@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.duplicates import Repeated
+from cpt.data.plan import ORDERED_PARTS
 from cpt.data.token_files import StoredDocuments
+
+ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,13 @@ class Selection:
     def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
         """Documents of these shards that were there before, by reason."""
         return {} if self.repeated is None else self.repeated.of_shards(shards)
+
+
+def part_by_score(documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int) -> NDArray[np.int64]:
+    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where each would be tiny."""
+    order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
+    ends = np.diff(documents.offsets)[order].cumsum()
+    parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 1
+    bounds = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left") if len(order) else [0, 0]
+    last = len(order) if part + 1 == parts else bounds[1]
+    return order[bounds[0] : last] if part < parts else order[:0]

@@ -25,6 +25,7 @@ from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
 from cpt.models.inventory import count_model_parameters, vocabulary_size
+from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.rules import is_local
 from cpt.models.zero3 import build_partitioned
 from cpt.ranks import main_process_first
@@ -62,6 +63,7 @@ def build_model(
     if model.hashes:
         main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
     _check_vocabulary(model, config, tokenizer)
+    learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
     config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
 
     weights = DTYPES.get(model.dtype, dtype)
@@ -77,6 +79,8 @@ def build_model(
             raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
         torch.manual_seed(seed)
         ready = built if model.lora is None else add_lora(built, model.lora)
+    if learning is not None:
+        train_only_rows(built, learning)
     if "output_router_logits" in vars(config) and vars(config).get("router_aux_loss_coef"):
         ready.register_forward_pre_hook(_balance_experts_in_training, with_kwargs=True)
     return ready
@@ -98,7 +102,7 @@ def _build_whole(
         built.config.dtype = dtype
         _take_special_tokens(built, tokenizer)
     else:
-        built = _load_weights(model, config, attention, dtype)
+        built = load_weights(model, config, attention, dtype)
     _check_parameters(model, built)
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
@@ -119,7 +123,15 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
-def _load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype) -> PreTrainedModel:
+def load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
+    """The model of a folder or Hub id with all of its weights, as it was published.
+
+    Args:
+        dtype: of the weights in memory; "auto" is that of the files.
+
+    Raises:
+        CheckpointError: weights are missing or damaged.
+    """
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
     try:

@@ -59,6 +59,33 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
     return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
 
 
+def flops_per_token(model: PreTrainedModel, sequence_length: int, *, trains_weights: bool = True) -> float:
+    """Floating-point operations that training on one token takes, nothing computed twice.
+
+    Two for each weight of a matrix in the forward pass (the look-up in an embedding is none) and, for causal attention, two for each of
+    the T/2 positions before in the scores and in the mean; twice that in the backward pass, half of it for weights that learn
+    (arXiv 2001.08361, appendix B of arXiv 2204.02311).
+
+    Args:
+        trains_weights: False for adapters: gradients pass through the weights and not into them.
+    """
+    config = model.config.get_text_config()
+    tied = bool(config.tie_word_embeddings)
+    looked_up = 0 if tied else model.get_input_embeddings().get_parameter("weight").numel()
+    matrices = count_model_parameters(model).active - looked_up
+    values = config.to_dict()
+    heads, hidden = int(values.get("num_attention_heads") or values.get("n_head") or 0), int(config.hidden_size)
+    width = heads * int(values.get("head_dim") or (hidden // heads if heads else 0))
+    attention = 2 * int(config.num_hidden_layers) * width * sequence_length
+    return (6 if trains_weights else 4) * matrices + 3 * attention
+
+
+def longest_row(config: PreTrainedConfig) -> int | None:
+    """How many positions the config names; None where a model has no such limit, or its config does not tell."""
+    longest = config.get_text_config().to_dict().get("max_position_embeddings") or config.to_dict().get("n_positions")
+    return longest if isinstance(longest, int) else None
+
+
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """The model without its weights."""
     register_families()

@@ -6,6 +6,7 @@ In tokens and not in steps, so that another batch size or number of GPUs leaves 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -19,13 +20,14 @@ def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, token
     """The scheduler that the recipe names, to be stepped once per optimizer step.
 
     Raises:
-        RecipeError: no such schedule, an option it does not take, or a warm-up longer than the run.
+        RecipeError: no such schedule, an option it does not take, or parts that are longer than the run.
     """
     factor = find("schedule", section.name, SCHEDULES)
     check_options(factor, section.options, "schedule")
-    warmup_tokens = section.options.get("warmup_tokens", 0)
-    if warmup_tokens > total_tokens:
-        raise RecipeError(f"`schedule.warmup_tokens` is {warmup_tokens:,}, but the whole run has {total_tokens:,} tokens.")
+    parts = {name: section.options[name] for name in PARTS if section.options.get(name)}
+    if sum(parts.values()) > total_tokens:
+        told = " and ".join(f"`schedule.{name}` is {tokens:,}" for name, tokens in parts.items())
+        raise RecipeError(f"{told}, but the whole run has {total_tokens:,} tokens.")
     return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
 
 
@@ -53,6 +55,77 @@ def cosine(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, floo
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress(tokens, total_tokens, warmup_tokens)))
 
 
+def rewarm_cosine(tokens: float, total_tokens: float, *, warmup_tokens: float, start: float = 0.0, floor: float = 0.1) -> float:
+    """For a base whose schedule had ended: rise from where it ended to the peak, then half a cosine down (arXiv 2403.08763).
+
+    Args:
+        start: the base's last learning rate as a share of this run's peak; 0 begins at nothing.
+        floor: the last learning rate as a share of the peak; the paper ends at a tenth.
+    """
+    if tokens < warmup_tokens:
+        return start + (1 - start) * tokens / warmup_tokens
+    return cosine(tokens, total_tokens, warmup_tokens=warmup_tokens, floor=floor)
+
+
+def wsd(tokens: float, total_tokens: float, *, decay_tokens: float, warmup_tokens: float = 0, floor: float = 0.0) -> float:
+    """Warm up, stay, decay: any checkpoint of the constant part can be gone on from (1 - sqrt, arXiv 2405.18392).
+
+    Args:
+        decay_tokens: length of the decay at the end; the paper does well with a fifth of the run.
+        floor: the last learning rate as a share of the peak.
+    """
+    decayed = (tokens - (total_tokens - decay_tokens)) / decay_tokens
+    if decayed <= 0:
+        return warmup(tokens, warmup_tokens)
+    return floor + (1 - floor) * (1 - math.sqrt(min(1.0, decayed)))
+
+
+def infinite(
+    tokens: float,
+    total_tokens: float,
+    *,
+    warmup_tokens: float,
+    cooldown_tokens: float,
+    anneal_tokens: float,
+    constant: float = 0.5,
+    floor: float = 0.1,
+) -> float:
+    """Warm up, cool down by a cosine to a constant rate, anneal exponentially at the end (arXiv 2403.08763).
+
+    A run on new data goes on from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no learning rate has to
+    be warmed up again, which is what makes a model forget.
+
+    Args:
+        cooldown_tokens: length of the way from the peak to the constant rate.
+        anneal_tokens: length of the last part, from the constant rate down to `floor`.
+        constant: the constant rate as a share of the peak.
+        floor: the last learning rate as a share of the peak.
+    """
+    if tokens < warmup_tokens:
+        return warmup(tokens, warmup_tokens)
+    annealed = (tokens - (total_tokens - anneal_tokens)) / anneal_tokens if anneal_tokens else 0.0
+    if annealed > 0:
+        return constant * (floor / constant) ** min(1.0, annealed)
+    return cosine(tokens, warmup_tokens + cooldown_tokens, warmup_tokens=warmup_tokens, floor=constant)
+
+
+def continued(
+    tokens: float, total_tokens: float, *, schedule: dict[str, Any], trained_tokens: float, planned_tokens: float | None = None
+) -> float:
+    """Go on with another run's schedule where that run stopped; `optimizer.learning_rate` is that run's peak.
+
+    Args:
+        schedule: that run's own section: `{name: infinite, warmup_tokens: ...}`.
+        trained_tokens: how many tokens it had trained when the checkpoint was made that this run starts from.
+        planned_tokens: the whole length of its schedule; by default it ends with this run.
+    """
+    earlier = {key: value for key, value in schedule.items() if key != "name"}
+    factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
+    check_options(factor, earlier, "schedule.schedule")
+    value: float = factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **earlier)
+    return value
+
+
 def warmup(tokens: float, warmup_tokens: float) -> float:
     """From 0 to 1 over the first `warmup_tokens`."""
     return min(1.0, tokens / warmup_tokens) if warmup_tokens else 1.0
@@ -63,4 +136,13 @@ def progress(tokens: float, total_tokens: float, warmup_tokens: float) -> float:
     return min(1.0, (tokens - warmup_tokens) / max(1, total_tokens - warmup_tokens))
 
 
-SCHEDULES: dict[str, Callable[..., float]] = {"constant": constant, "linear": linear, "cosine": cosine}
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "rewarm_cosine": rewarm_cosine,
+    "wsd": wsd,
+    "infinite": infinite,
+    "continued": continued,
+}
+PARTS = ("warmup_tokens", "cooldown_tokens", "decay_tokens", "anneal_tokens")

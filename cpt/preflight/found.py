@@ -15,6 +15,8 @@ class PreflightReport:
     excused: list[CptError] = field(default_factory=list)
     """Mistakes if the run were started here and now: what an earlier run is still to make, packages of the machine with the GPU."""
     unchecked: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What works and is outside the bands that are published, with the source."""
 
     def run(self, check: Callable[[], Any]) -> Any:
         """The check's result, or None with its complaint noted."""

@@ -17,9 +17,10 @@ from cpt.data.check import check_sources, unchecked_sources
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.extend import check_options, did_you_mean, find
 from cpt.hardware import GIB, find_gpus, free_disk_gib, nearest_existing, require_programs
-from cpt.models.inventory import count_model_parameters
-from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer
+from cpt.models.inventory import count_model_parameters, longest_row
+from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
 from cpt.optim.schedules import SCHEDULES, build_schedule
+from cpt.preflight.craft import craft_warnings
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.model import check_model, check_tokenizer
 from cpt.ranks import tell
@@ -65,6 +66,8 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
         tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
     if found.unchecked:
         tell(f"{len(found.unchecked)} thing{'s' if len(found.unchecked) > 1 else ''} unchecked: {'; '.join(found.unchecked)}")
+    for warning in found.warnings:
+        tell(f"warning: {placed(warning, root)}.")
     for excused in found.excused:
         tell(f"before it can start: {placed(str(excused), root)}")
     tell(f"{path}: {len(found.mistakes)} mistake(s)." if found.mistakes else f"{path}: no mistakes.")
@@ -91,6 +94,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
+    parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
+    found.warnings += craft_warnings(recipe, parameters, longest)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
     excuse_results_of_other_runs(recipe, found)
@@ -129,12 +134,13 @@ def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]])
 
 
 def try_optimizer(recipe: Recipe, offloaded: bool) -> None:
-    """Build it for a model of one layer; one that offloads has to be compiled first, so only its options are looked at."""
-    check_options(find_named("optimizer", recipe.optimizer.name, OPTIMIZERS), recipe.optimizer.options, "optimizer")
+    """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked at."""
+    find_named("optimizer", recipe.optimizer.name, OPTIMIZERS)
+    check_optimizer(recipe.optimizer)
     if offloaded and recipe.optimizer.name in OFFLOADED:
         return
     try:
-        build_optimizer(recipe.optimizer, nn.Linear(2, 2, bias=False), offloaded=offloaded)
+        build_optimizer(recipe.optimizer, nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False)), offloaded=offloaded)
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlparse
 
 from huggingface_hub import constants as hub
@@ -14,10 +15,11 @@ from cpt.data.check import keyed_sources
 from cpt.data.encoders import encoder_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError, ResourceError
-from cpt.models.adapters import check_lora_options
+from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
+from cpt.models.new_rows import new_ids
 from cpt.models.rules import is_local
 from cpt.preflight.found import PreflightReport
 from cpt.recipe.schema import Recipe, Source
@@ -28,8 +30,8 @@ SECONDS_TO_REACH_THE_HUB = 2
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
     """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows it."""
-    if recipe.model.lora is not None:
-        found.run(lambda: check_lora_options(recipe.model.lora or {}))
+    if recipe.model.train_only == "new_rows":
+        found.run(lambda: new_ids(Path(str(recipe.model.path)).expanduser()))
     config = found.run(lambda: find_config(recipe, found))
     if config is None:
         return None
@@ -42,7 +44,25 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
     model = build_on_meta(config)
     found.run(lambda: choose_attention(recipe.model.attention, type(model)))
     found.run(lambda: check_rows(recipe, model))
+    if recipe.model.lora is not None:
+        found.run(lambda: check_lora(model, recipe.model.lora or {}))
+        found.run(lambda: check_embeddings_are_trained(recipe, model))
     return model
+
+
+def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None:
+    """A learning rate for embeddings has embeddings to move."""
+    if recipe.optimizer.options.get("embedding_learning_rate") is None:
+        return
+    options = lora_options(model, recipe.model.lora or {})
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
+    touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(options["target_modules"], str) else options["target_modules"])}
+    if not names & touched:
+        raise RecipeError(
+            "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head. Remove it, or write "
+            "`model.lora: cpt`."
+        )
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:

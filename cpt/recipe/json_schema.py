@@ -7,8 +7,9 @@ from typing import Any
 
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT
-from cpt.recipe.schema import SUFFIXED, Recipe
+from cpt.recipe.schema import LORA_PRESETS, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
+from cpt.recipe.written_numbers import SUFFIXED
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
 GROUPED_DIGITS = {
@@ -30,7 +31,9 @@ def json_schema() -> dict[str, Any]:
         allow_files(node)
     training, lora = passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}), passed_on(LORA_CONFIG, LORA_IS_SET)
     schema["properties"]["training"] = or_file(training)
-    sections["Model"]["properties"]["lora"] = {"anyOf": [{**lora, "propertyNames": names_in(lora)}, YAML_FILE, {"type": "null"}]}
+    presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
+    lora["properties"]["preset"] = presets
+    sections["Model"]["properties"]["lora"] = {"anyOf": [{**lora, "propertyNames": names_in(lora)}, presets, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

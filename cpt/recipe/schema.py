@@ -1,24 +1,18 @@
 """The recipe: every key a user may write, with its default and its meaning."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-SUFFIXED = re.compile(r"(\d+(?:\.\d+)?) ?(k|K|M|G|B|T|kB|KB|MB|GB|TB)")
-SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+from cpt.recipe.written_numbers import Positive, Share, whole_number
+
+LORA_PRESETS = ("cpt",)
 
 
-def whole_number(value: object) -> object:
-    """1e9 is a whole number too, though Python reads it as a float; and so are 500M, 1.5B (a billion) and 20GB."""
-    if isinstance(value, str) and (match := SUFFIXED.fullmatch(value)):
-        value = round(float(match[1]) * SUFFIXES[match[2][0].upper()], 3)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
-Share = Annotated[float, Field(gt=0, lt=1)]
+def named_lora(value: object) -> object:
+    """`lora: cpt` is short for `lora: {preset: cpt}`."""
+    return {"preset": value} if value in LORA_PRESETS else value
 
 
 class Section(BaseModel):
@@ -61,8 +55,11 @@ class Model(Section):
     """Type of the weights in memory. `auto`: bfloat16 where something else keeps fp32 master weights (DeepSpeed's bf16), else float32."""
     attention: str = "auto"
     """auto, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is right."""
-    lora: dict[str, Any] | None = None
-    """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). Null trains all parameters."""
+    lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
+    """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset: cpt, r: 64}`:
+    high rank, rank-stabilised, embeddings and head trained whole. Null trains all parameters."""
+    train_only: Literal["new_rows"] | None = None
+    """new_rows: only the rows of the tokens that `cpt tokenizer extend` added learn, in embedding and head; all else stays bit for bit."""
     resize_embeddings: bool = False
     """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
     trust_remote_code: bool = False
@@ -129,7 +126,7 @@ class Source(DocumentSource):
     weight: float = Field(default=1.0, gt=0)
     """Share of the training tokens, relative to the other sources."""
     max_tokens: Positive | None = None
-    """Take no more than so many tokens of it."""
+    """Take no more than so many tokens of it; of an endless source, no more is read."""
     max_epochs: float | None = Field(default=None, gt=0)
     """Go through it at most so often; a run that would need more is refused."""
     licence: str | None = None
@@ -234,6 +231,8 @@ class Checkpoints(Section):
     """Or each so many optimizer steps. Neither: only the end is saved."""
     keep: Positive | None = 3
     """How many checkpoints stay; null keeps all."""
+    average: Annotated[int, Field(ge=2)] | None = None
+    """At the end, also write the mean of the last so many checkpoints' weights, to `average/` in the run's folder."""
 
 
 class Monitoring(Section):
@@ -260,6 +259,9 @@ class Evaluation(Section):
     """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated."""
     perplexity: list[HeldOut] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
+    retain: dict[str, Annotated[float, Field(gt=0)] | None] = {}
+    """Held-out sets of general text, which the model must not forget: `{general: 0.02}` stops the run once bits per byte are 2 % above
+    those before the first step; null never stops, and only tells gain from loss. The other sets are the domain."""
     prompts: list[str] = []
     """Beginnings that the model continues greedily before and after the run."""
 

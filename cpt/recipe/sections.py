@@ -7,7 +7,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import LORA_PRESETS, Model, Recipe
 from cpt.recipe.tree import Location
 
 
@@ -34,6 +34,11 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 def is_free_mapping(annotation: Any) -> bool:
     """True for `dict[str, ...]`: a section whose keys are someone else's."""
     return get_origin(without_none(annotation)) is dict
+
+
+def presets_of(annotation: Any) -> tuple[str, ...]:
+    """The words that stand for whole sections there: `cpt` for `model.lora`."""
+    return LORA_PRESETS if annotation == Model.model_fields["lora"].annotation else ()
 
 
 def item_in(annotation: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The second gate: do the sections fit together? One small function per rule; those about data stand in `sense_data.py`.
+"""The second gate: do the sections fit together? One small function per rule; those about data and evaluation stand in `sense_data.py` and
+`sense_evaluation.py`.
 
 A rule asks for the sections that it needs by the names of its parameters, and runs when nothing else is wrong with them.
 It looks at values, never at whether a default was written out: a resolved recipe gives the same answer as the short one.
@@ -14,6 +15,7 @@ from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.moved_keys import MOVED, new_home
 from cpt.recipe.schema import Checkpoints, Component, Evaluation, Model, Monitoring, Optimizer, Schedule, Tokenizer
 from cpt.recipe.sense_data import DATA_RULES
+from cpt.recipe.sense_evaluation import EVALUATION_RULES
 from cpt.recipe.senseless import Found, Senseless, line_of_other
 from cpt.recipe.tree import Mistakes, Node, place_of
 
@@ -71,6 +73,20 @@ def lora_needs_trained_weights(model: Model) -> Found:
     """An adapter adapts something."""
     if model.lora is not None and model.from_scratch:
         yield Senseless(("model", "lora"), "LoRA adapts trained weights: remove it, or start from a model", ("model", "from_scratch"))
+
+
+def new_rows_can_be_trained_alone(model: Model, training: dict[str, Any]) -> Found:
+    """Rows are a part of whole, trained tables."""
+    if model.train_only is None:
+        return
+    here = ("model", "train_only")
+    if model.lora is not None:
+        yield Senseless(here, "LoRA freezes the embedding that `train_only: new_rows` trains: remove one of them", ("model", "lora"))
+    if model.from_scratch:
+        yield Senseless(here, "`train_only: new_rows` keeps trained weights, and there are none: remove it", ("model", "from_scratch"))
+    if training.get("fsdp"):
+        text = "FSDP lays parameters end to end, so single rows cannot be kept from learning: use DeepSpeed, or no sharding"
+        yield Senseless(here, text, ("training", "fsdp"))
 
 
 def foreign_code_is_pinned(model: Model) -> Found:
@@ -166,12 +182,28 @@ def kept_checkpoints_are_made(checkpoints: Checkpoints) -> Found:
         )
 
 
+def averaged_checkpoints_are_kept(checkpoints: Checkpoints, model: Model) -> Found:
+    """A mean is of several checkpoints that are still there, and of whole models."""
+    here = ("checkpoints", "average")
+    if checkpoints.average is None:
+        return
+    if checkpoints.every_tokens is None and checkpoints.every_steps is None:
+        yield Senseless(here, "`checkpoints.average` needs several: give `checkpoints.every_tokens` or `every_steps`")
+    if checkpoints.keep is not None and checkpoints.keep < checkpoints.average:
+        text = f"`checkpoints.average` is {checkpoints.average}, but only {checkpoints.keep} checkpoints are kept. Raise `checkpoints.keep`"
+        yield Senseless(here, text, ("checkpoints", "keep"))
+    if model.lora is not None:
+        text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all parameters"
+        yield Senseless(here, text, ("model", "lora"))
+
+
 RULES: list[Callable[..., Found]] = [
     stage_exists,
     cpt_continues_from_weights,
     weights_come_from_somewhere,
     tokenizer_is_known,
     lora_needs_trained_weights,
+    new_rows_can_be_trained_alone,
     foreign_code_is_pinned,
     revisions_belong_to_a_path,
     hashes_are_of_loaded_weights,
@@ -184,5 +216,7 @@ RULES: list[Callable[..., Found]] = [
     precision_is_given_once,
     one_engine_shards,
     kept_checkpoints_are_made,
+    averaged_checkpoints_are_kept,
+    *EVALUATION_RULES,
     *DATA_RULES,
 ]

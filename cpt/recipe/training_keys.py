@@ -8,6 +8,7 @@ from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
 from cpt.recipe.python_sources import find_class
 from cpt.recipe.references import find_file
+from cpt.recipe.schema import LORA_PRESETS
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
@@ -29,6 +30,9 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
         for key, node in lora.value.items():
             if key in LORA_IS_SET:
                 mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
+            elif key == "preset":
+                if node.value not in LORA_PRESETS:
+                    mistakes.add(node.place, f"`model.lora.preset`: {one_of(LORA_PRESETS, node.value)}")
             else:
                 check_key(("model", "lora", key), node, LORA_CONFIG, mistakes)
 

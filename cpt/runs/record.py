@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 
 RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
-PROGRESS = ("step", "steps", "checkpoint")  # of the status: what stays true when the state changes
+PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what stays true when the state changes
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.data.prepared import PreparedData
+from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
@@ -51,6 +52,8 @@ def build_trainer(
         ConsoleProgress(folder.name),
     ):
         trainer.add_callback(callback)
+    if recipe.evaluation.retain:
+        trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
         trainer.add_callback(PromptSamples(folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts))
     return trainer

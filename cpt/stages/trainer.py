@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
-from cpt.evaluation.perplexity import evaluate_held_out
+from cpt.evaluation.document_losses import measure_and_keep
 from cpt.optim.build import build_optimizer
 from cpt.optim.offloaded_adamw import replay_step_counter
 from cpt.optim.schedules import build_schedule
@@ -123,7 +123,9 @@ class CPTTrainer(Trainer):
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation."""
         assert self.model is not None, "the Trainer was built with a model"
-        figures = evaluate_held_out(self.model, self.held_out, batch_size=self.args.per_device_eval_batch_size)
+        folder, step = Path(str(self.args.output_dir)), self.state.global_step
+        batch_size = self.args.per_device_eval_batch_size
+        figures = measure_and_keep(self.model, self.held_out, batch_size=batch_size, run_folder=folder, step=step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -22,7 +22,7 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     if path is None:
         raise RecipeError(
             "no tokenizer: the model is built from `model.config`, which has none. Set `tokenizer.path` to a local folder or a Hub id, "
-            "or train one: cpt tokenizer train FILES --vocabulary-size 32000 --output FOLDER"
+            "or train one: cpt tokenizer train --text FILES --vocabulary 32000 --output FOLDER"
         )
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)

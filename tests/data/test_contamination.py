@@ -3,10 +3,12 @@ import random
 
 import pytest
 
-from cpt.data.contamination import find_contamination
+from cpt.data.build import build_data
+from cpt.data.contamination import find_contamination, with_decontamination
 from cpt.data.decontamination import Judged
-from cpt.errors import DataError
-from cpt.recipe.schema import Component, Data, Evaluation, HeldOut
+from cpt.data.filters import build_filters, reason_to_drop
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]
 
@@ -83,3 +85,69 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
 def test_nothing_to_look_for_is_told(source, tmp_path):
     with pytest.raises(DataError, match="no evaluation document of 8 words or more"):
         find_contamination(Data(sources=[source("a", ["x"])]), Evaluation(), cache_dir=tmp_path)
+
+
+def view(of_text):
+    return {"text": of_text, "source": "s", "where": "w"}
+
+
+def data_of(*filters):
+    return Data(sources=[Source(path="a.jsonl")], filters=[Component(name="length", min_characters=5), *filters])
+
+
+@pytest.fixture
+def exam_text(tmp_path):
+    (tmp_path / "exam.txt").write_text(text(5))
+    return Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.txt"), name="exam")])
+
+
+@pytest.mark.parametrize("own", [[], [Component(name="decontaminate")]], ids=["by default", "asked for"])
+def test_the_recipes_own_evaluation_is_looked_for(exam_text, tmp_path, own):
+    filters = with_decontamination(data_of(*own), exam_text, tmp_path / "cache").filters
+    assert [component.name for component in filters] == ["length", "decontaminate"]
+    built = build_filters({"data.filters": filters})
+    assert reason_to_drop(view(f"{text(900)} {text(5)}"), built) == "contaminated: exam"
+
+
+def test_the_filter_is_the_same_again_and_another_for_other_documents(exam_text, tmp_path):
+    first = with_decontamination(data_of(), exam_text, tmp_path / "cache")
+    assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
+    (tmp_path / "exam.txt").write_text(text(6))
+    assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first
+
+
+def test_it_can_be_refused_and_is_not_there_without_evaluation(exam_text, tmp_path):
+    refused = data_of(Component(name="decontaminate", own_evaluation=False))
+    assert with_decontamination(refused, exam_text, tmp_path) == refused
+    assert reason_to_drop(view(text(5) + " copied"), build_filters({"data.filters": refused.filters})) is None
+    assert with_decontamination(data_of(), Evaluation(), tmp_path) == data_of()
+
+
+def test_files_of_the_users_own_stay_beside_it(exam_text, tmp_path):
+    (tmp_path / "quiz.txt").write_text(text(7))
+    data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
+    built = build_filters({"data.filters": with_decontamination(data, exam_text, tmp_path / "cache").filters})
+    assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == ["contaminated: exam", "contaminated: quiz", None]
+
+
+def test_what_is_built_leaves_the_planted_document_out_and_counts_it(tokenizer, source, exam_text, tmp_path):
+    texts = [text(100), f"{text(101)} {text(5, 20)} {text(102)}", text(103)]
+    data = Data(sources=[source("train", texts)], sequence_length=64)
+    built = build_data(
+        with_decontamination(data, exam_text, tmp_path / "cache"), tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache"
+    )
+    assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 2
+
+
+def test_a_filter_of_nothing_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="nothing to look for"):
+        with_decontamination(data_of(Component(name="decontaminate")), Evaluation(), tmp_path)
+
+
+def test_a_bad_row_of_a_held_out_set_is_skipped_where_the_recipe_says_so(tmp_path):
+    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": text(5)}) + "\n{broken\n")
+    evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.jsonl"))])
+    with pytest.raises(DataError, match="exam.jsonl:2"):
+        with_decontamination(data_of(), evaluation, tmp_path)
+    skipping = data_of().model_copy(update={"on_bad_row": "skip"})
+    assert with_decontamination(skipping, evaluation, tmp_path).filters[-1].name == "decontaminate"

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from cpt.data.decontamination import Judged, decontaminate, load_runs, read_runs, with_decontamination
+from cpt.data.decontamination import Judged, decontaminate, load_runs, read_runs
 from cpt.data.filters import build_filters, reason_to_drop
-from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
+from cpt.errors import DataError
+from cpt.recipe.schema import Component
 
 WORDS = [f"word{number}" for number in range(5000)]
 
@@ -114,11 +114,6 @@ def test_the_filter_reads_files_of_the_users_own(tmp_path):
     assert decontaminate(view(text(6)), against=[str(tmp_path / "exam.txt")]) is None
 
 
-def test_a_filter_of_nothing_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="nothing to look for"):
-        with_decontamination(data_of(Component(name="decontaminate")), Evaluation(), tmp_path)
-
-
 def test_a_search_is_fast_enough_for_a_corpus(runs):
     """10 MB a second and core were measured on an idle machine; a busy one has a tenth of the time."""
     large = [text(number, 1000) for number in range(10_000, 10_100)]
@@ -130,42 +125,3 @@ def test_a_search_is_fast_enough_for_a_corpus(runs):
 def test_no_run_of_random_words_collides():
     many = read_runs(Judged("a", str(number), text(number, 200)) for number in range(200))
     assert len(many.hashes[13]) == 200 * 188 == len(np.unique(many.hashes[13]))
-
-
-def data_of(*filters):
-    return Data(sources=[Source(path="a.jsonl")], filters=[Component(name="length", min_characters=5), *filters])
-
-
-@pytest.fixture
-def exam(tmp_path):
-    (tmp_path / "exam.txt").write_text(text(5))
-    return Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.txt"), name="exam")])
-
-
-@pytest.mark.parametrize("own", [[], [Component(name="decontaminate")]], ids=["by default", "asked for"])
-def test_the_recipes_own_evaluation_is_looked_for(exam, tmp_path, own):
-    filters = with_decontamination(data_of(*own), exam, tmp_path / "cache").filters
-    assert [component.name for component in filters] == ["length", "decontaminate"]
-    built = build_filters({"data.filters": filters})
-    assert reason_to_drop(view(f"{text(900)} {text(5)}"), built) == "contaminated: exam"
-
-
-def test_the_filter_is_the_same_again_and_another_for_other_documents(exam, tmp_path):
-    first = with_decontamination(data_of(), exam, tmp_path / "cache")
-    assert with_decontamination(data_of(), exam, tmp_path / "cache") == first
-    (tmp_path / "exam.txt").write_text(text(6))
-    assert with_decontamination(data_of(), exam, tmp_path / "cache") != first
-
-
-def test_it_can_be_refused_and_is_not_there_without_evaluation(exam, tmp_path):
-    refused = data_of(Component(name="decontaminate", own_evaluation=False))
-    assert with_decontamination(refused, exam, tmp_path) == refused
-    assert reason_to_drop(view(text(5) + " copied"), build_filters({"data.filters": refused.filters})) is None
-    assert with_decontamination(data_of(), Evaluation(), tmp_path) == data_of()
-
-
-def test_files_of_the_users_own_stay_beside_it(exam, tmp_path):
-    (tmp_path / "quiz.txt").write_text(text(7))
-    data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
-    built = build_filters({"data.filters": with_decontamination(data, exam, tmp_path / "cache").filters})
-    assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == ["contaminated: exam", "contaminated: quiz", None]

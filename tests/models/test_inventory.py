@@ -1,9 +1,11 @@
 import pytest
+import torch
 from tiny_models import TINY, tiny_config
-from transformers import LlamaConfig, Mamba2Config
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config
 
 from cpt.models.config import config_from
-from cpt.models.inventory import count_parameters, isolates_documents, vocabulary_size
+from cpt.models.inventory import count_parameters, flops_per_token, isolates_documents, longest_row, vocabulary_size
 
 
 def test_a_tied_head_counts_once():
@@ -46,3 +48,23 @@ def test_other_recurrent_architectures_do_not_either(small: dict):
 def test_padding_rows_are_not_tokens():
     assert vocabulary_size(config_from(tiny_config("cpt-gpt2"))) == 97
     assert vocabulary_size(LlamaConfig(vocab_size=50)) == 50
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "nemotron"])
+def test_operations_are_those_that_torch_counts(family):
+    """Forward and backward of one row; torch counts attention without the saving of a causal mask, so it is counted twice here."""
+    config = config_from({**tiny_config(family), "tie_word_embeddings": False})
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config)
+    tokens = 32
+    causal = flops_per_token(model, tokens)
+    whole = 2 * causal - flops_per_token(model, 0)
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    assert counter.get_total_flops() / tokens == pytest.approx(whole, rel=0.08)
+
+
+def test_the_longest_row_is_what_the_config_names():
+    assert longest_row(config_from(tiny_config("gpt2"))) == 64
+    assert longest_row(config_from({"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1})) is None

@@ -1,9 +1,12 @@
 import pytest
+import torch
+from tiny_models import make_tokenizer, tiny_config
 from torch import nn
 
 from cpt.errors import RecipeError
+from cpt.models.build import build_model
 from cpt.optim.build import build_optimizer, parameter_groups
-from cpt.recipe.schema import Optimizer
+from cpt.recipe.schema import Model, Optimizer
 
 
 class Tiny(nn.Module):
@@ -33,6 +36,47 @@ def test_options_reach_the_optimizer():
     assert (optimizer.defaults["lr"], optimizer.defaults["betas"], optimizer.defaults["eps"]) == (3e-4, (0.8, 0.9), 1e-6)
 
 
+def rates(family: str, **model) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay by the parameter's name."""
+    built = build_model(Model(from_scratch=True, config=tiny_config(family), **model), make_tokenizer())
+    optimizer = build_optimizer(Optimizer(learning_rate=1e-3, embedding_learning_rate=1e-4, weight_decay=0.1), built)
+    of = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: of[id(p)] for name, p in built.named_parameters() if p.requires_grad}
+
+
+def test_embeddings_and_head_can_have_a_smaller_learning_rate():
+    found = rates("llama")
+    assert found["model.embed_tokens.weight"] == (1e-4, 0.0) and found["lm_head.weight"] == (1e-4, 0.1)
+    assert found["model.layers.0.mlp.up_proj.weight"] == (1e-3, 0.1) and found["model.norm.weight"] == (1e-3, 0.0)
+
+
+def test_a_tied_head_is_counted_once():
+    found = rates("gpt2")
+    assert [name for name, (rate, _) in found.items() if rate == 1e-4] == ["transformer.wte.weight", "transformer.wpe.weight"]
+
+
+def test_adapters_have_the_rate_and_the_trained_embeddings_theirs():
+    found = rates("llama", lora="cpt")
+    ends = {name for name, (rate, _) in found.items() if rate == 1e-4}
+    assert {name.split(".")[-4] for name in ends} == {"embed_tokens", "lm_head"}
+    assert all("lora_" in name for name in found if name not in ends)
+
+
+def test_without_the_option_the_groups_are_as_they_were():
+    assert [sorted(group) for group in parameter_groups(Tiny())] == [["params"], ["params", "weight_decay"]]
+
+
+def test_the_schedule_moves_both_rates_together():
+    optimizer = build_optimizer(Optimizer(learning_rate=1e-3, embedding_learning_rate=1e-4), Tiny())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    assert sorted(set(schedule.get_last_lr())) == pytest.approx([5e-5, 5e-4])
+
+
+def test_a_rate_for_embeddings_that_are_frozen_has_no_effect_and_is_refused():
+    with pytest.raises(RecipeError, match="has no effect: neither embeddings nor head are trained"):
+        rates("llama", lora={})
+
+
 def test_a_users_own_optimizer_is_found_by_its_path(tmp_path, monkeypatch):
     (tmp_path / "my_lab_optim.py").write_text(
         "import torch\ndef build(groups, learning_rate, *, rho=0.04):\n    return torch.optim.SGD(groups, lr=learning_rate * rho)\n"
@@ -47,6 +91,9 @@ def test_a_users_own_optimizer_is_found_by_its_path(tmp_path, monkeypatch):
     [
         (Optimizer(name="adamv"), False, "Did you mean `adamw`"),
         (Optimizer(name="adamw", beta=0.9), False, "`optimizer.beta` is not an option of adamw.*Did you mean `betas`"),
+        (Optimizer(name="adamw", embedding_learnin_rate=0.9), False, "Did you mean `embedding_learning_rate`"),
+        (Optimizer(name="adamw", embedding_learning_rate=0), False, "must be more than 0"),
+        (Optimizer(name="adamw", embedding_learning_rate="low"), False, "expected a number or null"),
         (Optimizer(name="sgd"), True, "cannot keep its states in host memory"),
     ],
 )

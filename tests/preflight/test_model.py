@@ -1,5 +1,6 @@
 import pytest
 from tiny import TINY_LLAMA
+from tiny_extended import write_model
 from transformers import AutoTokenizer
 
 from cpt.preflight.gate import check_reality
@@ -58,3 +59,9 @@ def test_the_hub_is_unchecked_when_it_cannot_be_asked(load, tokenizer_folder):
 def test_a_hub_model_is_judged_by_the_shape_in_the_recipe(load):
     model = {"path": "some/model", "config": {**TINY_LLAMA, "vocab_size": 300}}
     assert any("has 320 tokens, the model's vocabulary 300" in line for line in mistakes(load(stage="cpt", model=model)))
+
+
+def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_path, tokenizer_folder):
+    model = write_model(tmp_path / "model", tokenizer_folder, tied=True)
+    (said,) = mistakes(load(stage="cpt", model={"path": str(model), "train_only": "new_rows"}))
+    assert "`model.train_only`" in said and "cpt tokenizer extend MODEL" in said

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import dump_recipe, load_recipe
 
 MODEL = "path: base/model\ndtype: bfloat16\nconfig:\n  model_type: llama\n  hidden_size: 64\n"
 
@@ -124,3 +124,20 @@ def test_a_filter_by_its_bare_name_is_told_how_to_be_written(mistakes):
 
 def test_base_must_be_a_file(mistakes):
     assert mistakes(only=with_model("{base: 3, path: a/b}")) == ["r.yaml:2: `base` must be the path of a .yaml file"]
+
+
+@pytest.mark.parametrize("written", ["cpt", "{preset: cpt}"])
+def test_adapters_may_be_chosen_by_the_name_of_a_preset(load, written):
+    assert load(only=with_model(f"{{path: a/b, lora: {written}}}")).model.lora == {"preset": "cpt"}
+
+
+def test_a_preset_can_be_varied_overridden_and_dumped(load, here):
+    assert load("", "model.lora=cpt").model.lora == {"preset": "cpt"}
+    recipe = load(only=with_model("{path: a/b, lora: {preset: cpt, r: 8}}"))
+    (here / "again.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(here / "again.yaml") == recipe and recipe.model.lora == {"preset": "cpt", "r": 8}
+
+
+@pytest.mark.parametrize(("written", "said"), [("cptt", "expected keys and values or the path"), ("{preset: full}", "expected one of cpt")])
+def test_an_unknown_preset_is_a_mistake(mistakes, written, said):
+    assert said in mistakes(only=with_model(f"{{path: a/b, lora: {written}}}"))[0]

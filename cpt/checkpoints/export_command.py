@@ -1,0 +1,257 @@
+"""`cpt export`: from a run or a checkpoint to a folder that others load, every step of it proven by logits."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.checkpoints.export import finish
+from cpt.checkpoints.merge_lora import (
+    BASE_WEIGHTS,
+    MergeProof,
+    build_base,
+    check_base_weights,
+    merge_proven,
+    rounded_to,
+)
+from cpt.checkpoints.model_card import write_model_card
+from cpt.checkpoints.model_folder import Tensors, weight_files
+from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
+from cpt.checkpoints.servable import adapter_file, check_vocabulary, describe_adapter, describe_for_servers
+from cpt.checkpoints.trained import Trained, find_trained, load_whole, tokenizer_of, with_adapter
+from cpt.errors import CheckpointError, RecipeError
+from cpt.models.config import load_config
+from cpt.models.families.register import register_families
+from cpt.models.hashes import hash_weights
+from cpt.models.inventory import vocabulary_size
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DtypeName = Literal["bfloat16", "float16", "float32"]
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a model is to be written, and how strictly it is judged."""
+
+    dtype: torch.dtype = torch.bfloat16
+    max_shard_size: str = "5GB"
+    pth: Path | None = None
+    text: Path | None = None
+    tolerance: float | None = None
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, one of its checkpoints, a model or an adapter.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
+    dtype: Annotated[DtypeName, typer.Option(help="What the weights are written in.")] = "bfloat16",
+    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
+    pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
+    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")] = False,
+    text: Annotated[Path | None, typer.Option(help="Compare logits on this text file instead of our passage.")] = None,
+    tolerance: Annotated[float | None, typer.Option(help="Largest difference allowed, as a share of the largest logit.")] = None,
+) -> None:
+    """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained."""
+    disable_progress_bar()
+    refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
+    trained = find_trained(path)
+    typer.echo(f"Taking {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
+    if adapter_only:
+        lines = export_adapter(trained, output, text)
+    else:
+        lines = export_whole(trained, output, Wish(DTYPES[dtype], max_shard_size, pth, text, tolerance))
+    for line in lines:
+        typer.echo(line)
+
+
+def refuse_odd_wishes(output: Path, max_shard_size: str, pth: Path | None, adapter_only: bool) -> None:
+    """What can be said before anything is read.
+
+    Raises:
+        RecipeError: options that contradict each other or mean nothing.
+        CheckpointError: the output is taken.
+    """
+    number = max_shard_size.rstrip("KMGTBi")
+    if not number.isdigit() or int(number) == 0 or not max_shard_size.endswith("B"):
+        raise RecipeError(f"--max-shard-size {max_shard_size} is no size. Write 5GB or 500MB.")
+    if adapter_only and pth is not None:
+        raise RecipeError("--pth holds a whole model, --adapter-only writes none. Leave one of them out.")
+    if pth is not None and pth.exists():
+        raise CheckpointError(f"--pth {pth} exists. Choose another name, or remove it.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
+
+
+def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
+    """Write, reload, compare; yields what there is to tell as it becomes known.
+
+    Raises:
+        CheckpointError: something is missing, or a comparison fails; then no folder is left behind.
+    """
+    tokenizer = tokenizer_of(trained)
+    config = load_config(trained.base) if trained.is_adapter else config_of(trained.folder)
+    text = proof_text(tokenizer, config, wish.text)
+    if trained.is_adapter:
+        model, proof = merged(trained, tokenizer, text, wish)
+        yield from describe_merge(proof, wish.dtype)
+    else:
+        check_vocabulary(vocabulary_size(config), tokenizer)
+        model = load_whole(trained, tokenizer)
+        if model.dtype != wish.dtype:
+            before, stored = logits_of(model, text), model.dtype
+            rounding = difference(before, logits_of(rounded_to(model, wish.dtype), text), wish.dtype, wish.tolerance)
+            yield f"Rounded from {name_of(stored)} to {name_of(wish.dtype)}: largest difference of logits {rounding}."
+            if not rounding.is_allowed:
+                raise CheckpointError("rounding changes the model more than that. Use --dtype float32, or say --tolerance.")
+    vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
+    expected = logits_of(model, text)
+    with written_whole_or_not(output) as unfinished:
+        model.save_pretrained(unfinished, max_shard_size=wish.max_shard_size)
+        tokenizer.save_pretrained(unfinished)
+        del model
+        finish(unfinished)
+        written = f"{sum(file.stat().st_size for file in weight_files(unfinished)) / 1e6:,.1f} MB of {name_of(wish.dtype)}"
+        write_model_card(unfinished, trained.run, output.name, step=trained.step)
+        yield reloaded(unfinished, text, expected, wish)
+        if wish.pth is not None:
+            yield write_pth(unfinished, text, expected, wish)
+        notes = [vocabulary, *describe_for_servers(unfinished, tokenizer)]
+        shards = len(weight_files(unfinished))
+        architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
+    yield from notes
+    yield f"Wrote {output}: {architecture}, {written} in {shards} safetensors file{'s' if shards > 1 else ''}, with README.md."
+    yield f"Serve it: cpt serve {output}"
+
+
+def config_of(folder: Path) -> PreTrainedConfig:
+    """Of a model of transformers or of ours.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json, so nobody knows the shape of its weights. Copy the one of the training.")
+    register_families()
+    return AutoConfig.from_pretrained(folder)
+
+
+def merged(trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish) -> tuple[PreTrainedModel, MergeProof]:
+    """Base and adapter in one, after the base was found to be the right one."""
+    base, recipe = trained.base, trained.recipe
+    if base.path is not None and not base.from_scratch:
+        check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
+    plain = build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)
+    return merge_proven(plain, lambda model: with_adapter(model, trained), text, wish.dtype, wish.tolerance)
+
+
+def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
+    """What merging did to the logits."""
+    yield f"The adapter changes logits by up to {proof.effect.largest:.3g} ({proof.changed} of {proof.tensors} tensors)."
+    yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
+    if dtype != torch.float32:
+        yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
+    if proof.exported.largest > proof.effect.largest:
+        yield f"WARNING: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32, or train on."
+
+
+def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, pth: Path | None = None) -> str:
+    """Load the export in another process and compare.
+
+    Raises:
+        CheckpointError: it says something else there.
+    """
+    found = difference(expected, logits_in_another_process(folder, text, wish.dtype, pth=pth), wish.dtype, wish.tolerance)
+    what = "The export" if pth is None else str(pth)
+    if not found.is_allowed:
+        raise CheckpointError(f"{what} loaded back by plain transformers says something else: largest difference of logits {found}.")
+    return f"{what} loaded back by plain transformers, in a process without cpt: largest difference of logits {found}."
+
+
+def write_pth(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish) -> str:
+    """The export's tensors as one pickled state dict, loaded back like the folder."""
+    assert wish.pth is not None
+    tensors = Tensors(folder)
+    wish.pth.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({name: tensors.read(name) for name in tensors.files}, wish.pth)
+    try:
+        return reloaded(folder, text, expected, wish, wish.pth)
+    except CheckpointError:
+        wish.pth.unlink()
+        raise
+
+
+def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
+    """The adapter as it is, with the fingerprint of its base; loaded back by plain peft.
+
+    Raises:
+        CheckpointError: it is no adapter, or it changes nothing.
+    """
+    if trained.kind != "adapter":
+        remedy = "Leave --adapter-only out." if trained.kind == "model" else "Export it merged: leave --adapter-only out."
+        raise CheckpointError(f"{trained.folder} holds no adapter that peft wrote. {remedy}")
+    adapter_file(trained.folder)
+    tokenizer = tokenizer_of(trained)
+    base = trained.base
+    text = proof_text(tokenizer, load_config(base), text_file)
+    if base.path is not None and not base.from_scratch:
+        check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
+    plain = build_base(base, tokenizer, seed=42 if trained.recipe is None else trained.recipe.seed, dtype=torch.float32)
+    untouched = logits_of(plain, text)
+    expected = logits_of(with_adapter(plain, trained), text)
+    if torch.equal(untouched, expected):
+        raise CheckpointError("the adapter changes nothing: it was not trained, or its weights are zero. Choose a later checkpoint.")
+    with written_whole_or_not(output) as unfinished:
+        unfinished.mkdir(parents=True)
+        for name in ADAPTER_FILES:
+            if (trained.folder / name).is_file():
+                shutil.copy(trained.folder / name, unfinished / name)
+        tokenizer.save_pretrained(unfinished)
+        sha256 = trained.base_weights or (hash_weights(base.path, base.revision) if base.path else {})
+        (unfinished / BASE_WEIGHTS).write_text(json.dumps({"path": base.path, "sha256": sha256}, indent=2) + "\n")
+        write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
+        if is_plain(base.path, plain):
+            found = difference(expected, logits_in_another_process(unfinished, text, torch.float32, base=base.path), torch.float32)
+            if not found.is_allowed:
+                raise CheckpointError(f"the adapter loaded back by plain peft says something else: largest difference of logits {found}.")
+            yield f"The adapter loaded back by plain peft, in a process without cpt: largest difference of logits {found}."
+        else:
+            yield f"NOT CHECKED in plain peft: its base, {base.path}, is not the shape that the adapter was trained on. Export it merged."
+        notes = describe_adapter(unfinished)
+    yield from notes
+    yield f"Wrote {output}: the adapter alone. It needs its base, {base.path}."
+
+
+def is_plain(path: str | None, base: PreTrainedModel) -> bool:
+    """Whether plain transformers finds at `path` the very model that the adapter was trained on."""
+    if path is None or type(base).__module__.startswith("cpt."):
+        return False
+    folder = Path(path).expanduser()
+    rows = json.loads((folder / "config.json").read_text()).get("vocab_size") if folder.is_dir() else base.config.vocab_size
+    return bool(rows == base.config.vocab_size)
+
+
+@contextmanager
+def written_whole_or_not(output: Path) -> Iterator[Path]:
+    """A hidden folder that becomes `output` when nothing went wrong inside."""
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
+        if output.exists():
+            output.rmdir()
+        unfinished.rename(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`bfloat16`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,117 @@
+"""`cpt merge`: an adapter into its base, a chat vector onto a trained model, or several checkpoints into their mean."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.checkpoints.average import write_average
+from cpt.checkpoints.export import finish
+from cpt.checkpoints.export_command import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
+from cpt.checkpoints.model_folder import weight_files
+from cpt.checkpoints.proof import logits_in_another_process, proof_text
+from cpt.checkpoints.servable import check_vocabulary, describe_for_servers
+from cpt.checkpoints.task_arithmetic import write_chat_vector
+from cpt.checkpoints.trained import TOKENIZER_FILES, find_trained, stored_dtype
+from cpt.errors import CheckpointError, RecipeError
+from cpt.models.hashes import weights_folder
+
+Method = Literal["lora", "task_arithmetic", "average"]
+
+
+def command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
+    method: Annotated[Method, typer.Option(help="How they become one.")],
+    models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two folders or more.")] = None,
+    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the model after continued pre-training.")] = None,
+    base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
+    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
+    scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
+    dtype: Annotated[Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")] = "stored",
+    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
+    tolerance: Annotated[float | None, typer.Option(help="lora: largest difference allowed, as a share of the largest logit.")] = None,
+) -> None:
+    """Make one model of several; what cannot be added is refused before anything is written."""
+    disable_progress_bar()
+    refuse_odd_wishes(output, max_shard_size, None, False)
+    folders = models or []
+    arithmetic = (after, base, chat)
+    if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
+        raise RecipeError(f"--after, --base, --chat and --scale belong to --method task_arithmetic, not to {method}.")
+    if method != "lora" and tolerance is not None:
+        raise RecipeError("--tolerance belongs to --method lora: the others have nothing to be compared with.")
+    chosen = None if dtype == "stored" else DTYPES[dtype]
+    if method == "lora":
+        lines = merge_adapter(folders, output, chosen, max_shard_size, tolerance)
+    elif method == "average":
+        lines = written(output, lambda folder: average(folders, folder, chosen, max_shard_size))
+    else:
+        if after is None or base is None or chat is None or folders:
+            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders.")
+        one, two, three = after, base, chat
+        lines = written(
+            output,
+            lambda folder: write_chat_vector(one, two, three, folder, scale=scale, dtype=chosen, max_shard_size=max_shard_size),
+        )
+    for line in lines:
+        typer.echo(line)
+
+
+def merge_adapter(
+    folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str, tolerance: float | None
+) -> Iterator[str]:
+    """As `cpt export` does it, with the base named."""
+    if len(folders) != 2:
+        raise RecipeError(f"--method lora takes two folders, BASE and ADAPTER, not {len(folders)}.")
+    base, adapter = folders
+    trained = find_trained(adapter)
+    if trained.kind != "adapter":
+        raise CheckpointError(f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER")
+    wish = Wish(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
+    return export_whole(replace(trained, stated_base=base), output, wish)
+
+
+def average(folders: list[Path], output: Path, dtype: torch.dtype | None, max_shard_size: str) -> list[str]:
+    """With what there is to tell."""
+    write_average(folders, output, dtype=dtype, max_shard_size=max_shard_size)
+    return [f"The mean of {len(folders)} models: {', '.join(map(str, folders))}."]
+
+
+def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
+    """Write, make it loadable by others, and load it in another process.
+
+    Raises:
+        CheckpointError: plain transformers cannot load it, or it gives no numbers.
+    """
+    with written_whole_or_not(output) as unfinished:
+        yield from write(unfinished)
+        dtype = stored_dtype(unfinished)
+        path = unfinished / "config.json"
+        config = json.loads(path.read_text())
+        config.pop("torch_dtype", None)
+        path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
+        finish(unfinished)
+        notes = [] if not any((unfinished / name).is_file() for name in TOKENIZER_FILES) else loaded_back(unfinished, dtype)
+        shards = len(weight_files(unfinished))
+    yield from notes or ["NOT LOADED BACK: there is no tokenizer beside the weights. Copy one, then: cpt serve"]
+    yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
+
+
+def loaded_back(folder: Path, dtype: torch.dtype) -> list[str]:
+    """By plain transformers; there is no model in memory to compare with."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    vocabulary = check_vocabulary(config.vocab_size, tokenizer)
+    logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
+    if not logits.isfinite().all():
+        raise CheckpointError(
+            f"the merged model gives logits that are no numbers in {name_of(dtype)}. Use --dtype float32, or see the parts."
+        )
+    loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
+    return [loaded, vocabulary, *describe_for_servers(folder, tokenizer)]

@@ -1,0 +1,98 @@
+"""What lies in a folder of weights: a model, an adapter, or ZeRO's parts; whether all of it is there; its tensors one by one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from cpt.errors import CheckpointError
+
+Kind = Literal["model", "adapter", "zero", "nothing"]
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+INDEXES = tuple(f"{name}.index.json" for name in WHOLE)
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def kind_of(folder: Path) -> Kind:
+    """What the folder's files make of it."""
+    if (folder / ADAPTER_CONFIG).is_file():
+        return "adapter"
+    if any((folder / name).is_file() for name in (*WHOLE, *INDEXES)):
+        return "model"
+    if (folder / "latest").is_file() and list(folder.glob("*/*optim_states.pt")):
+        return "zero"
+    return "nothing"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights, safetensors before pickles.
+
+    Raises:
+        CheckpointError: there are none, or a shard that the index names is missing.
+    """
+    for whole, index in zip(WHOLE, INDEXES, strict=True):
+        if (folder / index).is_file():
+            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            if missing := [name for name in names if not (folder / name).is_file()]:
+                raise CheckpointError(
+                    f"{folder} is incomplete: {index} names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} missing. "
+                    "Copy the folder again, or choose another checkpoint."
+                )
+            return [folder / name for name in names]
+        if (folder / whole).is_file():
+            return [folder / whole]
+    raise CheckpointError(f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there.")
+
+
+class Tensors:
+    """The tensors of a model folder by name, each read from the disk when it is asked for.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        self._pickled: dict[Path, dict[str, torch.Tensor]] = {}
+        for file in weight_files(folder):
+            with _damage_told(file):
+                for name, shape, dtype in self._contents(file):
+                    self.files[name], self.shapes[name], self.dtypes[name] = file, shape, dtype
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, in the dtype that it is stored in."""
+        file = self.files[name]
+        if file in self._pickled:
+            return self._pickled[file][name]
+        with _damage_told(file), safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    def _contents(self, file: Path) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        if file.suffix != ".safetensors":
+            self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            yield from ((name, tuple(tensor.shape), tensor.dtype) for name, tensor in self._pickled[file].items())
+            return
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
+                part = opened.get_slice(name)
+                yield name, tuple(part.get_shape()), opened.get_tensor(name).dtype if not part.get_shape() else part[:0].dtype
+
+
+@contextmanager
+def _damage_told(file: Path) -> Iterator[None]:
+    """A file cut short, or none of its kind at all, is said so by name."""
+    try:
+        yield
+    except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
+        raise CheckpointError(
+            f"{file} is damaged: {' '.join(str(problem).split())[:200]}. Copy it again, or choose another checkpoint."
+        ) from problem

@@ -1,0 +1,53 @@
+"""Load an export as a stranger would, and write down its logits: `python -I reload.py JOB.json`, with this package out of reach."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+ISOLATED = "cpt"  # importing it fails in this process
+
+
+def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
+    """[T, V] on the job's text, in fp32; refuses weights that are missing or that no part of the model takes."""
+    ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
+    if ids != job["ids"]:
+        raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
+    options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True}
+    if job["adapter"]:
+        from peft import PeftModel
+
+        base, info = loaded(AutoModelForCausalLM.from_pretrained(job["base"], **options))
+        model = PeftModel.from_pretrained(base, folder)
+    elif job["pth"]:
+        state = torch.load(job["pth"], map_location="cpu", weights_only=True, mmap=True)
+        config = AutoConfig.from_pretrained(folder)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model, info = loaded(model_class.from_pretrained(None, config=config, state_dict=state, **options))
+    else:
+        model, info = loaded(AutoModelForCausalLM.from_pretrained(folder, **options))
+    if info["missing_keys"] or info["unexpected_keys"]:
+        raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}")
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def loaded(model_and_info: Any) -> tuple[Any, dict[str, Any]]:
+    """What `output_loading_info` makes of from_pretrained's answer."""
+    model, info = model_and_info
+    return model, info
+
+
+def main() -> None:
+    """Everything is told by the job's file."""
+    sys.modules[ISOLATED] = None  # type: ignore[assignment]  # Python's way to make an import fail
+    job = json.loads(Path(sys.argv[1]).read_text())
+    save_file({"logits": logits_of_export(job["folder"], job).contiguous()}, job["output"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What was trained, wherever it lies: a run, one of its checkpoints, a model or an adapter; found, and in memory again."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from cpt.checkpoints.consolidate_zero import load_consolidated
+from cpt.checkpoints.merge_lora import BASE_WEIGHTS, put_on
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Kind, Tensors, kind_of, weight_files
+from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
+from cpt.errors import CheckpointError
+from cpt.models.adapters import add_lora
+from cpt.models.build import build_model
+from cpt.models.families.register import register_families
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Model, Recipe
+from cpt.runs.record import EXPORT, INPUTS, RECIPE, Run
+from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
+
+ADAPTER = "adapter"  # folder in a run's export
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights on the disk, and the run that they come from."""
+
+    folder: Path
+    kind: Kind
+    run: Path | None
+    recipe: Recipe | None
+    stated_base: Path | None = None
+    """The adapter's base, where the user names it."""
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether a base model belongs to it; ZeRO's parts do not tell by themselves."""
+        from_lora = self.recipe is not None and self.recipe.model.lora is not None
+        return self.kind == "adapter" or (self.kind == "zero" and from_lora)
+
+    @property
+    def step(self) -> int | None:
+        """Of the run, where it is one of its checkpoints."""
+        return step_of(self.folder) if PATTERN.fullmatch(self.folder.name) else None
+
+    @property
+    def base(self) -> Model:
+        """The model that an adapter was trained on, as the run had it, or as peft wrote it down.
+
+        Raises:
+            CheckpointError: nobody knows.
+        """
+        if self.stated_base is not None:
+            known = Model(path=".") if self.recipe is None else self.recipe.model
+            return known.model_copy(update={"path": str(self.stated_base), "revision": None})
+        if self.recipe is not None:
+            return self.recipe.model
+        name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+        if not name:
+            raise CheckpointError(
+                f"{self.folder}: its adapter_config.json names no base model. Name it: cpt merge --method lora BASE {self.folder}"
+            )
+        return Model(path=name)
+
+    @property
+    def base_weights(self) -> dict[str, str]:
+        """File name -> sha256 of the weights that an adapter was trained on; empty where nobody wrote them down."""
+        beside = self.folder / BASE_WEIGHTS
+        if beside.is_file():
+            return dict(json.loads(beside.read_text())["sha256"])
+        record = None if self.run is None else self.run / INPUTS
+        return dict(json.loads(record.read_text())["weights"]["sha256"]) if record is not None and record.is_file() else {}
+
+
+def find_trained(path: Path) -> Trained:
+    """What to hand over of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest checkpoint.
+
+    Raises:
+        CheckpointError: there is nothing, or not all of it.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
+        raise CheckpointError(f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter.")
+    is_run = (path / RECIPE).is_file() and kind_of(path) == "nothing"
+    folder = of_run(path) if is_run else path
+    kind = kind_of(folder)
+    if kind == "nothing":
+        nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
+        raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}")
+    if kind == "model":
+        weight_files(folder)
+    run = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
+    return Trained(folder, kind, run, None if run is None else load_recipe(run / RECIPE))
+
+
+def of_run(run: Path) -> Path:
+    """The folder in a run that holds what it came to."""
+    if Run(run).is_finished:
+        adapter = run / EXPORT / ADAPTER
+        return adapter if adapter.is_dir() else run / EXPORT
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is None:
+        state = Run(run).status().get("state", "not started")
+        raise CheckpointError(f"{run} has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE")
+    return checkpoint
+
+
+def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
+    """The one beside the weights, else the run's, else the base model's."""
+    if any((trained.folder / name).is_file() for name in TOKENIZER_FILES):
+        return from_folder_or_hub(str(trained.folder), None, False)
+    if trained.recipe is not None:
+        return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
+    if trained.is_adapter:
+        return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
+    raise CheckpointError(f"{trained.folder} has no tokenizer. Copy tokenizer.json and tokenizer_config.json of its base model into it.")
+
+
+def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A model that needs no base, in the dtype that it is stored in; of ZeRO's parts in fp32."""
+    if trained.kind == "zero":
+        return load_from_parts(trained)
+    dtype = stored_dtype(trained.folder)
+    section = trained.recipe.model if trained.recipe is not None else Model(path=str(trained.folder))
+    changes: dict[str, Any] = {
+        "path": str(trained.folder),
+        "lora": None,
+        "hashes": {},
+        "config": None,
+        "from_scratch": False,
+        "dtype": "auto",
+    }
+    if not section.trust_remote_code:
+        changes["revision"] = None
+    model = build_model(section.model_copy(update=changes), tokenizer, dtype=dtype)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def load_from_parts(trained: Trained) -> PreTrainedModel:
+    """A model out of ZeRO's parts, by the config beside them."""
+    register_families()
+    config = AutoConfig.from_pretrained(trained.folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    load_consolidated(model, trained.folder)
+    if (trained.folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(trained.folder)
+    return model
+
+
+def with_adapter(base: PreTrainedModel, trained: Trained) -> PeftModel:
+    """The base with what was trained on it."""
+    if trained.kind != "zero":
+        return put_on(base, trained.folder)
+    assert trained.recipe is not None and trained.recipe.model.lora is not None
+    adapted = add_lora(base, trained.recipe.model.lora)
+    load_consolidated(adapted, trained.folder)
+    return adapted
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """Of most of the numbers on the disk."""
+    tensors = Tensors(folder)
+    sizes: dict[torch.dtype, int] = {}
+    for name, dtype in tensors.dtypes.items():
+        if dtype.is_floating_point:
+            sizes[dtype] = sizes.get(dtype, 0) + torch.Size(tensors.shapes[name]).numel()
+    return max(sizes, key=lambda dtype: sizes[dtype])

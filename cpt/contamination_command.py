@@ -1,0 +1,53 @@
+"""`cpt contamination RECIPE`: which training documents hold what the model will be judged by."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cpt.command_line import show_log
+from cpt.data.contamination import Contamination, find_contamination
+from cpt.data.decontamination import Judged
+from cpt.errors import RecipeError
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+
+SHOWN = 20
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every place that is known to this file.")] = None,
+) -> None:
+    """Search all training sources for the evaluation's documents; the exit code is 2 where any is found."""
+    show_log()
+    found = contamination_of(load_recipe(recipe, overrides or ()), task or (), task_folder)
+    for hit in found.hits[:SHOWN]:
+        typer.echo(str(hit))
+    if found.num_contaminated > SHOWN:
+        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more{'' if json_file else ': --json FILE lists up to 100 of each source'}")
+    typer.echo(found.summary())
+    if json_file is not None:
+        try:
+            json_file.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as problem:
+            raise RecipeError(f"--json {json_file}: {problem.strerror}. Name a file in a folder that you can write.") from problem
+    raise typer.Exit(2 if found.num_contaminated else 0)
+
+
+def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Path | None = None) -> Contamination:
+    """What of the recipe's evaluation and of some tasks stands in its training sources."""
+    return find_contamination(recipe.data, recipe.evaluation, questions(tasks, task_folder))
+
+
+def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
+    """Of lm-eval's tasks."""
+    if tasks:
+        from cpt.evaluation.tasks import task_texts  # which brings torch along, seconds that a recipe alone does not need
+
+        yield from (Judged(*question) for question in task_texts(tasks, folder))

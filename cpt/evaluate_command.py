@@ -1,0 +1,114 @@
+"""`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.command_line import show_log
+from cpt.errors import RecipeError
+from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
+from cpt.evaluation.findings import Findings, findings
+from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
+from cpt.launchers.processes import join_processes, leave_processes
+from cpt.ranks import is_main_process
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Model, Recipe
+from cpt.runs.record import RECIPE
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A Hub id, a folder, or a run's folder.")],
+    against: Annotated[str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Or name=path: a held-out set of your own. Repeat it.")] = None,
+    domain_test: Annotated[list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")] = None,
+    task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the domain test's questions.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file too.")] = None,
+) -> None:
+    """Measure held-out text, a domain test and tasks; one line of verdict each."""
+    show_log()
+    disable_progress_bar()
+    join_processes({})
+    own = recipe_of(model, recipe)
+    models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
+    judges = judges_asked(own, text or [], sequence_length, models)
+    if judges is None and not task:
+        raise RecipeError(
+            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe), or tasks "
+            "(--task mmlu)."
+        )
+    asked = Asked(
+        judges,
+        domain_test=domain_test or (),
+        tasks=task or (),
+        task_folder=task_folder,
+        allow_code=allow_code,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        batch_size=batch_size,
+        seed=seed,
+        is_compared=len(models) > 1,
+    )
+    found = findings(*(measure(one, asked) for one in models))
+    if is_main_process():
+        show(found, Console())
+        if json_file is not None:
+            write(found, json_file)
+    leave_processes()
+
+
+def recipe_of(model: str, recipe: Path | None) -> Recipe | None:
+    """The recipe that was named, or that of the run whose folder the model is."""
+    saved = Path(model).expanduser() / RECIPE
+    if recipe is None and not saved.exists():
+        return None
+    return load_recipe(recipe or saved)
+
+
+def judges_asked(recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]) -> Judges | None:
+    """The held-out sets of the command line, else of the recipe."""
+    if texts:
+        default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
+        return judges_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
+    if sequence_length is not None:
+        raise RecipeError("`--sequence-length` goes with `--text`; the sets of a recipe have its `data.sequence_length`.")
+    return None if recipe is None else judges_of_recipe(recipe)
+
+
+def show(found: Findings, console: Console) -> None:
+    """Tables of figures, then a line of verdict for each."""
+    if found.sets:
+        table = Table("held-out set", title=f"{found.model}")
+        for title in ("documents", "tokens", "loss", "perplexity", "bits per byte", "next token right"):
+            table.add_column(title, justify="right")
+        for one in found.sets:
+            figures = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
+            table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *figures)
+        console.print(table)
+    console.print(f"Against {found.base}:" if found.base else "Found:", highlight=False)
+    for line in found.verdicts():
+        console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
+
+
+def write(found: Findings, path: Path) -> None:
+    """As JSON.
+
+    Raises:
+        RecipeError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise RecipeError(f"--json {path}: {problem.strerror}. Name a file in a folder that you can write.") from problem

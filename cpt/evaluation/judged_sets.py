@@ -1,0 +1,136 @@
+"""The held-out sets as a model is judged by them: their rows for its tokenizer, and their texts."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+from xxhash import xxh3_64_intdigest
+
+from cpt.data.bad_rows import apply_policy
+from cpt.data.build import build_data
+from cpt.data.fill import make_shards
+from cpt.data.held_out import HeldOutSet, held_out_set
+from cpt.data.open_sources import open_source
+from cpt.data.rows import PackedRows
+from cpt.data.shards import keep
+from cpt.data.sources import read_piece
+from cpt.data.store import default_cache_dir
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.tokenized import TokenizedSource
+from cpt.data.windows import Layout
+from cpt.errors import DataError
+from cpt.ranks import main_process_first
+from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
+from cpt.recipe.sense_data import reported_name
+
+DEFAULT_LENGTH = 2048
+
+
+class HeldOutText(NamedTuple):
+    """A held-out document as text."""
+
+    text: str
+    where: str
+    """Its file and line."""
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Where held-out documents come from."""
+
+    data: Data
+    """Transforms, policies and, for shares of sources, the sources."""
+    evaluation: Evaluation
+    seed: int = 0
+    packing: str = "best_fit"
+
+
+@dataclass(frozen=True)
+class JudgedSet:
+    """A held-out set for one tokenizer."""
+
+    rows: HeldOutSet
+    tokenized: TokenizedSource
+
+    def texts(self) -> Iterator[HeldOutText]:
+        """Its documents, read from their files again, in order."""
+        assert self.rows.chosen is not None
+        wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
+        work, plan = self.tokenized.work, self.tokenized.plan
+        items = (item for number in plan.held_out for piece in plan.shards[number] for item in read_piece(work.source, piece, work.key))
+        documents = islice(apply_policy(items, work.on_bad_row, work.key, []), work.source.max_documents)
+        for text, document in keep(documents, work, Counter()):
+            if xxh3_64_intdigest(text.encode()) in wanted:
+                yield HeldOutText(text, document.where)
+
+
+def judges_of_recipe(recipe: Recipe) -> Judges:
+    """The sets that a recipe names.
+
+    Raises:
+        DataError: it holds nothing out.
+    """
+    evaluation = recipe.evaluation
+    if evaluation.held_out_share is None and not evaluation.perplexity:
+        raise DataError(
+            f"the recipe `{recipe.name}` holds nothing out to evaluate on. Give it `evaluation.held_out_share` or "
+            "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
+        )
+    packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
+    return Judges(recipe.data, evaluation, recipe.seed, packing)
+
+
+def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> Judges:
+    """The sets of a command line.
+
+    Args:
+        texts: `name=path` each; a path is a file, folder or glob, as in a recipe.
+
+    Raises:
+        DataError: one is not written so.
+    """
+    sets = []
+    for text in texts:
+        name, is_there, path = text.partition("=")
+        if not (name and is_there and path):
+            raise DataError(f"`--text {text}`: write it as name=path, for instance --text domain=held_out.jsonl")
+        sets.append(HeldOut(name=name, path=path))
+    # The source is never opened: a data section has to have one.
+    data = Data(sequence_length=sequence_length, sources=[Source(path=sets[0].path)])
+    return Judges(data, Evaluation(perplexity=sets))
+
+
+def open_judged_sets(judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None) -> dict[str, JudgedSet]:
+    """Every set by its name, tokenised for one tokenizer; the work is done once for all processes.
+
+    Raises:
+        DataError: a file is missing, bad or empty.
+        RecipeError: two sets of one name.
+    """
+    cache = cache_dir or default_cache_dir()
+    if judges.evaluation.held_out_share is None:
+        return main_process_first(lambda: sets_by_name(judges, DocumentEncoder(tokenizer), cache))
+    prepared = build_data(judges.data, tokenizer, seed=judges.seed, evaluation=judges.evaluation, cache_dir=cache)
+    shares = {reported_name(rows.tokenized.work.source): rows.tokenized for rows in prepared.windowed}
+    further = sets_by_name(judges, DocumentEncoder(tokenizer), cache)
+    return {name: further.get(name) or JudgedSet(rows, shares[name]) for name, rows in prepared.held_out.items()}
+
+
+def sets_by_name(judges: Judges, encoder: DocumentEncoder, cache: Path) -> dict[str, JudgedSet]:
+    """The sets that are files of their own."""
+    layout = Layout(judges.data.sequence_length, judges.packing, None, encoder.pad)
+    sets: dict[str, JudgedSet] = {}
+    for number, source in enumerate(judges.evaluation.perplexity):
+        tokenized = open_source(judges.data, source, f"evaluation.perplexity[{number}]", encoder, cache, judges.seed)
+        make_shards([(tokenized, shard) for shard in range(len(tokenized.plan.shards))])
+        tokenized.finish()
+        documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
+        if name in sets:
+            raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
+        sets[name] = JudgedSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
+    return sets

@@ -1,0 +1,187 @@
+"""Benchmarks by name, through lm-eval-harness: our loaded model, its tasks and its scores."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.evaluation.paired import Difference, mean_difference
+from cpt.extend import did_you_mean
+
+if TYPE_CHECKING:  # it takes seconds to import, and is an extra
+    from lm_eval.tasks import TaskManager
+
+LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does not always say it of
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """One metric of one task or group of tasks."""
+
+    task: str
+    metric: str
+    """As lm-eval calls it, with its filter: `acc,none`."""
+    value: float
+    standard_error: float | None
+    """lm-eval's own; None where it gives none."""
+    questions: int
+    higher_is_better: bool
+    by_question: NDArray[np.float64] | None
+    """The metric of each question; None where it is not one of single questions."""
+    hashes: tuple[str, ...]
+    """Of the questions, in the same order."""
+
+
+def run_tasks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    names: Sequence[str],
+    *,
+    folder: Path | None = None,
+    allow_code: bool = False,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int = 8,
+) -> list[TaskScore]:
+    """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
+
+    Args:
+        names: lm-eval's tasks, groups or tags, or those of `folder`.
+        folder: holds YAML files of your own tasks; they need no network where their data do not.
+        allow_code: execute code that the model writes, as HumanEval and MBPP do. It runs on this machine, with your rights.
+        limit: only the first so many questions of each task.
+        num_fewshot: solved examples before each question; by default as the task says.
+
+    Raises:
+        RecipeError: no such task, or it executes code and may not.
+        ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
+    """
+    manager = task_manager(names, folder)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    if allow_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for it a second time
+    loaded = load_tasks(manager, names)
+    # lm-eval sets the mark only on tasks that execute code.
+    if not allow_code and (unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]):
+        raise RecipeError(
+            f"{', '.join(unsafe)} executes the code that the model writes, on this machine and with your rights. Allow it with "
+            "--allow-code, best inside a container, or leave the task out."
+        )
+    wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    options: dict[str, Any] = {"limit": limit, "num_fewshot": num_fewshot, "confirm_run_unsafe_code": allow_code}
+    found = simple_evaluate(wrapped, tasks=list(names), task_manager=manager, log_samples=True, **options)
+    assert found is not None, "this is the only process"
+    return list(scores_of(dict(found), names))
+
+
+def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
+    """What knows the tasks. lm-eval's own, of which there are thousands, are indexed only where a name is not in the folder."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as problem:
+        raise ResourceError(f"tasks need lm-eval ({problem}). Install it: pip install 'cpt[evaluation]'") from problem
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if folder is not None:
+        if not folder.is_dir():
+            raise RecipeError(f"there is no folder `{folder}` with tasks. Give --task-folder one that holds their YAML files.")
+        local = TaskManager(include_path=str(folder), include_defaults=False)
+        if set(names) <= set(local.all_tasks):
+            return local
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    if unknown := [name for name in names if name not in manager.all_tasks]:
+        known = manager.all_tasks
+        raise RecipeError(
+            f"lm-eval has no task called `{unknown[0]}`.{did_you_mean(unknown[0], known)} It lists {len(known):,}: `lm-eval ls tasks`. "
+            "For tasks of your own: --task-folder FOLDER."
+        )
+    return manager
+
+
+def load_tasks(manager: "TaskManager", names: Sequence[str]) -> dict[str, Any]:
+    """Name -> lm-eval's task, members of groups included.
+
+    Raises:
+        ResourceError: a task's data are not here and cannot be fetched.
+        DataError: they are not what the task expects.
+    """
+    try:
+        return dict(manager.load(list(names))["tasks"])
+    except (ConnectionError, FileNotFoundError) as problem:
+        first = str(problem).strip().split("\n", 1)[0]
+        raise ResourceError(
+            f"the data of {', '.join(names)} cannot be fetched: {first} Connect to the Hub once, or use tasks of your own: --task-folder."
+        ) from problem
+    except ValueError as problem:
+        raise DataError(f"{', '.join(names)}: lm-eval cannot load the data: {problem} Check the task's YAML file.") from problem
+
+
+def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore]:
+    """Every metric of the tasks and groups that were asked for; a tag stands for its tasks."""
+    results, subtasks = found["results"], found.get("group_subtasks", {})
+    asked = [name for name in results if name in names]
+    below = {task for group in asked for task in subtasks.get(group, [])}
+    for name in asked or [name for name in results if name not in below]:
+        tasks = leaves(name, subtasks)
+        samples = [sample for task in tasks for sample in found["samples"].get(task, [])]
+        for key, value in results[name].items():
+            metric, _, chosen = key.partition(",")
+            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            own = [sample for sample in samples if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)]
+            error = results[name].get(f"{metric}_stderr,{chosen}")
+            yield TaskScore(
+                task=name,
+                metric=key,
+                value=float(value),
+                standard_error=float(error) if isinstance(error, int | float) else None,
+                questions=sum(found["n-samples"][task]["effective"] for task in tasks),
+                higher_is_better=is_better_higher(found, tasks[0], metric),
+                by_question=np.array([float(sample[metric]) for sample in own]) if own else None,
+                hashes=tuple(sample["doc_hash"] for sample in own),
+            )
+
+
+def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
+    """The tasks of a group, of groups in it too; a task itself."""
+    return [task for below in subtasks[name] for task in leaves(below, subtasks)] if subtasks.get(name) else [name]
+
+
+def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
+    """As the task says."""
+    told = found.get("higher_is_better", {}).get(task, {}).get(metric)
+    return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
+
+
+def task_differences(before: Sequence[TaskScore], after: Sequence[TaskScore]) -> dict[tuple[str, str], Difference | None]:
+    """(task, metric) -> what lies between two models' answers to the same questions; None where a metric is not one of single questions."""
+    old = {(score.task, score.metric): score for score in before}
+    differences: dict[tuple[str, str], Difference | None] = {}
+    for score in after:
+        base = old[score.task, score.metric]
+        is_paired = base.by_question is not None and score.by_question is not None and base.hashes == score.hashes
+        pairs = (base.by_question, score.by_question) if is_paired and len(score.hashes) > 1 else None
+        differences[score.task, score.metric] = mean_difference(*pairs) if pairs is not None else None  # type: ignore[arg-type]
+    return differences
+
+
+def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:
+    """(task, place, text) of each question with its choices or answer, to look for among training documents.
+
+    Raises:
+        RecipeError, ResourceError: as `run_tasks`.
+    """
+    for name, task in load_tasks(task_manager(names, folder), names).items():
+        for number, document in enumerate(task.eval_docs, 1):
+            choices = task.doc_to_choice(document) if task.config.doc_to_choice is not None else [task.doc_to_target(document)]
+            question = task.doc_to_text(document)
+            # Where the question is a number it is the place of the choice that fills the gap, and the choices hold the text.
+            yield name, f"{name}: question {number}", " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))

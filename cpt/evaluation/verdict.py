@@ -1,0 +1,264 @@
+"""Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a finished run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpt.data.contamination import Contamination
+from cpt.data.decontamination import REASON
+from cpt.evaluation.document_losses import DocumentLosses, kept_losses, load_losses
+from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.paired import Difference, bits_per_byte_difference
+from cpt.evaluation.retention import Point, read_course
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.runs.record import INPUTS, RECIPE, Run
+
+GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
+
+
+@dataclass(frozen=True)
+class SetVerdict:
+    """One held-out set before and after."""
+
+    name: str
+    is_general: bool
+    before: float
+    """Bits per byte."""
+    after: float
+    documents: int | None = None
+    difference: Difference | None = None
+    """None where documents cannot be paired: then there is no interval."""
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """A training source."""
+
+    name: str
+    documents: int
+    share: float
+    """Of the run's tokens."""
+    licence: str | None
+    decontaminated: int = 0
+    """Documents that the filter `decontaminate` left out."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model wrote after a prompt."""
+
+    prompt: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """What the verdict does not rest on."""
+
+    what: str
+    why: str
+    """And how to run it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One page about a run."""
+
+    run: str
+    model: str
+    """Where the trained model lies."""
+    base: str | None
+    tokens: int
+    """Trained on."""
+    sets: list[SetVerdict]
+    domain: Difference | None
+    """Bits per byte of all domain sets together."""
+    general: Difference | None
+    """And of all general ones."""
+    sources: list[SourceFacts]
+    stopped: str | None = None
+    """Why the run ended before its budget."""
+    domain_test: list[ScoreFinding] = field(default_factory=list)
+    tasks: list[ScoreFinding] = field(default_factory=list)
+    contamination: Contamination | None = None
+    retention: list[Point] = field(default_factory=list)
+    frontier: str | None = None
+    """A picture beside the page."""
+    samples: list[Sample] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+    serve: str | None = None
+    """The command that serves the model."""
+
+    @property
+    def worked(self) -> bool | None:
+        """Whether the domain became clearly better; None where no interval tells."""
+        return None if self.domain is None else self.domain.high < 0
+
+    def headline(self) -> str:
+        """What happened, in one or two sentences."""
+        if self.domain is None:
+            return "Whether it worked is not known: no domain documents were compared one by one, so no interval can be given."
+        change = relative(self.domain)
+        if self.domain.high < 0:
+            gain = f"It worked: on held-out domain text the model needs {change} fewer bits per byte than its base."
+        elif self.domain.low > 0:
+            return f"It did harm: on held-out domain text the model needs {change} more bits per byte than its base."
+        else:
+            return "It did not work: on held-out domain text the model is not clearly better than its base."
+        if self.general is None:
+            return f"{gain} What it forgot is not known: no general set was followed."
+        if self.general.low > 0:
+            return f"{gain} It cost {relative(self.general)} more bits per byte on general text."
+        if self.general.high < 0:
+            return f"{gain} General text became better too, by {relative(self.general)}."
+        return f"{gain} General text is as good as before, as far as {self.general.items:,} documents can tell."
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        content = asdict(self)
+        content["headline"], content["worked"] = self.headline(), self.worked
+        return content
+
+
+def relative(difference: Difference) -> str:
+    """`19.2 % (95 % interval 18.0 to 20.4 %)`, whichever way it went."""
+    change, *ends = (100 * value / difference.before for value in (difference.difference, difference.low, difference.high))
+    low, high = sorted(abs(end) for end in ends) if ends[0] * ends[1] > 0 else ends
+    return f"{abs(change):.1f} % ({100 * difference.level:.0f} % interval {low:.1f} to {high:.1f} %)"
+
+
+def verdict_of_run(
+    folder: Path,
+    *,
+    evaluation: Findings | None = None,
+    contamination: Contamination | None = None,
+    serve: str | None = None,
+    frontier: str | None = None,
+    not_run: Sequence[NotRun] = (),
+) -> Verdict:
+    """What a run's folder tells, with what was found beside it.
+
+    Args:
+        folder: of a finished run.
+        evaluation: of `findings` against the base: domain test and tasks.
+        frontier: name of the picture beside the page.
+        not_run: further things that were left out, and why.
+
+    Raises:
+        CheckpointError: kept losses are damaged.
+    """
+    recipe, run = load_recipe(folder / RECIPE), Run(folder)
+    course = read_course(folder / "metrics.jsonl")
+    before, after = losses_before_and_after(folder)
+    general = set(recipe.evaluation.retain)
+    sets = judged_sets(course, before, after, general)
+    parts = {is_general: [one.name for one in sets if one.is_general == is_general and one.difference] for is_general in (True, False)}
+    domain_of_all, general_of_all = (
+        bits_per_byte_difference([before[name] for name in names], [after[name] for name in names]) if names else None
+        for names in (parts[False], parts[True])
+    )
+    return Verdict(
+        run=folder.name,
+        model=str(run.export_folder),
+        base=None if recipe.model.from_scratch else recipe.model.path,
+        tokens=course[-1].tokens if course else 0,
+        sets=sets,
+        domain=domain_of_all,
+        general=general_of_all,
+        sources=sources_of(folder, recipe),
+        stopped=run.status().get("stopped"),
+        domain_test=list(evaluation.domain_test) if evaluation is not None else [],
+        tasks=list(evaluation.tasks) if evaluation is not None else [],
+        contamination=contamination,
+        retention=course,
+        frontier=frontier,
+        samples=samples_of(folder),
+        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe), not_run), *not_run],
+        serve=serve,
+    )
+
+
+def unmentioned(general: Sequence[NotRun], special: Sequence[NotRun]) -> list[NotRun]:
+    """Those of which nothing more special is told: `domain test of code` says more than `domain test`."""
+    return [one for one in general if not any(other.what.startswith(one.what) for other in special)]
+
+
+def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
+    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them."""
+    files = kept_losses(folder)
+    if 0 not in files or len(files) < 2:
+        return {}, {}
+    return load_losses(files[0]), load_losses(files[max(files)])
+
+
+def judged_sets(
+    course: Sequence[Point], before: dict[str, DocumentLosses], after: dict[str, DocumentLosses], general: set[str]
+) -> list[SetVerdict]:
+    """Each set that was evaluated before the first step and after the last."""
+    if not course or course[0].step != 0:
+        return []
+    sets = []
+    for name, was in course[0].bits_per_byte.items():
+        if name not in course[-1].bits_per_byte:
+            continue
+        documents = len(before[name].hashes) if name in before and name in after else None
+        has_pairs = documents is not None and documents > 1
+        difference = bits_per_byte_difference([before[name]], [after[name]]) if has_pairs else None
+        sets.append(SetVerdict(name, name in general, was, course[-1].bits_per_byte[name], documents, difference))
+    return sets
+
+
+def sources_of(folder: Path, recipe: Recipe) -> list[SourceFacts]:
+    """The training sources with their licences, as the run recorded them."""
+    path = folder / INPUTS
+    sources = json.loads(path.read_text())["data"]["sources"] if path.exists() else {}
+    return [
+        SourceFacts(name, facts["documents"], facts["share"], facts["licence"], num_decontaminated(facts["dropped"]))
+        for name, facts in sources.items()
+    ]
+
+
+def num_decontaminated(dropped: Mapping[str, int]) -> int:
+    """Of a source's documents, by what filters said."""
+    return sum(count for reason, count in dropped.items() if reason.startswith(REASON))
+
+
+def samples_of(folder: Path) -> list[Sample]:
+    """What was written before the first and after the last step, prompt by prompt."""
+    path = folder / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    last = max((line["step"] for line in lines), default=0)
+    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
+    return [
+        Sample(line["prompt"], before[line["prompt"]], line["continuation"])
+        for line in lines
+        if line["step"] == last and last and line["prompt"] in before
+    ]
+
+
+def left_out(
+    folder: Path, sets: Sequence[SetVerdict], evaluation: Findings | None, contamination: Contamination | None, recipe: Recipe
+) -> list[NotRun]:
+    """What was not looked at, why, and how to."""
+    missing = []
+    evaluate = f"cpt evaluate {folder} --against {recipe.model.path}"
+    if not sets:
+        missing.append(NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"))
+    if sets and not any(one.is_general for one in sets):
+        why = f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
+        missing.append(NotRun("forgetting", why))
+    if unpaired := [one.name for one in sets if one.difference is None]:
+        missing.append(
+            NotRun(f"intervals of {', '.join(unpaired)}", f"no losses by document were kept, or there is one document. {evaluate}")
+        )
+    if evaluation is None or not evaluation.domain_test:
+        missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))
+    if evaluation is None or not evaluation.tasks:
+        missing.append(NotRun("benchmarks", f"not asked for: {evaluate} --task hellaswag --task mmlu"))
+    if contamination is None:
+        missing.append(NotRun("contamination", "training documents were not searched for evaluation documents: cpt contamination RECIPE"))
+    return missing

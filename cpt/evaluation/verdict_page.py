@@ -1,0 +1,188 @@
+"""The verdict as one page of Markdown, and its files in the run's folder."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cpt.data.contamination import Contamination
+from cpt.errors import ResourceError
+from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.frontier import plot_frontier
+from cpt.evaluation.paired import Difference
+from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, verdict_of_run
+
+PAGE, CONTENT, FRONTIER = "verdict.md", "verdict.json", "frontier.png"
+HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
+
+
+def write_verdict(
+    folder: Path,
+    *,
+    evaluation: Findings | None = None,
+    contamination: Contamination | None = None,
+    serve: str | None = None,
+    not_run: Sequence[NotRun] = (),
+) -> Verdict:
+    """Judge a finished run, and write verdict.md, verdict.json and, where there is something to draw, frontier.png into its folder.
+
+    Args:
+        evaluation, contamination, serve, not_run: as `verdict_of_run` takes them.
+    """
+    verdict = verdict_of_run(folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run)
+    general = [one.name for one in verdict.sets if one.is_general]
+    if general and len(general) < len(verdict.sets):
+        try:
+            plot_frontier({verdict.run: verdict.retention}, general, folder / FRONTIER)
+            verdict = replace(verdict, frontier=FRONTIER)
+        except ResourceError as problem:
+            verdict = replace(verdict, not_run=[*verdict.not_run, NotRun("the frontier's picture", str(problem).rstrip("."))])
+    (folder / PAGE).write_text(verdict_page(verdict), encoding="utf-8")
+    (folder / CONTENT).write_text(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return verdict
+
+
+def verdict_page(verdict: Verdict) -> str:
+    """The whole page; what was not run has its place on it too."""
+    parts = [
+        f"# Verdict on {verdict.run}",
+        f"**{verdict.headline()}**",
+        about(verdict),
+        section("Held-out text, bits per byte (lower is better)", sets_table(verdict.sets)),
+        section("Domain test and benchmarks", scores_table([*verdict.domain_test, *verdict.tasks])),
+        section("Domain against general, on the way", retention(verdict)),
+        section("Training data", sources_table(verdict)),
+        section("Contamination", contamination(verdict)),
+        section("What it writes (greedy)", samples(verdict)),
+        section("Not run", "\n".join(f"- {one.what}: {one.why}." for one in verdict.not_run)),
+        section("Use it", f"```\n{verdict.serve}\n```" if verdict.serve else ""),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def section(title: str, content: str) -> str:
+    """Nothing where there is nothing to say."""
+    return f"## {title}\n\n{content}" if content else ""
+
+
+def about(verdict: Verdict) -> str:
+    """What was trained, from what, on how much."""
+    base = f"from `{verdict.base}`" if verdict.base else "from new weights"
+    stopped = f" The run {verdict.stopped}." if verdict.stopped else ""
+    return f"The model in `{verdict.model}` was trained {base} on {verdict.tokens:,} tokens.{stopped}"
+
+
+def sets_table(sets: Sequence[SetVerdict]) -> str:
+    """A row for each set, domain first."""
+    if not sets:
+        return ""
+    ordered = sorted(sets, key=lambda one: one.is_general)
+    rows = [
+        (
+            one.name,
+            "general" if one.is_general else "domain",
+            "?" if one.documents is None else f"{one.documents:,}",
+            f"{one.before:.4f}",
+            f"{one.after:.4f}",
+            f"{100 * (one.after / one.before - 1):+.1f} %",
+            "none" if one.difference is None else percent_interval(one.difference),
+            judged(one.difference, higher_is_better=False),
+        )
+        for one in ordered
+    ]
+    return table(("set", "kind", "documents", "before", "after", "change", "95 % interval", "verdict"), rows)
+
+
+def scores_table(scores: Sequence[ScoreFinding]) -> str:
+    """A row for each kind of question and each metric of a task."""
+    if not scores:
+        return ""
+    rows = [
+        (
+            score.name,
+            score.metric,
+            f"{score.questions:,}",
+            "" if score.against is None else f"{score.against.before:.3f}",
+            f"{score.value:.3f}",
+            "none" if score.against is None else f"{score.against.low:+.3f} to {score.against.high:+.3f}",
+            judged(score.against, higher_is_better=score.higher_is_better),
+        )
+        for score in scores
+    ]
+    return table(("test", "metric", "questions", "base", "model", "95 % interval of the difference", "verdict"), rows)
+
+
+def retention(verdict: Verdict) -> str:
+    """The picture, or where there is none a few points of the course."""
+    if verdict.frontier is not None:
+        return f"![Domain against general bits per byte]({verdict.frontier})"
+    if len(verdict.retention) < 3:
+        return ""
+    last = len(verdict.retention) - 1
+    shown = sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)})
+    names = list(verdict.retention[0].bits_per_byte)
+    rows = [
+        (f"{point.tokens:,}", *(f"{point.bits_per_byte[name]:.4f}" if name in point.bits_per_byte else "" for name in names))
+        for point in (verdict.retention[place] for place in shown)
+    ]
+    return table(("tokens", *names), rows)
+
+
+def sources_table(verdict: Verdict) -> str:
+    """A row for each source."""
+    if not verdict.sources:
+        return ""
+    rows = [(one.name, f"{one.documents:,}", f"{100 * one.share:.1f} %", one.licence or "not given") for one in verdict.sources]
+    return table(("source", "documents", "share of the tokens", "licence"), rows)
+
+
+def contamination(verdict: Verdict) -> str:
+    """What was found, the first places, and what was left out of the training for it."""
+    left_out = sum(source.decontaminated for source in verdict.sources)
+    told = f"{left_out:,} training documents were left out for it." if left_out else ""
+    found = verdict.contamination
+    if found is None:
+        return told
+    hits = [f"- `{hit.where}` ({hit.source}) has words of {hit.set_name}, `{hit.evaluation_document}`" for hit in found.hits[:HITS_SHOWN]]
+    more = found.num_contaminated - len(hits)
+    head = f"{found.summary()} {told}".strip()
+    return "\n".join([head, *([""] if hits else []), *hits, *([f"- and {more:,} more"] if more > 0 else [])])
+
+
+def samples(verdict: Verdict) -> str:
+    """Side by side: what the base wrote, and what the model writes."""
+    rows = [[in_a_cell(text) for text in (one.prompt, one.before, one.after)] for one in verdict.samples[:SAMPLES_SHOWN]]
+    return table(("prompt", "before", "after"), rows, numbers=False) if rows else ""
+
+
+def in_a_cell(text: str, longest: int = 200) -> str:
+    """As code, lines marked by arrows, and not too much of it."""
+    told = " ↵ ".join(line for line in text[:longest].replace("`", "'").split("\n"))
+    return f"`{told}{'...' if len(text) > longest else ''}`" if told.strip() else "(nothing)"
+
+
+def judged(difference: Difference | None, *, higher_is_better: bool) -> str:
+    """Better, worse, or no clear difference."""
+    if difference is None:
+        return "not known"
+    if not difference.is_clear:
+        return "no clear difference"
+    is_better = (difference.low > 0) == higher_is_better
+    return ("better" if is_better else "worse") + (" (few)" if difference.is_on_few else "")
+
+
+def percent_interval(difference: Difference) -> str:
+    """Of the value before."""
+    low, high = (100 * value / difference.before for value in (difference.low, difference.high))
+    return f"{low:+.1f} to {high:+.1f} %"
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
+    """A table of Markdown.
+
+    Args:
+        numbers: stand in the columns after the first.
+    """
+    marks = ["---", *["---:" if numbers else "---"] * (len(titles) - 1)]
+    lines = [titles, marks, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,1 @@
+"""`cpt init`: documents, a model and a GPU become a commented recipe."""

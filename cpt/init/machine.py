@@ -1,0 +1,90 @@
+"""Which GPU is meant, and how fast it can be."""
+
+import re
+import time
+from dataclasses import dataclass
+
+import torch
+
+from cpt.errors import ResourceError
+from cpt.extend import closest
+from cpt.hardware import GPU_TYPES, GpuType, find_gpus, host_memory_gib
+
+ASSUMED_HOST_GIB = 64.0
+MATRIX = 1024
+NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the run is to be."""
+
+    name: str
+    gpus: int
+    """0: the CPU of this machine."""
+    memory_gib: float
+    """Of each GPU; of the host where there is none."""
+    peak_flops: float
+    peak_source: str
+    host_memory_gib: float
+    host_source: str
+
+    @property
+    def on_cpu(self) -> bool:
+        """No GPU at all."""
+        return self.gpus == 0
+
+
+def find_target(gpu: str, gpus: int, host_memory: float | None) -> Target:
+    """The machine that `--gpu "RTX 4090" --gpus 2` means.
+
+    Args:
+        host_memory: GiB, where the user knows; else this machine's if it has that GPU, or else an assumption.
+
+    Raises:
+        ResourceError: no such GPU, with the one that was probably meant.
+    """
+    here = host_memory_gib()
+    if gpu.strip().lower() == "cpu":
+        return Target("CPU", 0, host_memory or here, cpu_peak(), "measured here with a matrix product", host_memory or here, "this machine")
+    kind = find_gpu_type(gpu)
+    if host_memory is not None:
+        memory, source = host_memory, "as given"
+    elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
+        memory, source = here, "this machine"
+    else:
+        memory, source = ASSUMED_HOST_GIB, "assumed; --host-memory GIB says it"
+    return Target(kind.name, max(1, gpus), kind.memory_gib, kind.peak_tflops * 1e12, "data sheet, dense bf16", memory, source)
+
+
+def find_gpu_type(name: str) -> GpuType:
+    """The kind of GPU, however its name is written.
+
+    Raises:
+        ResourceError: it is not in the table.
+    """
+    by_name = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
+    word = simplified_gpu(name)
+    if word in by_name or f"RTX{word}" in by_name:
+        return by_name.get(word) or by_name[f"RTX{word}"]
+    near = next((known for known in by_name if word and known.startswith(word)), None)
+    near = near or closest(word, by_name) or closest(f"RTX{word}", by_name)
+    hint = f" Did you mean `{by_name[near].name}`?" if near else ""
+    raise ResourceError(f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu.")
+
+
+def simplified_gpu(name: str) -> str:
+    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name has 80 GB."""
+    word = NOISE.sub("", name.upper())
+    return "H100" if word == "H10080" else "H200" if word == "H200141" else word
+
+
+def cpu_peak() -> float:
+    """Floating-point operations a second of the best of a few products of matrices in fp32."""
+    matrix = torch.rand(MATRIX, MATRIX)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+    return 2 * MATRIX**3 / min(seconds)

@@ -1,0 +1,131 @@
+"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, and trained alone where the recipe says so."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from cpt.errors import RecipeError
+
+EXTENSION = "extension.json"
+"""Beside the weights of a model whose vocabulary was extended: what was added."""
+UNDECAYED = "without_weight_decay"
+"""Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.build` looks for it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The vocabulary's tables of a model before and after, in rows.
+
+    Attributes:
+        spare: new tokens that took rows which the model had but no token used.
+    """
+
+    before: int
+    after: int
+    spare: int
+    is_tied: bool
+
+
+@torch.no_grad()
+def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int) -> Rows:
+    """Give each new token the mean of its pieces' rows, in the embedding and in the head; a padded vocabulary's spare rows come first.
+
+    Args:
+        pieces: id of a new token -> ids of the old tokens that it consists of.
+        known: ids that the tokenizer had before, the largest plus one.
+        multiple: what a grown table is rounded up to; the rows that are left over get the mean of all old ones.
+
+    Raises:
+        RecipeError: the model's tables of the vocabulary cannot be found, or it has others besides embedding and head.
+    """
+    embedding, head = tables(model)
+    before, needed = embedding.weight.shape[0], max(pieces) + 1
+    refuse_further_tables(model, before)
+    if needed > before:
+        means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
+        model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
+        embedding, head = tables(model)
+        for weight, mean in zip((embedding.weight, head.weight), means, strict=True):
+            weight[before:] = mean.to(weight.dtype)
+        if head.bias is not None:
+            head.bias[before:] = head.bias[:known].float().mean().to(head.bias.dtype)
+    distinct = {id(table.weight): table.weight for table in (embedding, head)}
+    for weight in [*distinct.values(), *([head.bias] if head.bias is not None else [])]:
+        for number, parts in pieces.items():
+            weight[number] = weight[list(parts)].float().mean(0).to(weight.dtype)
+    return Rows(before, embedding.weight.shape[0], sum(number < before for number in pieces), len(distinct) == 1)
+
+
+def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
+    """The embedding and the head; both have a row for each id.
+
+    Raises:
+        RecipeError: the model does not say where they are.
+    """
+    found: tuple[nn.Module | None, ...] = ()
+    with suppress(NotImplementedError):
+        found = model.get_input_embeddings(), model.get_output_embeddings()
+    if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
+        raise RecipeError(
+            f"the embedding and the head of {type(model).__name__} cannot be found as plain tables: its class must give them by "
+            "get_input_embeddings() and get_output_embeddings()."
+        )
+    return cast(tuple[nn.Embedding, nn.Linear], found)
+
+
+def refuse_further_tables(model: PreTrainedModel, rows: int) -> None:
+    """A table that nobody would grow or fill in (embeddings per layer, as Gemma 3n has them) leads to ids past its end."""
+    embedding, head = tables(model)
+    known = {id(table.weight) for table in (embedding, head)}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and parameter.shape[0] == rows and id(parameter) not in known and "embed" in name and "pos" not in name:
+            raise RecipeError(f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended here.")
+
+
+def new_ids(folder: Path) -> list[int]:
+    """The ids of the tokens that `cpt tokenizer extend` added to the model in a folder.
+
+    Raises:
+        RecipeError: nothing says which they are.
+    """
+    try:
+        return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise RecipeError(
+            f"`model.train_only`: {folder} has no readable {EXTENSION} beside its weights, which names the new rows. "
+            "Make the model with: cpt tokenizer extend MODEL --text FILES --add N --output FOLDER"
+        ) from problem
+
+
+def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
+    """Freeze all but these rows of the embedding and the head.
+
+    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments stay zero there, and so does its
+    step, bit for bit. Weight decay would shrink them all the same, so these parameters go without.
+    """
+    model.requires_grad_(False)
+    for weight in {id(table.weight): table.weight for table in tables(model)}.values():
+        weight.requires_grad_(True)
+        setattr(weight, UNDECAYED, True)
+        weight.register_hook(KeepRows(ids))
+
+
+class KeepRows:
+    """A hook that leaves of a gradient only some rows."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = torch.tensor(sorted(ids))
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient with zeros in all other rows, whatever stood there (NaN too)."""
+        kept = torch.zeros_like(gradient)
+        rows = self.ids.to(gradient.device)
+        kept[rows] = gradient[rows]
+        return kept

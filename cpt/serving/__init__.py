@@ -1,0 +1,1 @@
+"""Serving and chat, on Hugging Face's own server and terminal."""

@@ -1,0 +1,127 @@
+"""Is this a model that Hugging Face's server can load? Asked before it tries."""
+
+import errno
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import transformers
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.import_utils import is_serve_available
+
+from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.trained import TOKENIZER_FILES
+from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
+from cpt.models.config import read_config
+from cpt.models.families.register import FAMILIES
+from cpt.recipe.schema import Model
+from cpt.runs.record import EXPORT, RECIPE, Run
+
+
+@dataclass(frozen=True)
+class Servable:
+    """A model as Hugging Face's server is told of it."""
+
+    name: str
+    """Folder or Hub id; requests must say the same in `model`."""
+    has_chat_template: bool
+
+
+def check_servable(model: str) -> Servable:
+    """A folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+
+    Raises:
+        CheckpointError: the folder is no complete model, or an adapter, or in a format that only this package reads.
+        ResourceError: the id cannot be found, or the packages for serving are missing.
+    """
+    if not is_serve_available():
+        raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        name = str(check_folder(folder))
+    elif folder.exists():
+        raise CheckpointError(f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER")
+    else:
+        name = check_hub_id(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as problem:
+        reason = " ".join(str(problem).split())[:300]
+        raise CheckpointError(f"{name}: its tokenizer cannot be loaded: {reason} Copy the tokenizer's files again.") from problem
+    return Servable(name, tokenizer.chat_template is not None)
+
+
+def check_folder(folder: Path) -> Path:
+    """The folder to serve: itself, or a finished run's model."""
+    if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
+        if not Run(folder).is_finished:
+            raise CheckpointError(
+                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output FOLDER"
+            )
+        folder = folder / EXPORT
+    if "@" in str(folder) or str(folder).endswith(".gguf"):
+        raise CheckpointError(f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder.")
+    kind = kind_of(folder)
+    if kind == "adapter":
+        raise CheckpointError(
+            f"{folder} is a LoRA adapter, which Hugging Face's server does not load. Merge it into its base first: "
+            f"cpt export {folder} --output FOLDER"
+        )
+    if kind != "model" or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} is no model that can be served. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER")
+    Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
+    model_type = json.loads((folder / "config.json").read_text()).get("model_type")
+    if model_type in FAMILIES:
+        raise CheckpointError(
+            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it equals: "
+            f"cpt export {folder} --output FOLDER"
+        )
+    check_architecture(folder)
+    return folder
+
+
+def check_architecture(folder: Path) -> None:
+    """Hugging Face's server takes the class that config.json names, and nothing else."""
+    architectures = json.loads((folder / "config.json").read_text()).get("architectures") or ["(none named)"]
+    if architectures[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise CheckpointError(
+            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers {transformers.__version__}. "
+            "Export the model with cpt export, or install the version of transformers that knows it."
+        )
+
+
+def check_hub_id(model: str) -> str:
+    """An id whose files are here or can be fetched."""
+    try:
+        validate_repo_id(model)
+    except HFValidationError as problem:
+        raise CheckpointError(f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either.") from problem
+    try:
+        read_config(Model(path=model))
+    except (RecipeError, ResourceError) as problem:
+        raise type(problem)(str(problem).replace("model.path: ", "")) from problem
+    return model
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that is taken before a model is loaded for minutes.
+
+    Raises:
+        LaunchError: with the port, and how to choose another.
+    """
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as problem:
+        remedy = f"Choose another: --port {port % 65535 + 1}" if problem.errno == errno.EADDRINUSE else "Choose another --host or --port."
+        raise LaunchError(f"cannot listen on {host}:{port}: {problem.strerror}. {remedy}") from problem

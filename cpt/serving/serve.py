@@ -1,0 +1,58 @@
+"""`cpt serve MODEL`: an OpenAI-compatible server for one model, checked before it is loaded."""
+
+import json
+import shlex
+import signal
+import threading
+from types import FrameType
+from typing import Annotated, Literal
+
+import typer
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.serving.checks import Servable, check_port, check_servable
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+ModelName = Annotated[str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")]
+
+
+def command(
+    model: ModelName,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, and nothing asks them for a key.")
+    ] = "localhost",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+) -> None:
+    """Serve a model until Ctrl-C or SIGTERM."""
+    disable_progress_bar()
+    servable = check_servable(model)
+    check_port(host, port)
+    from cpt.serving.server import serving  # fastapi, which check_servable has found
+
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    typer.echo(f"Loading {servable.name} ...")
+    with serving(servable, host=host, port=port, dtype=dtype, device=device) as url:
+        typer.echo(ready_lines(servable, url))
+        stopped.wait()
+    typer.echo("Stopped.")
+
+
+def ready_lines(model: Servable, url: str) -> str:
+    """Where it is, and a request to copy."""
+    body: dict[str, object] = {"model": model.name, "max_tokens": 64}
+    if model.has_chat_template:
+        path, told = "chat/completions", "chat and completions"
+        body |= {"messages": [{"role": "user", "content": "Hello!"}]}
+    else:
+        path, told = "completions", "completions only: the model has no chat template"
+        body |= {"prompt": "Once upon a time"}
+    request = shlex.quote(json.dumps(body))
+    return f"Ready: {url}/v1 ({told}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path} -H 'Content-Type: application/json' -d {request}"

@@ -1,0 +1,80 @@
+"""Which tokens a text can be encoded to, found by encoding texts that hold them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+# What may have to stand around a token's text before the tokenizer gives the token.
+AROUND = (("", ""), (" ", ""), ("a", ""), ("(", ""), ("\n", ""), ("", "a"), ("a", "a"), (" ", " a"), ("1", ""), ("", "\n"), (".", "."))
+NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
+REPLACEMENT = "\ufffd"
+NO_UTF8 = "has bytes that no UTF-8 text has"
+OTHER_TOKENS = "its own string becomes other tokens"
+NOT_FOUND = "not found in any text that was tried"
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """A token that no text was found to give, and why."""
+
+    id: int
+    token: str
+    why: str
+
+
+def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
+    """True if the token comes out of its own text, that text with something around it, or one of the examples.
+
+    A part of a character has no text of its own: there the merges alone are asked.
+    """
+    text = backend.decode([number], skip_special_tokens=False)
+    if REPLACEMENT in text:
+        return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
+    return any(number in encode(backend, one) for one in (*(before + text + after for before, after in AROUND), *examples))
+
+
+def encode(backend: Tokenizer, text: str) -> list[int]:
+    """The ids of a text alone."""
+    ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[Unreachable]:
+    """Tokens of the vocabulary, special and added ones aside, that no text gives.
+
+    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that stands anywhere in a text is also what the merges make of its
+    own string, since none of them crossed its borders. NOT_FOUND is none: its text was tried alone and inside others.
+
+    Args:
+        seen: id -> how often it stands in texts that were encoded; more than never is reached.
+    """
+    content = json.loads(backend.to_str())
+    is_bpe, is_byte_level = content["model"]["type"] == "BPE", '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
+    added = {token["id"] for token in content["added_tokens"]}
+    for token, number in sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]):
+        if number in added or seen.get(number):
+            continue
+        if is_byte_level and NEVER_IN_UTF8.search(bytes_of(token)):
+            yield Unreachable(number, token, NO_UTF8)
+        elif is_bpe and [one.id for one in backend.model.tokenize(token)] != [number]:
+            yield Unreachable(number, token, OTHER_TOKENS)
+        elif not is_reached(backend, number):
+            yield Unreachable(number, token, NOT_FOUND)
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes that a byte-level token stands for."""
+    return bytes(BYTE_OF_SIGN[sign] for sign in token if sign in BYTE_OF_SIGN)
+
+
+def signs_of_bytes() -> dict[str, int]:
+    """GPT-2's signs for bytes: printable ones stand for themselves, the others for those from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTE_OF_SIGN = signs_of_bytes()

@@ -1,0 +1,1 @@
+"""`cpt tokenizer`: train, report on, and extend tokenizers."""

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from tiny import write_recipe
+from tiny_checkpoints import save_llama
+from transformers import AutoModelForCausalLM
+
+from cpt.checkpoints.average import write_average
+from cpt.checkpoints.model_folder import Tensors
+from cpt.errors import CheckpointError
+from cpt.recipe.load import load_recipe
+from cpt.train import train
+
+
+@pytest.fixture
+def three(tokenizer_folder, tmp_path):
+    return [save_llama(tmp_path / f"checkpoint-{seed}", tokenizer_folder, seed) for seed in (1, 2, 3)]
+
+
+def test_each_weight_is_the_mean(three, tmp_path):
+    write_average(three, tmp_path / "mean", dtype=None, max_shard_size="50KB")
+    parts, mean = [Tensors(folder) for folder in three], Tensors(tmp_path / "mean")
+    for name in mean.files:
+        expected = torch.stack([part.read(name).double() for part in parts]).mean(dim=0).float()
+        torch.testing.assert_close(mean.read(name), expected, rtol=0, atol=1e-9)
+
+
+def test_the_mean_of_a_model_with_itself_is_the_model(three, tmp_path):
+    write_average([three[0], three[0]], tmp_path / "mean", dtype=None, max_shard_size="5GB")
+    one, mean = Tensors(three[0]), Tensors(tmp_path / "mean")
+    assert all(torch.equal(one.read(name), mean.read(name)) for name in one.files)
+    assert (tmp_path / "mean" / "tokenizer.json").exists()
+
+
+def test_models_of_other_shapes_are_refused(three, tokenizer_folder, tmp_path):
+    wide = save_llama(tmp_path / "wide", tokenizer_folder, 4, intermediate_size=96)
+    deep = save_llama(tmp_path / "deep", tokenizer_folder, 4, num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match=r"\[32, 64\].*\[32, 96\].*different shapes"):
+        write_average([three[0], wide], tmp_path / "mean", dtype=None, max_shard_size="5GB")
+    with pytest.raises(CheckpointError, match="different architectures"):
+        write_average([three[0], deep], tmp_path / "mean", dtype=None, max_shard_size="5GB")
+
+
+def test_one_model_has_no_mean_and_an_adapter_is_no_model(three, adapter_folder, tmp_path):
+    with pytest.raises(CheckpointError, match="two checkpoints or more"):
+        write_average(three[:1], tmp_path / "mean", dtype=None, max_shard_size="5GB")
+    with pytest.raises(CheckpointError, match="is an adapter. Merge it first"):
+        write_average([three[0], adapter_folder], tmp_path / "mean", dtype=None, max_shard_size="5GB")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tiny_recipe, tmp_path):
+    tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}
+    run = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))).parent
+    parts, mean = [Tensors(run / f"checkpoint-{step}") for step in (4, 6, 8)], Tensors(run / "average")
+    name = "model.layers.0.mlp.up_proj.weight"
+    expected = torch.stack([part.read(name).double() for part in parts]).mean(dim=0).float()
+    torch.testing.assert_close(mean.read(name), expected, rtol=0, atol=1e-9)
+    assert AutoModelForCausalLM.from_pretrained(run / "average").config.use_cache

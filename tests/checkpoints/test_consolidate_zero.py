@@ -1,0 +1,43 @@
+import shutil
+
+import pytest
+import torch
+from launching import launch, zero_profile
+from tiny import write_recipe
+from transformers import AutoModelForCausalLM
+
+from cpt.checkpoints.consolidate_zero import consolidated_state
+from cpt.checkpoints.export_command import Wish, export_whole
+from cpt.checkpoints.trained import find_trained
+from cpt.errors import CheckpointError
+
+LOGITS_OF = torch.arange(30).unsqueeze(0)
+
+
+def test_parts_that_cannot_be_read_are_refused(tmp_path):
+    (tmp_path / "latest").write_text("global_step3")
+    with pytest.raises(CheckpointError, match="cannot be put together.*global_step3"):
+        consolidated_state(tmp_path)
+    (tmp_path / "global_step3").mkdir()
+    (tmp_path / "global_step3" / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match="copy them all, or choose another checkpoint"):
+        consolidated_state(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "lora"), [(2, False), (3, False), (3, True)])
+def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe, tmp_path, stage, lora):
+    if lora:
+        assert launch(write_recipe({**tiny_recipe, "name": "base"}, tmp_path / "base.yaml")).returncode == 0
+        tiny_recipe |= {"stage": "cpt", "model": {"path": str(tmp_path / "runs" / "base" / "final"), "lora": {"r": 4}}}
+    tiny_recipe["training"] |= {"bf16": True, "deepspeed": zero_profile(tmp_path, stage)}
+    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
+    assert ended.returncode == 0, ended.stderr
+    run = tmp_path / "runs" / "tiny"
+    parts = shutil.copytree(run / "checkpoint-8", run / "checkpoint-9")
+    for file in [*parts.glob("*.safetensors"), *parts.glob("adapter_config.json")]:
+        file.unlink()
+    assert find_trained(parts).kind == "zero" and find_trained(parts).is_adapter == lora
+    list(export_whole(find_trained(parts), tmp_path / "export", Wish(torch.bfloat16)))
+    exported, final = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (tmp_path / "export", run / "final"))
+    assert torch.allclose(exported(LOGITS_OF).logits, final(LOGITS_OF).logits, atol=5e-3)  # final was rounded to bf16 elsewhere

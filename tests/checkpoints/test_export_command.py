@@ -1,0 +1,127 @@
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import save_adapter
+from tiny_models import tiny_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from cpt.cli import application
+from cpt.errors import CheckpointError, CptError, RecipeError
+from cpt.models.build import build_model
+from cpt.recipe.schema import Model
+
+IDS = torch.arange(30).unsqueeze(0)
+
+
+def export(*words):
+    """What the command prints; its errors as they are raised."""
+    result = CliRunner().invoke(application("export"), ["export", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_an_adapter_is_exported_merged_with_its_proof(base_folder, adapter_folder, tmp_path):
+    told = export(adapter_folder, "--output", tmp_path / "out", "--dtype", "float32")
+    assert "Adapter against merged model in float32: largest difference of logits" in told
+    assert "in a process without cpt: largest difference of logits 0 " in told and "cpt serve" in told
+    merged, base = (AutoModelForCausalLM.from_pretrained(folder)(IDS).logits for folder in (tmp_path / "out", base_folder))
+    assert not torch.allclose(merged, base, atol=1e-2) and (tmp_path / "out" / "README.md").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["cpt-gpt2", "minimind2", "minimind2_moe", "minimind3", "minimind3_moe"])
+def test_a_family_of_ours_becomes_native_sharded_and_a_pth_that_plain_transformers_reads(model_type, tokenizer_folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    rows = {"vocab_size": 384, "unpadded_vocab_size": 320} if model_type == "cpt-gpt2" else {"vocab_size": 384}
+    model = build_model(Model(from_scratch=True, config=tiny_config(model_type) | rows), tokenizer)
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    words = ("--max-shard-size", "50KB", "--pth", tmp_path / "all.pth", "--dtype", "float32")
+    told = export(tmp_path / "ours", "-o", tmp_path / "out", *words)
+    assert told.count("by plain transformers, in a process without cpt") == 2 and ("are padding" in told) == (model_type != "cpt-gpt2")
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert not config["model_type"].startswith(("cpt", "minimind"))
+
+
+@pytest.mark.slow
+def test_rounding_is_told_and_the_export_is_exact_in_its_own_dtype(base_folder, tmp_path):
+    told = export(base_folder, "-o", tmp_path / "out")
+    assert "Rounded from float32 to bfloat16" in told and "without cpt: largest difference of logits 0 " in told
+    with pytest.raises(CheckpointError, match="rounding changes the model more"):
+        export(base_folder, "-o", tmp_path / "strict", "--tolerance", "1e-7")
+
+
+@pytest.mark.slow
+def test_the_adapter_alone_is_loaded_back_by_plain_peft(adapter_folder, base_folder, tmp_path):
+    told = export(adapter_folder, "-o", tmp_path / "out", "--adapter-only")
+    assert "by plain peft, in a process without cpt: largest difference of logits" in told
+    record = json.loads((tmp_path / "out" / "base_weights.json").read_text())
+    assert record["path"] == str(base_folder) and len(record["sha256"]["model.safetensors"]) == 64
+    shutil.copy(adapter_folder / "adapter_model.safetensors", tmp_path / "out")
+    assert "Wrote" in export(tmp_path / "out", "-o", tmp_path / "again")  # the hash beside it is its base's
+
+
+def test_a_zeroed_adapter_is_refused_and_leaves_nothing(base_folder, tmp_path):
+    zeroed = save_adapter(tmp_path / "zeroed", base_folder, zeroed=True)
+    for words in ((), ("--adapter-only",)):
+        with pytest.raises(CheckpointError, match="the adapter changes nothing"):
+            export(zeroed, "-o", tmp_path / "out", *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"zeroed"}
+
+
+def test_a_base_whose_weights_changed_since_is_refused(adapter_folder, base_folder, tmp_path):
+    adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
+    (adapter / "base_weights.json").write_text(json.dumps({"path": "", "sha256": {"model.safetensors": "0" * 64}}))
+    with pytest.raises(CheckpointError, match="was trained on other weights"):
+        export(adapter, "-o", tmp_path / "out")
+
+
+def test_a_base_that_is_gone_is_named(adapter_folder, tmp_path):
+    adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(CptError, match="gone"):
+        export(adapter, "-o", tmp_path / "out")
+
+
+def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["kinase"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match="the tokenizer has 321 tokens, the model 320 rows"):
+        export(folder, "-o", tmp_path / "out")
+
+
+def test_a_tensor_that_is_lacking_is_named(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="model.norm.weight"):
+        export(folder, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["-o", "taken"], CheckpointError, "is not empty"),
+        (["-o", "new", "--max-shard-size", "huge"], RecipeError, "is no size"),
+        (["-o", "new", "--adapter-only", "--pth", "x.pth"], RecipeError, "Leave one of them out"),
+        (["-o", "new", "--pth", "taken/file"], CheckpointError, "exists"),
+        (["-o", "new", "--adapter-only"], CheckpointError, "holds no adapter"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(error, match=message):
+        export(base_folder, *words)

@@ -1,0 +1,54 @@
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+
+from cpt.checkpoints.proof import NUM_TOKENS, difference, logits_in_another_process, logits_of, proof_text
+from cpt.errors import CheckpointError, DataError
+
+
+def test_the_text_is_real_and_cut_to_a_number_of_tokens(base_folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(base_folder)
+    assert len(proof_text(tokenizer, LlamaConfig()).ids) == NUM_TOKENS
+    assert len(proof_text(tokenizer, GPT2Config(n_positions=64)).ids) == 64  # more than the model takes would fail
+    (tmp_path / "mine.txt").write_text("the model reads")
+    assert tokenizer.decode(proof_text(tokenizer, LlamaConfig(), tmp_path / "mine.txt").ids) == "the model reads"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
+def test_a_text_that_cannot_be_used_is_refused(base_folder, tmp_path, content):
+    if content is not None:
+        (tmp_path / "mine.txt").write_bytes(content)
+    with pytest.raises(DataError, match="mine.txt"):
+        proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig(), tmp_path / "mine.txt")
+
+
+def test_a_difference_is_judged_by_the_dtype_or_by_the_users_own_tolerance():
+    one = torch.tensor([[10.0, 0.0]])
+    other = one + torch.tensor([[0.0, 0.1]])
+    assert difference(one, other, torch.bfloat16).is_allowed and not difference(one, other, torch.float32).is_allowed
+    assert difference(one, other, torch.float32, tolerance=0.02).is_allowed
+    assert not difference(one, one * torch.nan, torch.bfloat16).is_allowed
+
+
+def test_padding_columns_are_not_compared():
+    assert difference(torch.ones(2, 4), torch.ones(2, 3), torch.float32).largest == 0
+
+
+@pytest.mark.slow
+def test_another_process_without_this_package_gives_the_same_logits(base_folder):
+    text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
+    expected = logits_of(AutoModelForCausalLM.from_pretrained(base_folder), text)
+    assert torch.equal(logits_in_another_process(base_folder, text, torch.float32), expected)
+
+
+@pytest.mark.slow
+def test_an_architecture_that_only_this_package_knows_cannot_be_loaded_there(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "ours")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "minimind2", "architectures": ["MiniMind2ForCausalLM"]}))
+    text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
+    with pytest.raises(CheckpointError, match="cannot load .*ours: ValueError: .*minimind2"):
+        logits_in_another_process(folder, text, torch.float32)

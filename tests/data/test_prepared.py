@@ -1,0 +1,30 @@
+import pytest
+
+from cpt.data.build import build_data
+from cpt.recipe.schema import Data
+
+
+@pytest.fixture
+def prepared(tokenizer, source, tmp_path):
+    def run(**data):
+        sources = [source("a", ["x" * 15] * 40, weight=3.0), source("b", ["y" * 15] * 10)]
+        return build_data(Data(sources=sources, sequence_length=16, **data), tokenizer, seed=1, cache_dir=tmp_path / "cache")
+
+    return run
+
+
+def test_shares_and_epochs_are_arithmetic(prepared):
+    data = prepared()
+    assert data.shares(1000) == pytest.approx({"a": 0.75, "b": 0.25}, abs=0.002) and data.num_tokens == 50 * 16
+    assert data.epochs(400) == pytest.approx({"a": 7.5, "b": 10.0}, abs=0.1)
+    assert sum(data.shares(1000, 500).values()) == pytest.approx(1)
+
+
+def test_small_sources_leave_nothing_to_be_read_ahead_nor_to_be_kept(prepared):
+    data = prepared()
+    assert data.read_ahead(0) is None and data.state(7) == {"fingerprint": data.fingerprint, "row": 7, "windows": {}}
+
+
+def test_a_source_in_windows_is_read_ahead_and_kept(prepared):
+    data = prepared(window_bytes=200)
+    assert data.read_ahead(0) is not None and set(data.state(3)["windows"]) == {"a", "b"}

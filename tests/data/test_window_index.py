@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+
+from cpt.data.window_entry import START, Total
+from cpt.data.window_index import WindowIndex
+
+ROWS = [3, 0, 5, 1, 8, 2]
+
+
+@pytest.fixture
+def index(tokenized, source, tmp_path):
+    """Windows of these many rows; `made` lists those that were made."""
+
+    class Windows(WindowIndex):
+        made: list[int] = []
+
+        def make(self, window):
+            before = START if window == 0 else self.entry(window - 1)
+            entry = replace(START, first_row=before.end, rows=ROWS[window], digest=str(window), own_digest=str(window))
+            self.made.append(window)
+            self.keep(window, entry, is_last=window == len(ROWS) - 1)
+
+    opened = tokenized(source("a", ["text"]))
+
+    def build(folder="index", max_epochs=None):
+        return Windows(opened, tmp_path / folder, 1, max_epochs)
+
+    return build
+
+
+def test_a_row_is_in_the_window_that_holds_it_and_no_further_one_is_made(index):
+    windows = index()
+    assert windows.find(2) == (0, 0, 2) and windows.made == [0]
+    assert windows.find(3) == (0, 2, 0) and windows.made == [0, 1, 2], "an empty window is passed over"
+    assert windows.total is None
+
+
+def test_after_the_last_window_the_next_time_through_begins(index):
+    windows = index()
+    assert windows.find(sum(ROWS))[0] == 1 and windows.total == Total(sum(ROWS), len(ROWS))
+    places = [windows.find(turn) for turn in range(sum(ROWS), 2 * sum(ROWS))]
+    assert sorted((window, place) for _, window, place in places) == [(w, p) for w, rows in enumerate(ROWS) for p in range(rows)]
+    assert [windows.find(turn) for turn in range(3)] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+
+
+def test_another_process_finds_what_one_has_made(index):
+    first = index()
+    first.find(sum(ROWS) + 4)
+    second = index()
+    second.made = []
+    assert [second.find(turn) for turn in range(60)] == [first.find(turn) for turn in range(60)] and not second.made
+
+
+def test_a_restored_window_needs_none_before_it(index):
+    state = index().state(9)
+    other = index("other")
+    other.made = []
+    other.restore(state)
+    assert other.find(9) == (0, 4, 0) and not other.made

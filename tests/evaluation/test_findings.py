@@ -1,0 +1,64 @@
+import json
+
+import numpy as np
+import pytest
+
+from cpt.errors import DataError
+from cpt.evaluation.document_losses import DocumentLosses
+from cpt.evaluation.domain_test import Question
+from cpt.evaluation.evaluate import Answers, Measured
+from cpt.evaluation.findings import findings, says
+from cpt.evaluation.paired import Difference
+from cpt.evaluation.tasks import TaskScore
+
+
+def losses(bits_per_byte, count=40):
+    sizes = np.full(count, 1000)
+    nats = (bits_per_byte + 0.1 * np.sin(np.arange(count))) * 1000 * np.log(2)
+    return DocumentLosses(np.arange(count, dtype=np.uint64), sizes, nats, sizes // 4, sizes // 10)
+
+
+def answers(right, count=40):
+    questions = [Question(kind, "a:1", "x", ("a", "b"), 0) for kind in ("cloze", "continuation") for _ in range(count)]
+    return Answers(questions, np.arange(2 * count) % 10 < right)
+
+
+def score(value):
+    by_question = np.array([0.0, 1.0] * 10) if value == 0.5 else np.ones(20)
+    return TaskScore("quiz", "acc,none", value, 0.1, 20, True, by_question, tuple(map(str, range(20))))
+
+
+def measured(name, bits_per_byte, right, value, count=40):
+    return Measured(name, {"domain": losses(bits_per_byte, count)}, {"domain": answers(right)}, [score(value)])
+
+
+def test_a_model_alone_has_figures_and_no_differences():
+    found = findings(measured("m", 2.0, 5, 0.5))
+    assert found.sets[0].against is None and found.base is None
+    assert found.verdicts()[0] == f"domain: {found.sets[0].bits_per_byte:.4f} bits per byte, 40.0% of the next tokens right."
+    assert found.verdicts()[3].startswith("quiz (acc,none): 0.500 (95 % interval 0.304 to 0.696), 20 questions.")
+
+
+def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
+    found = findings(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5))
+    text, cloze, continuation, quiz = found.verdicts()
+    assert text.startswith("domain: better: 2.0") and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs)." in text
+    assert cloze.startswith("domain cloze (accuracy): better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0")
+    assert continuation.startswith("domain continuation") and quiz.startswith("quiz (acc,none): better: 0.5000 -> 1.0000")
+
+
+def test_a_difference_that_may_be_none_is_called_so():
+    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith("no clear difference:")
+    worse = says(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8), better="lower", what="bits per byte")
+    assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs, so lean on it little)."
+
+
+def test_json_holds_every_figure_and_verdict():
+    content = json.loads(json.dumps(findings(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5)).to_json()))
+    assert content["sets"][0]["against"]["items"] == 40 and content["tasks"][0]["verdict"].startswith("quiz")
+    assert [one["name"] for one in content["domain_test"]] == ["domain cloze", "domain continuation"]
+
+
+def test_a_set_of_one_document_cannot_be_compared():
+    with pytest.raises(DataError, match="the held-out set `domain`: an interval needs 2 documents at least"):
+        findings(measured("m", 1.8, 7, 1.0, count=1), measured("b", 2.0, 5, 0.5, count=1))

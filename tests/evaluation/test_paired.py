@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from cpt.errors import DataError
+from cpt.evaluation.document_losses import DocumentLosses
+from cpt.evaluation.paired import (
+    accuracy_difference,
+    accuracy_interval,
+    bits_per_byte_difference,
+    mean_difference,
+    ratio_interval,
+    t_quantile,
+)
+
+
+def losses(nats, sizes, first=0):
+    count = len(nats)
+    sizes = np.asarray(sizes, np.int64)
+    return DocumentLosses(np.arange(first, first + count, dtype=np.uint64), sizes, np.asarray(nats, float), sizes, sizes // 2)
+
+
+def documents(draw, count, spread):
+    """Differences and sizes: sizes are log-normal, the rate is skewed and smaller for larger documents."""
+    sizes = np.exp(draw.normal(7, spread, count))
+    rates = -0.1 + 0.1 * draw.normal(size=count) + 0.05 * draw.exponential(size=count) - 0.02 * (np.log(sizes) - 7)
+    return rates * sizes, sizes
+
+
+def coverage(strata, repeats=600):
+    """How often intervals of such strata, as (documents, spread of sizes), hold the truth."""
+    draw = np.random.default_rng(1)
+    means = [tuple(part.mean() for part in documents(draw, 2_000_000, spread)) for _, spread in strata]
+    weights = [count for count, _ in strata]
+    truth = np.dot(weights, [d for d, _ in means]) / np.dot(weights, [b for _, b in means])
+    intervals = [ratio_interval([documents(draw, count, spread) for count, spread in strata]) for _ in range(repeats)]
+    return np.mean([low <= truth <= high for low, high in intervals])
+
+
+@pytest.mark.parametrize(
+    "strata", [[(12, 0.5)], [(20, 1.0)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)], [(50, 0.8), (100, 0.8)]], ids=str
+)
+def test_intervals_cover_the_truth_at_the_stated_rate(strata):
+    """600 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be, never narrower."""
+    assert 0.93 <= coverage(strata) <= 0.99
+
+
+@pytest.mark.parametrize("count", [20, 100, 400])
+def test_intervals_of_accuracies_cover_the_truth_at_the_stated_rate(count):
+    draw, hits = np.random.default_rng(2), 0
+    for _ in range(1000):
+        luck = draw.random(count)  # 10 % are won, 5 % are lost
+        found = accuracy_difference((luck < 0.05) | (luck > 0.6), ((luck >= 0.05) & (luck < 0.15)) | (luck > 0.6))
+        hits += found.low <= 0.05 <= found.high
+    assert 0.93 <= hits / 1000 <= (0.985 if count >= 100 else 1), "of few questions it is wide"
+
+
+def test_bits_per_byte_differ_by_what_the_documents_differ():
+    before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
+    found = bits_per_byte_difference([before], [after])
+    assert found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == pytest.approx(found.after - found.before)
+    assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
+
+
+def test_pairs_tell_what_two_separate_intervals_would_not():
+    draw = np.random.default_rng(0)
+    hard = draw.uniform(100, 1000, 50)  # nats: documents differ much more than models
+    found = bits_per_byte_difference([losses(hard, [500] * 50)], [losses(hard - draw.uniform(2, 6, 50), [500] * 50)])
+    assert found.is_clear and found.high - found.low < 0.01 < np.std(hard) / 500 / np.sqrt(50)
+
+
+def test_sets_together_are_strata():
+    easy, hard = losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)
+    together = bits_per_byte_difference([easy, hard], [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)])
+    assert together.difference == pytest.approx(-21 / 200 / np.log(2))
+    assert together.high - together.low == pytest.approx(0, abs=1e-9), "inside each set all documents changed alike"
+
+
+def test_other_documents_are_refused():
+    with pytest.raises(DataError, match="measured on other documents"):
+        bits_per_byte_difference([losses([1, 2], [10, 10])], [losses([1, 2], [10, 10], first=5)])
+
+
+def test_one_document_has_no_interval():
+    with pytest.raises(DataError, match="needs 2 documents at least, 20 to mean much"):
+        bits_per_byte_difference([losses([1], [10])], [losses([2], [10])])
+    with pytest.raises(DataError, match="needs 2 questions at least"):
+        accuracy_difference(np.array([True]), np.array([False]))
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)])
+def test_t_quantiles_are_those_of_the_tables(degrees, expected):
+    assert t_quantile(0.95, degrees) == pytest.approx(expected, rel=1e-5)
+
+
+def test_equal_answers_leave_room_for_doubt():
+    same = np.array([True] * 20 + [False] * 20)
+    found = accuracy_difference(same, same)
+    assert found.difference == 0 and found.low == pytest.approx(-found.high) and 0.04 < found.high < 0.1
+
+
+def test_scores_that_are_no_accuracies_get_a_mean():
+    found = mean_difference(np.array([0.5, 0.25, 1.0]), np.array([0.75, 0.5, 1.25]))
+    assert found.difference == pytest.approx(0.25) and found.low == pytest.approx(0.25)
+    assert mean_difference(np.array([0.0, 1.0]), np.array([1.0, 1.0])).before == 0.5
+
+
+def test_wilsons_interval_of_none_right_begins_at_0():
+    low, high = accuracy_interval(np.zeros(30, bool))
+    assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.1135, abs=1e-3)

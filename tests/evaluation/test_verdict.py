@@ -1,0 +1,108 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import write_recipe
+
+from cpt.data.contamination import Contamination, Hit
+from cpt.evaluation.document_losses import DocumentLosses, save_losses
+from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.paired import Difference
+from cpt.evaluation.verdict import NotRun, verdict_of_run
+from cpt.recipe.load import dump_recipe, load_recipe
+
+
+def losses(bits_per_byte, count=40, seed=0):
+    sizes = np.full(count, 1000)
+    noise = np.random.default_rng(seed).normal(0, 0.02, count)
+    nats = (bits_per_byte * (1 + noise)) * 1000 * np.log(2)
+    return DocumentLosses(np.arange(count, dtype=np.uint64), sizes, nats, sizes // 4, sizes // 10)
+
+
+def write_run(folder, recipe, *, domain=(2.0, 1.6), general=(1.5, 1.53), documents=40, kept=True):
+    """A finished run's folder, as far as the verdict reads it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe(recipe)))
+    both = [{"domain": domain[end], "general": general[end]} for end in (0, 1)]
+    lines = [
+        {"step": step, "tokens": step * 100, **{f"eval_{name}_bits_per_byte": value for name, value in both[min(step, 1)].items()}}
+        for step in (0, 50)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step, sets in zip((0, 50), both, strict=True):
+        if kept:
+            found = {name: losses(value, documents, seed=step) for name, value in sets.items()}
+            save_losses(folder / "held_out" / f"step-{step}.npz", found)
+    dropped = {"contaminated: domain": 2, "contaminated: quiz": 1, "length": 9}
+    sources = {
+        name: {"documents": 100, "share": 0.5, "licence": licence, "dropped": dropped}
+        for name, licence in (("code", "MIT"), ("prose", None))
+    }
+    (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
+    (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+    samples = [{"step": step, "prompt": "def f", "continuation": text} for step, text in ((0, " is a"), (50, "(x):\n    return x"))]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
+    return folder
+
+
+@pytest.fixture
+def recipe(tiny_recipe, corpus, tmp_path):
+    sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
+    tiny_recipe |= {"stage": "cpt", "model": {"path": "my/base"}, "evaluation": {"perplexity": sets, "retain": {"general": None}}}
+    return write_recipe(tiny_recipe, tmp_path / "r.yaml")
+
+
+def test_a_run_that_learnt_at_a_price_is_told_so(recipe, tmp_path):
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
+    assert verdict.worked and verdict.headline().startswith("It worked: on held-out domain text the model needs ")
+    assert "fewer bits per byte than its base. It cost " in verdict.headline()
+    assert [(one.name, one.is_general, one.documents) for one in verdict.sets] == [("domain", False, 40), ("general", True, 40)]
+    assert verdict.domain.difference == pytest.approx(verdict.sets[0].difference.difference)
+    assert (verdict.base, verdict.tokens) == ("my/base", 5000)
+    assert [(one.name, one.licence, one.decontaminated) for one in verdict.sources] == [("code", "MIT", 3), ("prose", None, 3)]
+    assert verdict.samples[0].before == " is a" and verdict.samples[0].after.startswith("(x)")
+
+
+@pytest.mark.parametrize(
+    ("figures", "worked", "said"),
+    [
+        ({"domain": (2.0, 2.2)}, False, "It did harm: on held-out domain text the model needs "),
+        ({"domain": (2.0, 2.001)}, False, "It did not work: "),
+        ({"general": (1.5, 1.5005)}, True, "General text is as good as before, as far as 40 documents can tell."),
+        ({"general": (1.5, 1.2)}, True, "General text became better too, by "),
+        ({"kept": False}, None, "Whether it worked is not known"),
+    ],
+)
+def test_other_runs_are_told_as_they_are(figures, worked, said, recipe, tmp_path):
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, **figures))
+    assert verdict.worked is worked and said in verdict.headline()
+
+
+def test_what_was_not_run_is_told_with_its_command(recipe, tmp_path):
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe), not_run=[NotRun("serving", "no GPU")])
+    told = {one.what: one.why for one in verdict.not_run}
+    assert list(told) == ["domain test", "benchmarks", "contamination", "serving"]
+    assert told["domain test"] == f"not asked for: cpt evaluate {tmp_path / 'run'} --against my/base --domain-test SET"
+
+
+def test_a_run_without_a_general_set_is_told_which_one_to_take(recipe, tmp_path):
+    recipe.write_text(recipe.read_text().replace("retain:\n    general: null", "retain: {}"))
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
+    told = {one.what: one.why for one in verdict.not_run}
+    assert "HuggingFaceFW/fineweb-edu" in told["forgetting"] and verdict.headline().endswith("no general set was followed.")
+
+
+def test_one_document_has_no_interval_and_the_verdict_says_so(recipe, tmp_path):
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, documents=1))
+    assert verdict.domain is None and "intervals of domain, general" in [one.what for one in verdict.not_run]
+
+
+def test_what_was_found_beside_the_run_is_part_of_it(recipe, tmp_path):
+    score = ScoreFinding("domain cloze", "accuracy", 0.5, (0.4, 0.6), 40, against=Difference(0.3, 0.5, 0.2, 0.1, 0.3, 40))
+    found = Findings("m", "b", [], [score], [replace(score, name="hellaswag")])
+    contamination = Contamination({"code": 9}, {"code": {"domain": 1}}, [Hit("code", "a:1", "domain", "b:2", "x")], 40, 0)
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe), evaluation=found, contamination=contamination, serve="cpt serve x")
+    assert verdict.domain_test == [score] and verdict.tasks[0].name == "hellaswag" and not verdict.not_run
+    content = json.loads(json.dumps(verdict.to_json()))
+    assert content["worked"] is True and content["serve"] == "cpt serve x" and content["contamination"]["hits"][0]["where"] == "a:1"

@@ -1,0 +1,69 @@
+import json
+
+from tiny import write_recipe
+
+from cpt.data.contamination import Contamination, Hit
+from cpt.evaluation.findings import ScoreFinding
+from cpt.evaluation.paired import Difference
+from cpt.evaluation.retention import Point
+from cpt.evaluation.verdict import NotRun, Sample, SetVerdict, SourceFacts, Verdict
+from cpt.evaluation.verdict_page import verdict_page, write_verdict
+
+BETTER, COST = Difference(2.0, 1.6, -0.4, -0.42, -0.38, 181), Difference(1.5, 1.53, 0.03, 0.02, 0.04, 12)
+VERDICT = Verdict(
+    run="demo",
+    model="runs/demo/final",
+    base="my/base",
+    tokens=220_160,
+    sets=[SetVerdict("general", True, 1.5, 1.53, 12, COST), SetVerdict("code", False, 2.0, 1.6, 181, BETTER)],
+    domain=BETTER,
+    general=COST,
+    sources=[SourceFacts("code", 1631, 0.7, "PSF-2.0", 4), SourceFacts("prose", 1136, 0.3, None)],
+    domain_test=[ScoreFinding("code cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181))],
+    contamination=Contamination({"code": 1631}, {"code": {"code": 1}}, [Hit("code", "a.jsonl:17", "code", "h.jsonl:3", "x y")], 181, 2),
+    retention=[Point(step, step * 1000, {"code": 2.0, "general": 1.5}) for step in range(30)],
+    samples=[Sample("def f", " is a|b", "(x):\n    return x")],
+    not_run=[NotRun("benchmarks", "not asked for")],
+    serve="cpt serve runs/demo",
+)
+
+
+def test_the_page_has_everything_on_it():
+    page = verdict_page(VERDICT)
+    assert page.startswith(
+        "# Verdict on demo\n\n**It worked: on held-out domain text the model needs 20.0 % (95 % interval 19.0 to 21.0 %)"
+    )
+    assert "| code | domain | 181 | 2.0000 | 1.6000 | -20.0 % | -21.0 to -19.0 % | better |" in page
+    assert "| general | general | 12 | 1.5000 | 1.5300 | +2.0 % | +1.3 to +2.7 % | worse (few) |" in page
+    assert page.index("| code | domain") < page.index("| general | general")
+    assert "| code cloze | accuracy | 181 | 0.340 | 0.400 | +0.020 to +0.100 | better |" in page
+    assert "| code | 1,631 | 70.0 % | PSF-2.0 |" in page and "| prose | 1,136 | 30.0 % | not given |" in page
+    assert "- `a.jsonl:17` (code) has words of code, `h.jsonl:3`" in page and "2 of fewer than 8 words were not looked for" in page
+    assert "4 training documents were left out for it." in page
+    assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
+    assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
+
+
+def test_it_is_one_page():
+    assert len(verdict_page(VERDICT).splitlines()) < 70
+
+
+def test_a_run_of_which_little_is_known_has_a_short_page():
+    page = verdict_page(Verdict("r", "r/final", None, 0, [], None, None, []))
+    assert page == "# Verdict on r\n\n**" + Verdict("r", "r", None, 0, [], None, None, []).headline() + (
+        "**\n\nThe model in `r/final` was trained from new weights on 0 tokens.\n"
+    )
+
+
+def test_page_json_and_picture_are_written_into_the_runs_folder(tiny_recipe, corpus, tmp_path):
+    sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
+    tiny_recipe["evaluation"] = {"perplexity": sets, "retain": {"general": None}}
+    write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    figures = [
+        {"step": step, "tokens": step, "eval_domain_bits_per_byte": 2 - step / 99, "eval_general_bits_per_byte": 1} for step in (0, 9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
+    verdict = write_verdict(tmp_path, serve="cpt serve x")
+    assert verdict.frontier == "frontier.png" and (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Domain against general bits per byte](frontier.png)" in (tmp_path / "verdict.md").read_text()
+    assert json.loads((tmp_path / "verdict.json").read_text())["sets"][0]["name"] == "domain"

@@ -1,0 +1,145 @@
+"""The whole way: documents and a model in, a recipe out that the checks take and that trains."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from tiny import write_documents
+
+from cpt.cli import application
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.init import command as init
+from cpt.preflight.gate import check_reality
+from cpt.recipe.load import load_recipe
+from cpt.train import train
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, corpus):
+    """A folder to work in, with documents in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "domain.jsonl").write_bytes((corpus / "domain.jsonl").read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def run(here, base_folder, corpus):
+    """`cpt init`, with what a test changes."""
+
+    def init_with(**options):
+        chosen = {"documents": "docs", "model": str(base_folder), "gpu": "cpu", "general": str(corpus / "general.jsonl"), **options}
+        init.command(**chosen)
+        return load_recipe(chosen.get("output", "recipe.yaml"))
+
+    return init_with
+
+
+def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
+    recipe = run(price_per_gpu_hour=2.0)
+    found = check_reality(recipe)
+    assert found.mistakes == found.unchecked == found.warnings == []
+    assert recipe.model.path == str(base_folder) and [source.name for source in recipe.data.sources] == ["domain", "general-replay"]
+    assert recipe.schedule.name == "rewarm_cosine" and recipe.evaluation.held_out_share
+
+
+def test_each_choice_has_its_reason_above_it(run, here):
+    run()
+    lines = (here / "recipe.yaml").read_text().splitlines()
+    for key in ("sequence_length:", "learning_rate:", "tokens:", "- name: general-replay", "global_batch_tokens:", "held_out_share:"):
+        place = next(number for number, line in enumerate(lines) if line.strip().startswith(key))
+        assert lines[place - 1].strip().startswith("#"), key
+    assert max(map(len, lines)) <= 140 and sum("arXiv" in line for line in lines) >= 4
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4090", pytest.param("A100-80GB", marks=pytest.mark.slow), "cpu"])
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("full", [None, pytest.param(True, marks=pytest.mark.slow), False])
+def test_it_is_sound_on_every_machine(run, gpu, gpus, full):
+    recipe = run(gpu=gpu, gpus=gpus, full=full)
+    found = check_reality(recipe)
+    assert found.mistakes == [] and found.warnings == [], found
+
+
+def test_without_a_general_set_the_public_one_is_named_and_with_none_there_is_none(run):
+    recipe = run(general=None, gpu="RTX 4090")
+    assert recipe.data.sources[1].path == "HuggingFaceFW/fineweb-edu" and recipe.data.sources[1].max_documents
+    found = run(general="none", output=init.Path("without.yaml"))
+    assert len(found.data.sources) == 1 and "nothing that keeps" in check_reality(found).warnings[0]
+
+
+def test_bad_rows_repeats_and_licences_become_settings(run, here):
+    rows = [json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."}) for i in range(200)]
+    (here / "docs" / "domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")
+    (here / "docs" / "LICENSE").write_text("MIT License")
+    recipe = run()
+    assert (recipe.data.on_bad_row, recipe.data.deduplicate, recipe.data.sources[0].text_column) == ("skip", "exact", "content")
+    assert recipe.data.sources[0].licence == "MIT" and recipe.data.max_bad_share >= 1 / 202
+    assert check_reality(recipe).mistakes == []
+
+
+def test_a_file_that_is_there_is_not_written_over_without_force(run):
+    run()
+    with pytest.raises(RecipeError, match="recipe.yaml exists.*--output.*--force"):
+        run()
+    assert run(force=True)
+
+
+def test_wrong_things_are_refused_before_documents_are_read(run, here, base_folder):
+    (here / "nemo").mkdir()
+    (here / "nemo" / "m.nemo").touch()
+    (here / "empty").mkdir()
+    for options, kind, complaint in [
+        ({"gpu": "RTX 4900"}, ResourceError, "Did you mean `RTX 4090`"),
+        ({"model": "./nemo"}, RecipeError, "holds a .nemo file only"),
+        ({"model": "nvidia/nemotron-3-8b-base-4k"}, RecipeError, "Use nvidia/Minitron-8B-Base"),
+        ({"model": "./empty"}, RecipeError, "has no config.json"),
+        ({"model": "some/where"}, CptError, "some/where"),
+        ({"general": "./nowhere"}, DataError, "Leave --general out to take the public HuggingFaceFW/fineweb-edu"),
+        ({"documents": "./empty"}, DataError, "holds no"),
+    ]:
+        with pytest.raises(kind, match=complaint):
+            run(**options)
+        assert not (here / "recipe.yaml").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, here, base_folder):
+    folder = here / "mixed"
+    folder.mkdir()
+    for file in base_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    with pytest.raises(RecipeError, match="its tokenizer has 320 tokens, its model an embedding for 300"):
+        run(model=str(folder))
+
+
+def test_without_a_terminal_nothing_is_asked(here):
+    with pytest.raises(RecipeError, match="DOCUMENTS, --model missing. Write: cpt init DOCUMENTS --model MODEL --gpu GPU"):
+        init.command(gpu="cpu")
+
+
+def test_in_a_terminal_the_four_questions_are_asked(run, here, monkeypatch, base_folder, corpus):
+    answers = iter(["docs", str(base_folder), "cpu", "0.5"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
+    init.command(general=str(corpus / "general.jsonl"))
+    assert load_recipe("recipe.yaml").data.sources[0].path == "docs" and next(answers, None) is None
+
+
+def test_the_command_line_has_it(here):
+    found = subprocess.run([sys.executable, "-m", "cpt.cli", "init"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert found.returncode == 2 and "cpt init DOCUMENTS --model MODEL --gpu GPU" in found.stderr
+    assert application("init")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [True, False])
+def test_the_recipe_trains_on_a_cpu(run, here, full):
+    write_documents(here / "docs" / "more.jsonl", 100, seed=9)
+    final = train(run(full=full))
+    rows = [json.loads(line) for line in (final.parent / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval_domain_bits_per_byte"] for row in rows if "eval_domain_bits_per_byte" in row]
+    assert losses[-1] < losses[0] and (final / "model.safetensors").exists()

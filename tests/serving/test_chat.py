@@ -1,0 +1,22 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cpt.cli import application
+from cpt.errors import CheckpointError
+
+
+def test_a_model_without_a_chat_template_is_refused_with_the_ways_out(plain_folder):
+    result = CliRunner().invoke(application("chat"), ["chat", str(plain_folder)])
+    assert isinstance(result.exception, CheckpointError)
+    assert "no chat template" in str(result.exception) and "cpt serve" in str(result.exception)
+
+
+@pytest.mark.slow
+def test_a_chat_answers_in_the_terminal_and_ends(chat_folder):
+    words = [str(Path(sys.executable).parent / "cpt"), "chat", str(chat_folder), "max_new_tokens=4", "do_sample=False"]
+    ended = subprocess.run(words, input="the model reads\nn\n!exit\n", capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0 and "4 tokens in" in ended.stdout and "Traceback" not in ended.stderr

@@ -1,0 +1,48 @@
+import json
+
+import pytest
+
+from cpt.errors import DataError, RecipeError
+from cpt.tokenizer_commands.texts import Read, described, named_texts, new_folder, read_texts
+
+
+def test_a_text_is_called_as_it_is_named_or_by_its_path():
+    sources = named_texts(["code=a/b.jsonl", "c/prose.txt", "s3://bucket/x=1/*.parquet"], "body")
+    assert {name: source.path for name, source in sources.items()} == {
+        "code": "a/b.jsonl",
+        "prose": "c/prose.txt",
+        "x=1": "s3://bucket/x=1/*.parquet",
+    }
+    assert all(source.text_column == "body" for source in sources.values())
+
+
+def test_two_texts_of_one_name_are_refused():
+    with pytest.raises(RecipeError, match="--text NAME=b/x.txt"):
+        named_texts(["a/x.txt", "b/x.txt"], "text")
+
+
+@pytest.mark.parametrize("texts", [None, []])
+def test_no_text_is_refused(texts):
+    with pytest.raises(RecipeError, match="--text name=path"):
+        named_texts(texts, "text")
+
+
+def test_of_each_text_no_more_is_read_than_asked_and_it_is_said(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * 100}) + "\n" for _ in range(10)))
+    read: dict[str, Read] = {}
+    texts = list(read_texts(named_texts([f"a={tmp_path / 'a.jsonl'}"], "text"), 250, read))
+    assert len(texts) == 3 and read["a"] == Read(3, 300, is_cut=True)
+    assert described(read) == "a: 3 documents, 0.0 MB (its beginning)"
+
+
+def test_a_text_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        list(read_texts(named_texts([str(tmp_path / "none.txt")], "text"), 1, {}))
+
+
+def test_nothing_is_written_over(tmp_path):
+    assert new_folder(tmp_path) == tmp_path and new_folder(tmp_path / "new") == tmp_path / "new"
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(RecipeError, match="exists already"):
+            new_folder(taken)
