@@ -16,10 +16,11 @@ from cpt.checkpoints.resume import latest_checkpoint
 from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
+from cpt.evaluation.verdict_page import PAGE, write_verdict
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
 from cpt.preflight.gate import placed, refuse_mistakes
-from cpt.ranks import tell
+from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
@@ -68,8 +69,12 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         if checkpoint is not None:
             restore_position(data, checkpoint)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        judged = is_main_process() and bool(data.held_out)
+        verdict = write_verdict(run.folder, serve=f"cpt serve {run.export_folder}") if judged else None
         export_model(trainer, recipe, tokenizer, run.export_folder)
         export_average(recipe, tokenizer, run.folder)
+    if verdict is not None:
+        tell(f"{verdict.headline()} The page: {run.folder / PAGE}")
     tell(f"The model is in {run.export_folder}.")
     return run.export_folder
 
