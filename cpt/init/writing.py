@@ -192,6 +192,12 @@ def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
             "evaluation:",
             comment(why, 2),
             f"  held_out_share: {choices.held_out_share:g}",
+            *(
+                [comment("Tells loss from gain in the verdict; a number, say 0.02, stops the run at 2 % more bits per byte.", 2)]
+                + ["  retain: {general-replay: null}"]
+                if choices.replay
+                else []
+            ),
             f"  every_tokens: {fifth:_}",
             comment("What the model writes from here on, before and after.", 2),
             "  prompts:",

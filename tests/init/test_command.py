@@ -48,7 +48,15 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
 def test_each_choice_has_its_reason_above_it(run, here):
     run()
     lines = (here / "recipe.yaml").read_text().splitlines()
-    for key in ("sequence_length:", "learning_rate:", "tokens:", "- name: general-replay", "global_batch_tokens:", "held_out_share:"):
+    for key in (
+        "sequence_length:",
+        "learning_rate:",
+        "tokens:",
+        "- name: general-replay",
+        "global_batch_tokens:",
+        "held_out_share:",
+        "retain:",
+    ):
         place = next(number for number, line in enumerate(lines) if line.strip().startswith(key))
         assert lines[place - 1].strip().startswith("#"), key
     assert max(map(len, lines)) <= 140 and sum("arXiv" in line for line in lines) >= 4
