@@ -1,0 +1,48 @@
+"""`reload.py` is a program of its own, run where this package cannot be imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import TINY_LLAMA
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from cpt.checkpoints import reload
+
+TEXT = "the model reads a document and learns"
+
+
+@pytest.fixture
+def job(tokenizer_folder, tmp_path):
+    """A tiny model with its tokenizer in a folder, and what is to be done with it."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(tokenizer)}))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    content = {"folder": str(tmp_path / "model"), "text": TEXT, "tokens": 100, "ids": ids, "dtype": "float32"}
+    return model, {**content, "adapter": False, "pth": None, "base": None, "output": str(tmp_path / "logits.safetensors")}
+
+
+def run(job, tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    return subprocess.run([sys.executable, "-I", reload.__file__, str(tmp_path / "job.json")], capture_output=True, text=True)
+
+
+def test_a_stranger_gets_the_same_logits(job, tmp_path):
+    model, content = job
+    ended = run(content, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    with torch.no_grad():
+        expected = model.eval()(torch.tensor([content["ids"]])).logits[0]
+    assert torch.equal(load_file(content["output"])["logits"], expected)
+
+
+def test_another_tokenizer_is_noticed(job, tmp_path):
+    _, content = job
+    ended = run({**content, "ids": [1, *content["ids"]]}, tmp_path)
+    assert ended.returncode and "the exported tokenizer gives other tokens" in ended.stderr
