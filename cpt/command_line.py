@@ -3,10 +3,13 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from cpt.errors import CptError
 from cpt.ranks import is_main_process, rank
@@ -32,6 +35,32 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
         who = "" if is_main_process() else f"process {rank()}: "
         sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
         sys.exit(2)
+
+
+def app_of(commands: Mapping[str, str]) -> typer.Typer:
+    """A command with commands of its own, of which only the one that is going to run is imported: torch takes seconds.
+
+    Args:
+        commands: name -> `module:function`.
+    """
+
+    class ImportedWhenUsed(TyperGroup):
+        """As typer asks for its commands."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            """All names."""
+            return list(commands)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            """A command, None where there is none of that name."""
+            if cmd_name not in commands:
+                return None
+            module, _, function = commands[cmd_name].partition(":")
+            one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            one.command(cmd_name)(vars(import_module(module))[function])
+            return get_command(one)
+
+    return typer.Typer(cls=ImportedWhenUsed, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def show_log() -> None:
