@@ -301,6 +301,7 @@ def test_the_allowed_share_of_bad_rows_is_looked_at_each_time(large, tokenized, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
     by, draw = AutoTokenizer.from_pretrained(tokenizer_folder), random.Random(0)
     straight = tokenized(large, by=by, cache="straight", workers=0)
