@@ -47,7 +47,7 @@ class PreparedData:
         ahead = [
             number
             for number, rows in enumerate(self.windowed)
-            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or rows.total is None or rows.tokenized.description is None)
+            if rows.tokenized.plan.is_streamed and (self.disk_bytes is not None or not rows.is_complete)
         ]
         shares = self.rows.turns.shares(first_row)
         if not ahead:
