@@ -2,7 +2,9 @@
 
 
 class CptError(Exception):
-    """The message says what is wrong, where, and what to do; it is printed without a traceback, exit code 2."""
+    """The message says what is wrong, where, and what to do; it is printed without a traceback."""
+
+    exit_code = 2
 
 
 class RecipeError(CptError):
@@ -27,3 +29,13 @@ class TrainingError(CptError):
 
 class LaunchError(CptError):
     """Start it another way: processes, hosts or ports are not what the launch promised."""
+
+
+class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
+    """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its checkpoint."""
+
+    exit_code = 75  # EX_TEMPFAIL: what schedulers take for "put it into the queue again"
+
+
+class RestartNeeded(Interrupted):
+    """Start it again at once, as a supervisor does by itself: what it learned only takes effect in new processes."""

@@ -13,5 +13,7 @@ def test_every_error_is_a_cpt_error_that_says_its_remedy():
         "ResourceError",
         "TrainingError",
         "LaunchError",
+        "Interrupted",
+        "RestartNeeded",
     }
     assert all(issubclass(kind, errors.CptError) and kind.__doc__ for kind in kinds)

@@ -17,6 +17,7 @@ SAME_RUN_ANYWAY = (
     "tags",
     "output_dir",
     "monitoring",
+    "safety",
     "training.logging_*",
     "training.log_*",
     "training.dataloader_*",
@@ -24,7 +25,7 @@ SAME_RUN_ANYWAY = (
     "training.push_to_hub",
     "training.hub_*",
 )
-"""What may change between a run and its continuation: who watches it, and how it is launched."""
+"""What may change between a run and its continuation: who watches over it, and how it is launched."""
 
 
 def differing_keys(before: Recipe, after: Recipe, ignoring: Sequence[str] = SAME_RUN_ANYWAY) -> list[str]:

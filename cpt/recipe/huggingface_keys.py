@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from cpt.errors import ResourceError
-from cpt.recipe.python_sources import FoundClass, Source, find_class, last_name
+from cpt.python_sources import FoundClass, Source, find_class, last_name
 
 STAGE_CONFIGS = {"pretrain": "transformers:TrainingArguments", "cpt": "transformers:TrainingArguments"}
 LORA_CONFIG = "peft:LoraConfig"

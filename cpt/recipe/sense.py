@@ -175,7 +175,8 @@ def one_engine_shards(training: dict[str, Any]) -> Found:
 
 def kept_checkpoints_are_made(checkpoints: Checkpoints) -> Found:
     """Only what is saved can be kept."""
-    if checkpoints.keep != Checkpoints().keep and checkpoints.every_tokens is None and checkpoints.every_steps is None:
+    intervals = (checkpoints.every_tokens, checkpoints.every_steps, checkpoints.weights_every_steps)
+    if checkpoints.keep != Checkpoints().keep and intervals == (None, None, None):
         yield Senseless(
             ("checkpoints", "keep"),
             "`checkpoints.keep` has no effect: only the end is saved. Give `checkpoints.every_tokens` or `every_steps`",
@@ -189,8 +190,9 @@ def averaged_checkpoints_are_kept(checkpoints: Checkpoints, model: Model) -> Fou
         return
     if checkpoints.every_tokens is None and checkpoints.every_steps is None:
         yield Senseless(here, "`checkpoints.average` needs several: give `checkpoints.every_tokens` or `every_steps`")
-    if checkpoints.keep is not None and checkpoints.keep < checkpoints.average:
-        text = f"`checkpoints.average` is {checkpoints.average}, but only {checkpoints.keep} checkpoints are kept. Raise `checkpoints.keep`"
+    last = checkpoints.kept.options.get("last", 3) if checkpoints.kept is not None and checkpoints.kept.name == "newest" else None
+    if isinstance(last, int) and last < checkpoints.average:
+        text = f"`checkpoints.average` is {checkpoints.average}, but only {last} checkpoints are kept. Raise `checkpoints.keep`"
         yield Senseless(here, text, ("checkpoints", "keep"))
     if model.lora is not None:
         text = "the mean of LoRA's factors is not the mean of the models: remove `checkpoints.average`, or train all parameters"

@@ -87,7 +87,7 @@ def weights_are_given_once(data: Data) -> Found:
 
 
 def phases_follow_each_other(budget: Budget, data: Data) -> Found:
-    """Each phase begins where the one before ends, and the run gets that far."""
+    """Each phase begins where the one before ends, and the run gets that far; where a learning rate is in tokens, the schedule tells."""
     begins: int = 0
     for index, phase in enumerate(data.phases):
         here: Location = ("data", "phases", index)
@@ -95,15 +95,33 @@ def phases_follow_each_other(budget: Budget, data: Data) -> Found:
         if index and budget.tokens is not None and begins >= budget.tokens:
             text = f"`{dotted(here)}` never begins: the phase before lasts until {begins:,} tokens, the run {budget.tokens:,}"
             yield Senseless(here, text, ("budget", "tokens"))
-        if phase.until is None:
-            if index < len(data.phases) - 1:
-                yield Senseless(here, f"`{dotted(here)}.until` is missing: only the last phase may go on to the end of the run")
-                return
-            continue
-        if phase.until <= begins:
+        if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
+            yield Senseless(here, f"`{dotted(here)}.until` is missing: only the last phase may go on to the end of the run")
+            return
+        if phase.until is not None and phase.until <= begins:
             text = f"`{dotted(here)}.until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens"
             yield Senseless((*here, "until"), text, before)
-        begins = max(begins, phase.until)
+        begins = max(begins, phase.until or 0)
+
+
+def phases_end_in_one_way(budget: Budget, data: Data) -> Found:
+    """A phase ends at a token or at a learning rate; the latter needs a run of known length, and falls from phase to phase."""
+    earlier: float = 1.0
+    for index, phase in enumerate(data.phases):
+        rate, here = phase.until_learning_rate, ("data", "phases", index, "until_learning_rate")
+        if rate is None:
+            continue
+        if phase.until is not None:
+            yield Senseless(here, f"give `{dotted(here)}` or `until`, not both", ("data", "phases", index, "until"))
+        elif budget.tokens is None:
+            text = (
+                f"`{dotted(here)}` needs a run whose length in tokens is known, and its schedule: write `budget.tokens`. "
+                "Of a mixture file alone, open a recipe that has it"
+            )
+            yield Senseless(here, text, ("budget", "epochs"))
+        elif rate >= earlier:
+            yield Senseless(here, f"`{dotted(here)}` is {rate:g}, where the learning rate has fallen to {earlier:g} in an earlier phase")
+        earlier = min(earlier, rate)
 
 
 def phases_weigh_sources(data: Data) -> Found:
@@ -128,8 +146,8 @@ def changes_have_two_ends(data: Data) -> Found:
         here: Location = ("data", "phases", index, "change")
         if phase.change == "linear" and index == 0:
             yield Senseless(here, "the first phase has nothing to change from: let a phase with the weights at the start stand before it")
-        elif phase.change == "linear" and phase.until is None:
-            yield Senseless(here, "a linear change needs an end: give the phase's `until`")
+        elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
+            yield Senseless(here, "a linear change needs an end: give the phase's `until` or `until_learning_rate`")
 
 
 def strides_are_of_windows(data: Data) -> Found:
@@ -236,6 +254,7 @@ DATA_RULES: list[Callable[..., Found]] = [
     accumulation_is_given_once,
     weights_are_given_once,
     phases_follow_each_other,
+    phases_end_in_one_way,
     phases_weigh_sources,
     changes_have_two_ends,
     strides_are_of_windows,

@@ -26,6 +26,14 @@ def retained_sets_are_held_out(data: Data, evaluation: Evaluation) -> Found:
         yield Senseless(("evaluation", "retain"), "`evaluation.retain` names every held-out set: none is left to show what is learnt")
 
 
+def with_public_set(complaint: str, evaluation: Evaluation) -> str:
+    """A complaint about a held-out set of general text, with one to take instead."""
+    for number, held_out in enumerate(evaluation.perplexity):
+        if f"evaluation.perplexity[{number}]" in complaint and reported_name(held_out) in evaluation.retain:
+            return f"{complaint} A public general set: {GENERAL_TEXT}"
+    return complaint
+
+
 def a_stop_rule_is_asked_on_the_way(evaluation: Evaluation) -> Found:
     """A run can only stop where it is evaluated."""
     if evaluation.every_tokens is None and evaluation.every_steps is None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from cpt.errors import ResourceError
 from cpt.extend import closest
+from cpt.python_sources import find_class
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
-from cpt.recipe.python_sources import find_class
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS
 from cpt.recipe.sections import all_keys

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from cpt.recipe.schema import Budget, Component, Model, Optimizer
+from cpt.recipe.schema import Budget, Checkpoints, Keep, Model
 from cpt.recipe.sections import all_keys
 
 
@@ -13,19 +13,15 @@ def test_values_are_not_bent_into_shape(values):
         Budget(**values)
 
 
-def test_sections_do_not_change():
-    with pytest.raises(ValidationError):
-        Model(path="a/b").path = "c/d"
-
-
-def test_options_are_what_stands_beside_the_name():
-    assert Optimizer(name="x", learning_rate=1.0, rho=2).options == {"rho": 2}
-    assert Component(name="x").options == {}
-
-
 def test_an_imported_family_is_written_import():
     assert Model.model_validate({"import": "my_lab.models"}).import_ == "my_lab.models"
 
 
 def test_there_are_fewer_than_120_keys_of_our_own():
     assert len(set(all_keys())) < 120
+
+
+def test_a_number_of_checkpoints_is_short_for_the_newest():
+    assert Checkpoints().kept == Keep.model_validate({"name": "newest", "last": 3})
+    assert Checkpoints(keep=5).kept == Keep.model_validate({"last": 5})
+    assert Checkpoints(keep=None).kept is None

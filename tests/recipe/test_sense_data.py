@@ -77,13 +77,28 @@ def test_a_contradiction_is_told(mistakes, added, overrides, said):
         ("[{until: 9, change: linear, weights: {code: 1, prose: 1}}]", "the first phase has nothing to change from"),
         (
             "[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]",
-            "a linear change needs an end: give the phase's `until`",
+            "a linear change needs an end: give the phase's `until` or `until_learning_rate`",
         ),
+        (
+            "[{until: 9, until_learning_rate: 0.2, weights: {code: 1}}, {weights: {prose: 1}}]",
+            "give `data.phases[0].until_learning_rate` or `until`, not both",
+        ),
+        (
+            "[{until_learning_rate: 0.2, weights: {code: 1}}, {until_learning_rate: 0.5, weights: {prose: 1}}]",
+            "`data.phases[1].until_learning_rate` is 0.5, where the learning rate has fallen to 0.2 in an earlier phase",
+        ),
+        ("[{until_learning_rate: 1.5, weights: {code: 1}}, {weights: {prose: 1}}]", "must be less than 1"),
     ],
 )
 def test_phases_that_cannot_be_run_are_told(mistakes, phases, said):
     lines = mistakes("", TWO, f"data.phases={phases}")
     assert len(lines) == 1 and said in lines[0]
+
+
+def test_a_phase_that_ends_at_a_learning_rate_needs_a_length_in_tokens(mistakes):
+    phases = "data.phases=[{until_learning_rate: 0.2, weights: {code: 1}}, {change: linear, until_learning_rate: 0.1, weights: {prose: 1}}]"
+    lines = mistakes("", TWO, phases, "budget={epochs: 1}")
+    assert len(lines) == 2 and "`data.phases[0].until_learning_rate` needs a run whose length in tokens is known" in lines[0]
 
 
 def test_a_phase_is_shown_at_its_line(mistakes):

@@ -1,5 +1,8 @@
 import pytest
 
+from cpt.recipe.schema import Evaluation
+from cpt.recipe.sense_evaluation import with_public_set
+
 HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
 
 
@@ -38,3 +41,11 @@ def test_held_out_shares_have_their_sources_names(load):
 @pytest.mark.parametrize("value", ["0", "-0.1", "much"])
 def test_a_rise_is_a_number_above_0(mistakes, value):
     assert "evaluation.retain" in " ".join(mistakes(f"evaluation: {{{HELD}, retain: {{prose: {value}}}, every_steps: 5}}\n"))
+
+
+def test_only_a_general_set_that_is_missing_gets_a_public_one_to_take():
+    sets = [{"path": "a.jsonl", "name": "code"}, {"path": "b.jsonl", "name": "prose"}]
+    evaluation = Evaluation.model_validate({"perplexity": sets, "retain": {"prose": None}})
+    complaint = "`evaluation.perplexity[{}].path`: nothing there."
+    assert with_public_set(complaint.format(0), evaluation) == complaint.format(0)
+    assert with_public_set(complaint.format(1), evaluation).startswith(complaint.format(1) + " A public general set: ")

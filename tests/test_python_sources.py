@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cpt.errors import ResourceError
-from cpt.recipe.python_sources import find_class, find_source, parse_module
+from cpt.python_sources import find_class, find_source, parse_module
 
 
 @pytest.fixture
