@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import show_log
-from cpt.data.contamination import Contamination, find_contamination
+from cpt.data.contamination import Contamination, find_contamination, is_refused
 from cpt.data.decontamination import Judged
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
@@ -26,18 +26,28 @@ def command(
 ) -> None:
     """Search all training sources for the evaluation's documents; the exit code is 2 where any is found."""
     show_log()
-    found = contamination_of(load_recipe(recipe, overrides or ()), task or (), task_folder)
+    loaded = load_recipe(recipe, overrides or ())
+    found = contamination_of(loaded, task or (), task_folder)
     for hit in found.hits[:SHOWN]:
         typer.echo(str(hit))
     if found.num_contaminated > SHOWN:
         typer.echo(f"... and {found.num_contaminated - SHOWN:,} more{'' if json_file else ': --json FILE lists up to 100 of each source'}")
-    typer.echo(found.summary())
+    typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
     if json_file is not None:
         try:
             json_file.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as problem:
             raise RecipeError(f"--json {json_file}: {problem.strerror}. Name a file in a folder that you can write.") from problem
     raise typer.Exit(2 if found.num_contaminated else 0)
+
+
+def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
+    """Whether the run reads them."""
+    if not found.num_contaminated:
+        return ""
+    if is_refused(recipe.data):
+        return " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
+    return " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files: `against: [...]`."
 
 
 def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Path | None = None) -> Contamination:

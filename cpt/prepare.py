@@ -9,6 +9,7 @@ import typer
 from cpt.command_line import show_log
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
+from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -18,7 +19,7 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
     """Fill the store with all that the recipe's run will read; where the disk is bounded, with what it begins with."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     return build_data(
-        recipe.data,
+        phases_in_tokens(recipe),
         tokenizer,
         seed=recipe.seed,
         evaluation=recipe.evaluation,

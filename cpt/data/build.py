@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from cpt.data.contamination import with_decontamination
 from cpt.data.duplicates import Repeated, repeated_documents
 from cpt.data.fill import Wanted, make_shards
 from cpt.data.held_out import HeldOutSet, held_out_set
@@ -24,10 +25,11 @@ from cpt.data.store import default_cache_dir, key_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.windows import Layout, WindowedRows
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.schema import Budget, Data, Evaluation
 from cpt.recipe.sense_data import reported_name
+from cpt.recipe.sense_evaluation import with_public_set
 
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
@@ -47,6 +49,7 @@ def build_data(
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
 
+    Training documents that hold what the model is judged by are left out, unless the recipe refuses it (`own_evaluation: false`).
     Of a source larger than `data.window_bytes`, only what the run begins with.
 
     Args:
@@ -61,8 +64,16 @@ def build_data(
         ResourceError: the cache cannot be written, or the Hub not reached.
     """
     check_names(data, evaluation)
-    builder = Builder(data, evaluation, DocumentEncoder(tokenizer), cache_dir or default_cache_dir(), seed, budget)
-    return main_process_first(lambda: builder.build(whole=whole))
+    cache = cache_dir or default_cache_dir()
+
+    def build() -> PreparedData:
+        try:
+            clean = with_decontamination(data, evaluation, cache)
+            return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget).build(whole=whole)
+        except (DataError, ResourceError) as problem:
+            raise type(problem)(with_public_set(str(problem), evaluation)) from problem
+
+    return main_process_first(build)
 
 
 @dataclass(frozen=True)
@@ -171,8 +182,9 @@ class Builder:
         if deduplicate is None:
             return [None] * len(sources)
         all_documents = [source.documents(range(len(source.plan.shards))) for source in sources]
-        groups = [all_documents] if self.data.deduplicate_across_sources else [[documents] for documents in all_documents]
-        return [one for group in groups for one in repeated_documents(group, deduplicate, self.cache_dir)]
+        kind, _, across = deduplicate.partition("_")
+        groups = [all_documents] if across else [[documents] for documents in all_documents]
+        return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
 
     def mix(self, windowed: Sequence[WindowedRows]) -> tuple[MixtureRows, list[SourceReport]]:
         """The mixture whose tokens have the shares that the recipe asks for, and the reports with these shares."""
@@ -203,14 +215,21 @@ class Builder:
     def held_out_sets(self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]) -> dict[str, HeldOutSet]:
         """The documents of each source that the hash of their text keeps from training, and the sets of the recipe."""
         sets = {}
+        looked_at = 0
         for rows in windowed if self.evaluation.held_out_share is not None else []:
             shards, name = rows.tokenized.plan.held_out, reported_name(rows.tokenized.work.source)
             documents = rows.tokenized.documents(shards)
+            looked_at += len(documents)
             chosen = rows.selection.held_out(documents, shards)
             if len(chosen):
                 sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
             else:
                 log.warning(f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is not evaluated.")
+        if self.evaluation.held_out_share is not None and not sets:
+            raise DataError(
+                f"`evaluation.held_out_share` is {self.evaluation.held_out_share:g}, and none of {looked_at:,} documents fell into it, so "
+                f"nothing can be evaluated. Make it {min(0.5, 50 / looked_at):.2g}, or name files of their own: `evaluation.perplexity`."
+            )
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
             sets[name] = held_out_set(name, documents, np.arange(len(documents)), self.layout, self.cache_dir)

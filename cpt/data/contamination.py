@@ -2,28 +2,31 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.bad_rows import apply_policy
-from cpt.data.check import filters_of, transforms_of
-from cpt.data.decontamination import FEWEST_WORDS, NAME, WORDS, Judged, load_runs, read_runs
+from cpt.data.check import filters_of, keyed_sources, transforms_of
+from cpt.data.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.documents import Document, Piece
 from cpt.data.fill import POOL_BYTES
 from cpt.data.parallel import map_in_order, num_workers
+from cpt.data.plan import plan_of
 from cpt.data.shards import ShardWork, keep
-from cpt.data.sources import files_with_sizes, pieces_of, read_piece
-from cpt.data.store import default_cache_dir
+from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
+from cpt.data.store import default_cache_dir, key_of, write_once
 from cpt.data.tokenization import DocumentEncoder
+from cpt.data.tokenized import order_of, reading_content
 from cpt.errors import DataError, RecipeError
-from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation
+from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
 from cpt.recipe.sense_data import reported_name
 
+Function = TypeVar("Function")
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
 
@@ -41,9 +44,12 @@ class Hit:
     """Its file and line, or the question's number."""
     words: str
     """The first run of words that both have."""
+    share: float
+    """Of the evaluation document's words, those that stand in here."""
 
     def __str__(self) -> str:
-        return f'{self.where} ({self.source}) has words of {self.set_name}, {self.evaluation_document}: "{self.words}"'
+        told = f"has {self.share:.0%} of the words of {self.set_name}, {self.evaluation_document}"
+        return f'{self.where} ({self.source}) {told}, among them "{self.words}"'
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,11 @@ class Contamination:
     documents: dict[str, int]
     """Training documents that were read, by source."""
     counts: dict[str, dict[str, int]]
-    """Source -> held-out set or task -> training documents that have words of it."""
+    """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of it."""
     hits: list[Hit]
     """The first hundred of each source."""
+    touched: int
+    """Further training documents that share a phrase with an evaluation document, and not more."""
     judged: int
     """Evaluation documents that were looked for."""
     too_short: int
@@ -73,10 +81,11 @@ class Contamination:
     def summary(self) -> str:
         """One sentence."""
         read = sum(self.documents.values())
-        short = f" {self.too_short:,} of fewer than {FEWEST_WORDS} words were not looked for." if self.too_short else ""
+        touched = f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
+        short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
         return (
-            f"{self.num_contaminated:,} of {read:,} training documents have {WORDS} words in a row of one of {self.judged:,} evaluation "
-            f"documents.{short}"
+            f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,} evaluation documents, "
+            f"or are half made of one.{touched}{short}"
         )
 
 
@@ -92,33 +101,24 @@ def find_contamination(
     Raises:
         DataError: there is nothing to look for, or a source cannot be read.
     """
-    runs = read_runs(chain(evaluation_documents(data, evaluation), questions))
+    asked = (question._replace(is_held_out=False) for question in questions)
+    runs = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation), asked))
     if not runs.documents:
         raise DataError(
-            f"there is no evaluation document of {FEWEST_WORDS} words or more to look for. Hold documents out "
+            f"there is no evaluation document of {WORDS} words or more to look for. Hold documents out "
             "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
         )
     index = str(runs.save((cache_dir or default_cache_dir()) / "decontamination"))
     documents: dict[str, int] = {}
     counts: dict[str, dict[str, int]] = {}
     hits: list[Hit] = []
+    touched = 0
     for number, source in enumerate(data.sources):
         name = reported_name(source)
-        documents[name], counts[name], found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
-        hits += found
-    return Contamination(documents, counts, hits, len(runs.documents), runs.too_short)
-
-
-def evaluation_documents(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
-    """Every document that the model is judged by: of files of their own, and those held out of the sources by the hash of their text."""
-    yield from documents_of_sets(data, evaluation)
-    if evaluation.held_out_share is None:
-        return
-    for number, source in enumerate(data.sources):
-        work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
-        for text, document in texts_of(work, pieces_of(source, work.key)):
-            if xxh3_64_intdigest(text.encode()) < int(evaluation.held_out_share * 2**64):
-                yield Judged(name, document.where, text)
+        found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
+        documents[name], counts[name] = found.documents, dict(found.counts)
+        hits, touched = hits + found.hits, touched + found.touched
+    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short)
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
@@ -128,28 +128,88 @@ def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
         yield from (Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key)))
 
 
-def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the documents of `evaluation.perplexity`, where the recipe does not refuse it.
+def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
+    """(key, set, documents) of the local held-out sets of fewer documents; no more than these are read of any."""
+    for number, held_out in enumerate(evaluation.perplexity):
+        key = f"evaluation.perplexity[{number}]"
+        if kind_of(held_out.path) == "local":
+            work = work_of(data, held_out, key)
+            count = sum(1 for _ in islice(texts_of(work, pieces_of(held_out, work.key)), fewest))
+            if count < fewest:
+                yield key, held_out, count
 
-    Documents that `held_out_share` keeps out are not looked for: which they are is known only when all sources were read. Equal copies of
-    them are held out with them, since the hash of the text decides; `cpt contamination` counts the others.
+
+def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
+    """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are taken from.
+
+    Args:
+        only_local: leave out sources whose files are elsewhere, or that have no end.
+    """
+    for number, source in enumerate(data.sources if evaluation.held_out_share is not None else []):
+        if only_local and kind_of(source.path) != "local":
+            continue
+        work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
+        is_ordered = order_of(source) is not None
+        plan = plan_of(source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered)
+        chosen = partial(held_out_texts, work, int((evaluation.held_out_share or 0) * 2**64))
+        jobs = [plan.shards[shard] for shard in plan.held_out]
+        is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
+        for found in map_in_order(partial(same, chosen), jobs, 0 if is_small else num_workers(), ("cpt.data.contamination",)):
+            yield from (Judged(name, where, text) for where, text in found)
+
+
+def held_out_texts(work: ShardWork, limit: int, pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """(place, text) of those whose hash is below the limit."""
+    return [(document.where, text) for text, document in texts_of(work, pieces) if xxh3_64_intdigest(text.encode()) < limit]
+
+
+def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
+    """The data section with a filter against the documents that the model is judged by, where the recipe does not refuse it.
+
+    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice. Equal copies are held
+    out everywhere, since the hash of the text decides.
 
     Raises:
         DataError: a held-out set cannot be read.
         RecipeError: the filter is asked for, and there is nothing to look for.
     """
     own = [component for component in data.filters if component.name == NAME]
-    if not evaluation.perplexity and any(not component.options for component in own):
+    is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
+    if not is_judged and any(not component.options for component in own):
         raise RecipeError(
-            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, or files: `against: [held_out.jsonl]`."
+            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, `evaluation.held_out_share`, or files: "
+            "`against: [held_out.jsonl]`."
         )
-    if not evaluation.perplexity or any(component.options.get("own_evaluation") is False for component in own):
+    if not is_judged or is_refused(data):
         return data
-    runs = read_runs(documents_of_sets(data, evaluation))
     others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
     # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
-    added = Component.model_validate({"name": NAME, "index": str(runs.save(cache_dir / "decontamination"))})
+    added = Component.model_validate({"name": NAME, "index": str(index_of(data, evaluation, cache_dir / "decontamination"))})
     return data.model_copy(update={"filters": [*others, added]})
+
+
+def is_refused(data: Data) -> bool:
+    """Whether the recipe says `own_evaluation: false`."""
+    return any(component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters)
+
+
+def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
+    """The file of the runs to look for; made anew where a file that they come from, or what is done to its documents, has changed."""
+    sources = [pair for pair in keyed_sources(data, evaluation) if evaluation.held_out_share is not None or "perplexity" in pair[0]]
+    read = [(key, source) for key, source in sources if "perplexity" in key or kind_of(source.path) == "local"]
+    states = {key: states_of(source, key) for key, source in read}
+    content = {key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key)) for key, source in read}
+    names = [reported_name(source) for _, source in read]
+    limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, [source.max_documents for _, source in read]]
+    known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
+    if all(states.values()) and known.exists():
+        path = folder / known.read_text(encoding="utf-8")
+        if path.exists():
+            return path
+    path = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))).save(folder)
+    if all(states.values()):
+        write_once(known, path.name)
+    return path
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
@@ -172,36 +232,51 @@ class Searcher:
     index: str
     """A file of `Runs.save`."""
 
-    def __call__(self, pieces: Sequence[Piece]) -> tuple[int, list[Hit]]:
-        """How many documents there are, and the contaminated ones."""
-        runs, name = load_runs(self.index), reported_name(self.work.source)
-        hits, number = [], 0
+    def __call__(self, pieces: Sequence[Piece]) -> "Found":
+        """Go through the documents of some pieces."""
+        runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
-            number += 1
+            found.documents += 1
             overlap = runs.find(text)
-            if overlap is not None:
-                hits.append(Hit(name, document.where, overlap.set_name, overlap.where, overlap.words))
-        return number, hits
+            if overlap is None:
+                continue
+            if not overlap.is_contaminated:
+                found.touched += 1
+                continue
+            found.counts[overlap.set_name] += 1
+            if len(found.hits) < LISTED:
+                shared = overlap.set_name, overlap.where, overlap.words, overlap.share
+                found.hits.append(Hit(reported_name(self.work.source), document.where, *shared))
+        return found
 
 
-def search_source(searcher: Searcher) -> tuple[int, dict[str, int], list[Hit]]:
-    """Documents of a source, contaminated ones by evaluation set, and the first of them."""
+@dataclass
+class Found:
+    """What was found in some pieces of a source, or in all of it."""
+
+    documents: int = 0
+    touched: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Contaminated ones by evaluation set."""
+    hits: list[Hit] = field(default_factory=list)
+
+
+def search_source(searcher: Searcher) -> Found:
+    """Look through a source on all cores."""
     source, key = searcher.work.source, searcher.work.key
     pieces = pieces_of(source, key, PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
     is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(source, key)) < POOL_BYTES
-    counts: Counter[str] = Counter()
-    hits: list[Hit] = []
-    number = 0
-    prepare = partial(same, searcher)
-    for documents, found in map_in_order(prepare, jobs, 0 if is_small else num_workers(), ("cpt.data.contamination",)):
-        number += documents
-        counts.update(hit.set_name for hit in found)
-        hits.extend(found[: max(0, LISTED - len(hits))])
-    return number, dict(counts), hits
+    whole = Found()
+    for found in map_in_order(partial(same, searcher), jobs, 0 if is_small else num_workers(), ("cpt.data.contamination",)):
+        whole.documents += found.documents
+        whole.touched += found.touched
+        whole.counts += found.counts
+        whole.hits += found.hits[: LISTED - len(whole.hits)]
+    return whole
 
 
-def same(searcher: Searcher) -> Searcher:
+def same(function: Function) -> Function:
     """What `map_in_order` asks for: something that gives the function."""
-    return searcher
+    return function

@@ -1,31 +1,43 @@
 """Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the run was resumed."""
 
+import logging
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from cpt.data.left_out import Stretch, moved_on
 from cpt.data.mixture import MixtureRows
 from cpt.data.prefetch import Prefetched
 from cpt.data.rows import Row, stack_rows
 
+log = logging.getLogger("cpt")
 MOST_THREADS = 4
+LOST_WORKER = "DataLoader worker"  # how torch's message begins
+MOST_REPLACEMENTS = 20
 
 
 class RankSampler(Sampler[int]):
     """Global row numbers in the order in which one rank reads them."""
 
-    def __init__(self, *, micro_batch: int, num_micro_batches: int, rank: int, world_size: int, first_row: int) -> None:
+    def __init__(
+        self, *, micro_batch: int, num_micro_batches: int, rank: int, world_size: int, first_row: int, left_out: Sequence[Stretch] = ()
+    ) -> None:
         self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
         self.rank, self.world_size, self.first_row = rank, world_size, first_row
+        self.left_out = tuple(left_out)
+        self.begin_at = 0
+        """Micro-batches that somebody has already."""
 
     def __iter__(self) -> Iterator[int]:
-        for number in range(self.num_micro_batches):
+        for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
-            yield from range(first, first + self.micro_batch)
+            yield from (moved_on(row, self.left_out) for row in range(first, first + self.micro_batch))
 
     def __len__(self) -> int:
         return self.num_micro_batches * self.micro_batch
@@ -41,8 +53,10 @@ class CPTDataLoader(DataLoader[Row]):
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
+        left_out: stretches of rows that are not read; `first_row` and `rows_in_all` count only the others.
         depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and threads follow the
             measured wait (see `Prefetched`). With worker processes it has no part.
+        on_lost_workers: told in a sentence when worker processes died and were replaced; by default it is logged.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
     """
 
@@ -55,15 +69,20 @@ class CPTDataLoader(DataLoader[Row]):
         rank: int = 0,
         world_size: int = 1,
         first_row: int = 0,
+        left_out: Sequence[Stretch] = (),
         depth: int | None = None,
+        on_lost_workers: Callable[[str], None] = log.warning,
         **torch_loader_options: Any,
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
-        sampler = RankSampler(micro_batch=micro_batch, num_micro_batches=rounds, rank=rank, world_size=world_size, first_row=first_row)
+        sampler = RankSampler(
+            micro_batch=micro_batch, num_micro_batches=rounds, rank=rank, world_size=world_size, first_row=first_row, left_out=left_out
+        )
         # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
-        self.depth = depth
+        self.depth, self.on_lost_workers = depth, on_lost_workers
+        self.rank_sampler = sampler
         self.waited_seconds = 0.0
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
@@ -73,7 +92,7 @@ class CPTDataLoader(DataLoader[Row]):
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
         """The micro-batches, with the time that the model waited for them added up in `waited_seconds`."""
-        batches = super().__iter__() if self.num_workers or self.depth == 0 else iter(self.prefetched())
+        batches = self.by_workers() if self.num_workers or self.depth == 0 else iter(self.prefetched())
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -81,6 +100,46 @@ class CPTDataLoader(DataLoader[Row]):
             if batch is None:
                 return
             yield batch
+
+    def by_workers(self) -> Iterator[Row]:
+        """torch's own iterator; where its worker processes died (killed for memory, most often), new ones go on with the next micro-batch.
+
+        Raises:
+            RuntimeError: they died MOST_REPLACEMENTS times already.
+        """
+        taken = replaced = 0
+        batches = self.torch_batches()
+        while True:
+            try:
+                batch = next(batches, None)
+            except (RuntimeError, OSError, EOFError) as problem:
+                # What a dead worker had made already cannot be fetched from it any more either: a connection that is reset or refused.
+                if not (LOST_WORKER in str(problem) or any_dead(batches)) or replaced == MOST_REPLACEMENTS:
+                    raise
+                replaced += 1
+                many = f"{replaced} of {MOST_REPLACEMENTS} times"
+                self.on_lost_workers(f"worker processes of the data loader died and were replaced ({many}): {problem}")
+                self.rank_sampler.begin_at = taken
+                self._iterator = None  # torch keeps persistent workers there
+                batches = self.torch_batches()
+                continue
+            if batch is None:
+                self.rank_sampler.begin_at = 0
+                return
+            taken += 1
+            yield batch
+
+    def torch_batches(self) -> Iterator[Row]:
+        """torch's own iterator, which tells of dead workers only where it is asked for a batch.
+
+        Its handler of SIGCHLD raises wherever the main thread is, in the middle of a backward pass too.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGCHLD) if in_main_thread else None
+        batches: Iterator[Row] = super().__iter__()
+        if in_main_thread:
+            signal.signal(signal.SIGCHLD, before)
+        return batches
 
     def prefetched(self) -> Prefetched[list[int], Row]:
         """The micro-batches, made in a thread; in several, where they help, only of rows that are known to allow it."""
@@ -105,6 +164,11 @@ class CPTDataLoader(DataLoader[Row]):
             num_bytes=num_bytes,
             begin=lambda: torch.accelerator.set_device_index(device) if pins else None,
         )
+
+
+def any_dead(batches: Iterator[Row]) -> bool:
+    """Whether a worker process of torch's iterator has ended by a signal."""
+    return any((worker.exitcode or 0) < 0 for worker in vars(batches).get("_workers", ()))
 
 
 def num_bytes(batch: Row) -> int:

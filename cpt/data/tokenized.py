@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from cpt.data.bad_rows import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.components import ComponentLists, module_text
+from cpt.data.decontamination import key_options
 from cpt.data.filters import FilterLists, source_text
 from cpt.data.plan import FileState, Plan
 from cpt.data.readers.opening import is_url
@@ -211,6 +212,11 @@ def changed(work: ShardWork) -> DataError:
 
 def key_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder) -> dict[str, Any]:
     """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for they are the same."""
+    return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
+
+
+def reading_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists) -> dict[str, Any]:
+    """All that decides the documents, but for the files."""
     order, kind = order_of(source), kind_of(source.path)
     return {
         "format": FORMAT,
@@ -218,9 +224,10 @@ def key_content(source: DocumentSource, filters: FilterLists, transforms: Compon
         "code": module_text("source", source.path, {}) if kind == "function" else None,
         "source": source.model_dump(exclude=NEUTRAL),
         "order": module_text("score", order, {}) if order is not None and ":" in order else None,
-        "filters": [[one.name, one.options, source_text(one.name)] for components in filters.values() for one in components],
+        "filters": [
+            [one.name, key_options(one.name, one.options), source_text(one.name)] for components in filters.values() for one in components
+        ],
         "transforms": transform_content(transforms),
-        "tokenizer": encoder.fingerprint,
     }
 
 

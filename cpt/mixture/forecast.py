@@ -7,7 +7,8 @@ from cpt.data.phases import asked_shares, shares_over
 from cpt.data.prepared import PreparedData
 from cpt.data.repeats import refused, rows_of_run
 from cpt.data.report import SourceReport
-from cpt.recipe.schema import Recipe
+from cpt.optim.schedules import phases_in_tokens
+from cpt.recipe.schema import Data, Recipe
 
 CLOSE = 0.001  # share; what a mixture may be off
 PARTS, ROWS_OF_A_PART = 100, 50  # of a run, to show how its shares change; fewer rows show their rounding instead
@@ -33,6 +34,8 @@ class PhaseForecast:
     first_token: int
     end_token: int
     seen: dict[str, float]
+    until_learning_rate: float | None = None
+    """Where the recipe ends it by that: the share of the peak that the learning rate has fallen to."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,14 @@ class Forecast:
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """What this recipe's run will read; arithmetic on the prepared data, no row is looked at."""
+    """What this recipe's run will read; arithmetic on the prepared data, no row is looked at.
+
+    Raises:
+        RecipeError: a phase ends at a learning rate that the schedule does not come to.
+    """
+    section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.budget, data.num_tokens, recipe.data.sequence_length)
-    asked = shares_over(asked_shares(recipe.data, [report.tokens for report in data.sources]), rows).tolist()
+    asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
         SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
@@ -68,21 +76,27 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         tokens=rows * recipe.data.sequence_length,
         rows=rows,
         sources=sources,
-        phases=phases_of(recipe, data, rows),
+        phases=phases_of(recipe, section, data, rows),
         course=course_of(recipe, data, rows) if recipe.data.phases else [],
         is_reached=not off and not short,
         remarks=off + short + repeated + estimated(sources),
     )
 
 
-def phases_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForecast]:
-    """The shares in each phase, as far as the run gets."""
-    length = recipe.data.sequence_length
+def phases_of(recipe: Recipe, section: Data, data: PreparedData, rows: int) -> list[PhaseForecast]:
+    """The shares in each phase, as far as the run gets.
+
+    Args:
+        section: the recipe's data with all phases in tokens.
+    """
+    length = section.sequence_length
     phases, first = [], 0
-    for phase in recipe.data.phases:
-        end = rows if phase.until is None or phase is recipe.data.phases[-1] else min(rows, round(phase.until / length))
+    for written, phase in zip(recipe.data.phases, section.phases, strict=True):
+        is_last = phase is section.phases[-1]
+        end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
         if end > first:
-            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first)))
+            rate = None if is_last else written.until_learning_rate
+            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
         first = end
     return phases
 

@@ -69,8 +69,20 @@ def test_a_source_that_is_all_held_out_is_refused(build, source):
 
 
 def test_a_share_that_takes_no_document_is_told(build, source, caplog):
-    assert build(source("a", ["one"]), evaluation=Evaluation(held_out_share=1e-9)).held_out == {}
+    sources = source("a", ["one"]), source("b", TEXTS)
+    assert list(build(*sources, evaluation=Evaluation(held_out_share=0.1)).held_out) == ["b"]
     assert "a: none of its 1 documents fell into `evaluation.held_out_share`" in caplog.text
+
+
+def test_a_share_that_leaves_nothing_to_evaluate_is_refused_with_one_that_does(build, source):
+    with pytest.raises(DataError, match="none of 400 documents fell into it, so nothing can be evaluated. Make it 0.12, or name files"):
+        build(source("a", TEXTS), evaluation=Evaluation(held_out_share=1e-9))
+
+
+def test_a_general_set_that_is_not_there_names_a_public_one(build, source):
+    evaluation = Evaluation(perplexity=[HeldOut(path="nowhere.jsonl", name="general")], retain={"general": None})
+    with pytest.raises(DataError, match="nowhere.jsonl: no such file.*A public general set: .*fineweb-edu"):
+        build(source("a", TEXTS), evaluation=evaluation)
 
 
 def test_reports_count_documents_tokens_rows_and_shares(build, source):

@@ -35,13 +35,14 @@ def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
         ("dirty", f"{folder / 'dirty.jsonl'}:4", "exam", f"{folder / 'exam.jsonl'}:40"),
     ]
     assert found.documents == {"clean": 50, "dirty": 4} and found.counts == {"clean": {}, "dirty": {"exam": 2}}
-    assert found.num_contaminated == 2 and found.summary().startswith("2 of 54 training documents have 13 words in a row")
+    assert found.num_contaminated == 2 and found.summary().startswith("2 of 54 training documents hold half or more of one of 40")
 
 
 def test_near_misses_are_not_found(source, exam, tmp_path):
     words = text(7).split()
-    near = [" ".join(words[:12]), " ".join([*words[:12], "changed", *words[13:25]]), " ".join(words[::2]), text(7)]
-    assert find_contamination(Data(sources=[source("near", near)]), exam, cache_dir=tmp_path).num_contaminated == 0
+    near = [" ".join(words[:12]), " ".join([*words[:20], text(300)]), " ".join(words[::2]), text(7)]
+    found = find_contamination(Data(sources=[source("near", near)]), exam, cache_dir=tmp_path)
+    assert found.num_contaminated == 0 and found.touched == 2 and "2 more share a phrase with one" in found.summary()
 
 
 def test_documents_held_out_of_a_source_are_looked_for_in_all(source, tmp_path):
@@ -130,13 +131,51 @@ def test_files_of_the_users_own_stay_beside_it(exam_text, tmp_path):
     assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == ["contaminated: exam", "contaminated: quiz", None]
 
 
-def test_what_is_built_leaves_the_planted_document_out_and_counts_it(tokenizer, source, exam_text, tmp_path):
-    texts = [text(100), f"{text(101)} {text(5, 20)} {text(102)}", text(103)]
-    data = Data(sources=[source("train", texts)], sequence_length=64)
-    built = build_data(
-        with_decontamination(data, exam_text, tmp_path / "cache"), tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache"
-    )
-    assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 2
+PLANTED = [text(100), f"{text(101)} {text(5)} {text(102)}", text(103), f"{text(104)} {text(5, 8)}"]
+
+
+def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(tokenizer, source, exam_text, tmp_path):
+    data = Data(sources=[source("train", PLANTED)], sequence_length=64)
+    built = build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache")
+    assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 3
+
+
+def test_what_is_built_keeps_it_where_the_recipe_refuses(tokenizer, source, exam_text, tmp_path):
+    filters = [Component(name="decontaminate", own_evaluation=False)]
+    data = Data(sources=[source("train", PLANTED)], sequence_length=64, filters=filters)
+    assert build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache").sources[0].documents == 4
+
+
+def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenizer, source, tmp_path):
+    first = source("first", [text(number) for number in range(60)], name="first")
+    second = source("second", [f"{text(number)} copied" for number in range(60)], name="second")
+    data, evaluation = Data(sources=[first, second], sequence_length=64), Evaluation(held_out_share=0.3)
+    built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache")
+    assert built.sources[1].dropped["contaminated: first"] + built.sources[1].documents + built.sources[1].held_out == 60
+    held_out_of_both = built.held_out["first"].num_documents + built.held_out["second"].num_documents
+    left = [report.documents for report in built.sources]
+    assert held_out_of_both > 20 and max(left) < 60 - held_out_of_both / 2 and "contaminated: second" in built.sources[0].dropped
+
+
+def test_the_index_is_read_again_only_when_a_file_changed(exam_text, tmp_path, monkeypatch):
+    first = with_decontamination(data_of(), exam_text, tmp_path / "cache")
+    with monkeypatch.context() as patched:
+        patched.setattr("cpt.data.contamination.read_runs", None)
+        assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
+    (tmp_path / "exam.txt").write_text(text(6, 61))
+    assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first
+
+
+def test_the_stored_tokens_are_found_again_by_another_cache_and_place(tokenizer, source, tmp_path):
+    keys = []
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "exam.txt").write_text(text(5))
+        evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / place / "exam.txt"), name="exam")])
+        data = Data(sources=[source("train", PLANTED)], sequence_length=64)
+        built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / place / "cache")
+        keys.append((built.windowed[0].tokenized.folder.name, built.fingerprint))
+    assert keys[0] == keys[1]
 
 
 def test_a_filter_of_nothing_is_refused(tmp_path):

@@ -1,4 +1,6 @@
 import copy
+import os
+import signal
 import threading
 import time
 
@@ -162,3 +164,46 @@ def test_a_subclass_may_change_the_batches(rows):
             return iter(list(super().__iter__())[::-1])
 
     assert same(list(Reversed(rows, micro_batch=2, rows_in_all=48)), batches(rows)[::-1])
+
+
+class Suicidal(torch.utils.data.Dataset):
+    """Rows that are their number; the first worker that reaches row 13 is killed there, as the kernel does where memory ends."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __getitem__(self, number):
+        if number == 13 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"input_ids": torch.full((4,), number)}
+
+    def __len__(self):
+        return 10**9
+
+
+def numbers_of(loader):
+    return [batch["input_ids"][:, 0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_killed_workers_are_replaced_and_the_stream_goes_on_exactly(tmp_path, persistent):
+    told = []
+    options = {"micro_batch": 2, "rows_in_all": 40, "rank": 1, "world_size": 2, "first_row": 4}
+    workers = {"num_workers": 2, "persistent_workers": persistent, "on_lost_workers": told.append}
+    undisturbed = numbers_of(CPTDataLoader(Suicidal(tmp_path), **options))
+    assert [13 in batch for batch in undisturbed].count(True) == 0, "rank 1 does not read row 13 here"
+    options["rank"] = 0
+    expected = numbers_of(CPTDataLoader(Suicidal(tmp_path), **options))
+    assert any(13 in batch for batch in expected)
+    assert numbers_of(CPTDataLoader(Suicidal(tmp_path / "killed"), **options, **workers)) == expected
+    assert len(told) == 1 and "replaced" in told[0]
+
+
+def test_an_error_of_the_rows_themselves_is_no_lost_worker(tmp_path):
+    class Broken(Suicidal):
+        def __getitem__(self, number):
+            raise RuntimeError("out of rows")
+
+    with pytest.raises(RuntimeError, match="out of rows"):
+        numbers_of(CPTDataLoader(Broken(tmp_path), micro_batch=2, rows_in_all=8, num_workers=1))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cpt.data.phases import LINEAR_BLOCKS, asked_shares, shares_over
+from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Phase, Source
 
 
@@ -45,3 +46,8 @@ def test_shares_over_a_run_are_the_average_of_its_phases():
     changes = [(0, np.array([1.0, 0.0])), (100, np.array([0.0, 1.0]))]
     assert shares_over(changes, 400).tolist() == [0.25, 0.75]
     assert shares_over(changes, 50).tolist() == [1, 0] and shares_over(changes, 1).tolist() == [1, 0]
+
+
+def test_a_phase_that_ends_at_a_learning_rate_is_refused_where_there_is_no_schedule():
+    with pytest.raises(RecipeError, match=r"`data\.phases\[0\]\.until_learning_rate` follows from a run's schedule"):
+        asked(Phase(until_learning_rate=0.2, weights={"code": 1.0}), Phase(weights={"prose": 1.0}))

@@ -113,7 +113,7 @@ def test_repeated_documents_are_left_out_of_all_windows(large, build, tmp_path, 
 def test_of_documents_in_two_sources_that_of_the_first_stays(large, build, source):
     again = source("again", [*(f"{number:04}" + "x" * (number % 40) for number in range(100)), "of its own"])
     assert build(large, again, deduplicate="exact").sources[1].documents == 101
-    assert build(large, again, deduplicate="exact", deduplicate_across_sources=True).sources[1].documents == 1
+    assert build(large, again, deduplicate="exact_across_sources").sources[1].documents == 1
 
 
 def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
