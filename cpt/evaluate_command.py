@@ -14,6 +14,7 @@ from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
+from cpt.evaluation.tasks import TaskChoice
 from cpt.launchers.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
@@ -52,11 +53,7 @@ def command(
     asked = Asked(
         judges,
         domain_test=domain_test or (),
-        tasks=task or (),
-        task_folder=task_folder,
-        allow_code=allow_code,
-        limit=limit,
-        num_fewshot=num_fewshot,
+        tasks=[TaskChoice(tuple(task), task_folder, allow_code, limit, num_fewshot)] if task else [],
         batch_size=batch_size,
         seed=seed,
         is_compared=len(models) > 1,

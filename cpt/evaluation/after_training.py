@@ -1,19 +1,88 @@
-"""What is measured when a run has ended: the domain test, of the exported model and of its base; losses were kept on the way."""
+"""What is measured when a run has ended, and goes into its verdict: domain test, tasks and contamination; losses were kept on the way."""
 
+import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cpt.errors import DataError
-from cpt.evaluation.domain_test import domain_test
+import torch
+
+from cpt.data.check import unchecked_sources
+from cpt.data.contamination import Contamination, find_contamination
+from cpt.data.decontamination import Judged
+from cpt.data.sources import files_with_sizes
+from cpt.errors import CptError, DataError
+from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import Asked, measure, model_at
-from cpt.evaluation.findings import Findings, findings
+from cpt.evaluation.findings import Findings, ScoreFinding, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
-from cpt.evaluation.verdict import NotRun
+from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
+from cpt.evaluation.verdict import NotRun, Verdict
+from cpt.evaluation.verdict_page import CONTENT, write_verdict
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.record import RECIPE, Run
 from cpt.tokenizer.load import load_tokenizer
+
+log = logging.getLogger("cpt")
+METRICS = "metrics.jsonl"
+MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a second
+
+
+def needs_judging(run: Run) -> bool:
+    """Whether a finished run's verdict rests on its losses alone so far."""
+    page = run.folder / CONTENT
+    return run.is_finished and page.is_file() and not json.loads(page.read_text(encoding="utf-8")).get("is_complete", True)
+
+
+def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
+    """Measure what a finished run was not measured on yet, and write its verdict anew.
+
+    It takes one process that has the machine for itself: model and base are loaded, one after the other. What cannot be done does not
+    spoil the rest; the verdict tells why, and how to do it.
+
+    Raises:
+        CptError: the run's own record cannot be read any more.
+    """
+    recipe = load_recipe(run.folder / RECIPE)
+    evaluation, contamination, not_run = None, None, list[NotRun]()
+    try:
+        evaluation, not_run = evaluate_after_training(run.folder, recipe, batch_size=batch_size)
+    except (CptError, torch.OutOfMemoryError) as problem:
+        not_run = [NotRun("domain test and benchmarks", f"{one_line(problem)}. Again: cpt verdict {run.folder}")]
+    try:
+        contamination = search_after_training(recipe)
+    except CptError as problem:
+        not_run.append(NotRun("contamination", f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}"))
+    if evaluation is not None:
+        record_tasks(run, evaluation.tasks)
+    serve = f"cpt serve {run.export_folder}"
+    return write_verdict(run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True)
+
+
+def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
+    """Add the tasks' scores to the run's metrics: those of the base at step 0, those of the model at the last one."""
+    path = run.folder / METRICS
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    ends: tuple[dict[str, Any], dict[str, Any]] = {"step": 0, "tokens": 0}, {key: lines[-1][key] for key in ("step", "tokens")}
+    for score in scores:
+        name = f"eval_task_{score.name}_{score.metric.removesuffix(',none').replace(',', '_')}"
+        ends[1][name] = score.value
+        if score.against is not None:
+            ends[0][name] = score.against.before
+    new = [end for end in ends if len(end) > 2 and not any(end.items() <= line.items() for line in lines)]
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(end) + "\n" for end in new)
+
+
+def one_line(problem: BaseException) -> str:
+    """What went wrong, as part of a sentence."""
+    return str(problem).partition("\n")[0].rstrip(".")
 
 
 def evaluate_after_training(folder: Path, recipe: Recipe, *, batch_size: int = 8) -> tuple[Findings | None, list[NotRun]]:
-    """The domain test of each domain set against the base, and why one was not made; for `write_verdict`.
+    """The domain test of each domain set and the recipe's tasks, against the base, and why one was not made; for `write_verdict`.
 
     Args:
         folder: of a run whose model is exported.
@@ -22,24 +91,54 @@ def evaluate_after_training(folder: Path, recipe: Recipe, *, batch_size: int = 8
     Raises:
         CptError: the model, the base or the held-out documents cannot be read any more.
     """
+    questions, not_run = questions_of_sets(recipe)
+    tasks = tasks_of_recipe(recipe.evaluation.tasks)
+    if not questions and not tasks:
+        return None, not_run
+    asked = Asked(held_out_text=False, made=questions, tasks=tasks, batch_size=batch_size)
+    # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
+    paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
+    what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
+    log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
+    return findings(*(measure(model_at(path, recipe.model), asked) for path in paths)), not_run
+
+
+def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
+    """Questions about each domain set, and why there are none about others."""
+    evaluation = recipe.evaluation
+    if evaluation.held_out_share is None and not evaluation.perplexity:
+        return {}, []
+    most = domain_questions(evaluation.tasks)
+    if not most:
+        return {}, [NotRun("domain test", "refused in `evaluation.tasks` (`questions: 0`)")]
     if recipe.model.from_scratch:
-        return None, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
-    if recipe.evaluation.held_out_share is None and not recipe.evaluation.perplexity:
-        return None, []
-    judges = judges_of_recipe(recipe)
-    sets = open_judged_sets(judges, load_tokenizer(recipe.tokenizer, recipe.model))
-    usable, not_run = [], []
-    for name, judged in sets.items():
-        if name in recipe.evaluation.retain:
+        return {}, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
+    questions, not_run = dict[str, list[Question]](), []
+    for name, judged in open_judged_sets(judges_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)).items():
+        if name in evaluation.retain:
             continue
         try:
-            domain_test(judged.texts())
-            usable.append(name)
+            questions[name] = domain_test(judged.texts(), most=most)
         except DataError as problem:
-            not_run.append(NotRun(f"domain test of {name}", str(problem).rstrip(".")))
-    if not usable:
-        return None, not_run
-    asked = Asked(judges, held_out_text=False, domain_test=usable, batch_size=batch_size)
-    # Each with the tokenizer that lies beside it: the run's may have new words that the base does not know.
-    trained, base = (model_at(path, recipe.model) for path in (str(folder), str(recipe.model.path)))
-    return findings(measure(trained, asked), measure(base, asked)), not_run
+            not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
+    return questions, not_run
+
+
+def search_after_training(recipe: Recipe) -> Contamination | None:
+    """Where evaluation documents and questions stand in the training sources, before the run left any out; None where there are none.
+
+    Raises:
+        DataError: the sources are large, or elsewhere, so that searching them takes its own time.
+    """
+    data, evaluation = recipe.data, recipe.evaluation
+    choices = tasks_of_recipe(evaluation.tasks)
+    if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
+        return None
+    if elsewhere := unchecked_sources(data, evaluation):
+        raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
+    files = [pair for number, source in enumerate(data.sources) for pair in files_with_sizes(source, f"data.sources[{number}]")]
+    size = sum(size for _, size in files)
+    if size > MOST_BYTES_SEARCHED:
+        raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")
+    questions = (Judged(*question) for choice in choices for question in task_texts(choice.names, choice.folder))
+    return find_contamination(data, evaluation, questions)

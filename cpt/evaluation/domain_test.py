@@ -49,23 +49,26 @@ class Sentence:
     text: str
 
 
-def domain_test(documents: Iterable[HeldOutText], *, seed: int = 0, fewest: int = FEWEST_QUESTIONS) -> list[Question]:
+def domain_test(
+    documents: Iterable[HeldOutText], *, seed: int = 0, fewest: int = FEWEST_QUESTIONS, most: int = MOST_QUESTIONS
+) -> list[Question]:
     """The questions of a held-out set.
 
     Args:
         documents: that no model of the comparison was trained on.
         seed: decides which of the possible questions are asked, and the wrong answers.
         fewest: questions of each kind that are needed.
+        most: questions of each kind that are asked.
 
     Raises:
         DataError: the documents give fewer.
     """
     unique = list({document.text: document for document in documents}.values())
-    if len(unique) > 2 * MOST_QUESTIONS:
-        unique = random.Random(seed).sample(unique, 2 * MOST_QUESTIONS)
+    if len(unique) > 2 * most:
+        unique = random.Random(seed).sample(unique, 2 * most)
     sentences = [split(document.text) for document in unique]
-    questions = [*cloze(unique, sentences, seed)[:MOST_QUESTIONS], *continuations(unique, sentences, seed)[:MOST_QUESTIONS]]
-    counts = Counter(question.kind for question in questions)
+    questions = [*cloze(unique, sentences, seed)[:most], *continuations(unique, sentences, seed)[:most]]
+    counts, fewest = Counter(question.kind for question in questions), min(fewest, most)
     for kind in ("cloze", "continuation"):
         if counts[kind] < fewest:
             needed = f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these" if counts[kind] else "longer documents"

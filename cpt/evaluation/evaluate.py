@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.document_losses import DocumentLosses, document_losses
-from cpt.evaluation.domain_test import Question, domain_test
+from cpt.evaluation.domain_test import MOST_QUESTIONS, Question, domain_test
 from cpt.evaluation.judged_sets import JudgedSet, Judges, open_judged_sets
 from cpt.evaluation.multiple_choice import answer_questions
 from cpt.evaluation.paired import FEW, FEWEST
-from cpt.evaluation.tasks import TaskScore, run_tasks
+from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks
 from cpt.models.build import build_model
 from cpt.models.config import load_config
 from cpt.models.inventory import isolates_documents
@@ -40,15 +40,15 @@ class Asked:
     """Measure losses on the held-out sets; False where they are only there to make questions of."""
     domain_test: Sequence[str] = ()
     """The held-out sets that questions are made of."""
-    tasks: Sequence[str] = ()
-    """lm-eval's names."""
-    task_folder: Path | None = None
-    allow_code: bool = False
-    limit: int | None = None
-    num_fewshot: int | None = None
+    made: Mapping[str, list[Question]] = field(default_factory=dict)
+    """Questions that were made of them already, by set."""
+    tasks: Sequence[TaskChoice] = ()
+    """Of lm-eval."""
     batch_size: int = 8
     seed: int = 0
     """Of the domain test."""
+    questions: int = MOST_QUESTIONS
+    """Of each kind and set of the domain test, at most."""
     is_compared: bool = False
     """With another model, document by document, of which there must be some."""
     dtype: torch.dtype | None = None
@@ -97,14 +97,15 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
             f"the held-out set `{alone[0]}` has one document, and two models are compared document by document: {FEWEST} are needed at "
             f"least, {FEW} for an interval to mean much. Hold out more, or cut the document into several (`text_documents` in a recipe)."
         )
-    questions = {name: domain_test(set_called(name, sets).texts(), seed=asked.seed) for name in asked.domain_test}
+    questions = {name: domain_test(set_called(name, sets).texts(), seed=asked.seed, most=asked.questions) for name in asked.domain_test}
+    questions |= asked.made
     loaded = load(model, loaded_tokenizer, asked.dtype)
-    tasks = []
-    if asked.tasks:  # first, for a wrong name is told here
-        options = {"folder": asked.task_folder, "allow_code": asked.allow_code, "limit": asked.limit, "num_fewshot": asked.num_fewshot}
-        tasks = run_tasks(loaded, loaded_tokenizer, asked.tasks, batch_size=asked.batch_size, **options)  # type: ignore[arg-type]
+    tasks: list[TaskScore] = []
+    for choice in asked.tasks:  # first, for a wrong name is told here
+        tasks += run_tasks(loaded, loaded_tokenizer, choice, batch_size=asked.batch_size)
     rows = {name: of_set.rows for name, of_set in sets.items() if asked.held_out_text}
-    log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
+    if rows:
+        log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
     losses = document_losses(loaded, rows, batch_size=asked.batch_size)
     answers = {name: answered(loaded, loaded_tokenizer, some, asked) for name, some in questions.items()}
     del loaded

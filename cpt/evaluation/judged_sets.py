@@ -24,6 +24,7 @@ from cpt.data.tokenization import DocumentEncoder
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.windows import Layout
 from cpt.errors import DataError
+from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import main_process_first
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Recipe, Source
 from cpt.recipe.sense_data import reported_name
@@ -82,7 +83,7 @@ def judges_of_recipe(recipe: Recipe) -> Judges:
             "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
     packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
-    return Judges(recipe.data, evaluation, recipe.seed, packing)
+    return Judges(phases_in_tokens(recipe), evaluation, recipe.seed, packing)
 
 
 def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> Judges:

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import Difference, mean_difference
-from cpt.extend import did_you_mean
+from cpt.extend import check_options, did_you_mean
+from cpt.recipe.schema import Component
 
 if TYPE_CHECKING:  # it takes seconds to import, and is an extra
     from lm_eval.tasks import TaskManager
 
+DOMAIN_TEST = "domain_test"  # no task of lm-eval, but named among them
 LOWER_IS_BETTER = ("perplexity", "bits_per_byte")  # metrics that lm-eval does not always say it of
 
 
@@ -39,48 +41,94 @@ class TaskScore:
     """Of the questions, in the same order."""
 
 
-def run_tasks(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    names: Sequence[str],
-    *,
-    folder: Path | None = None,
-    allow_code: bool = False,
-    limit: int | None = None,
-    num_fewshot: int | None = None,
-    batch_size: int = 8,
-) -> list[TaskScore]:
-    """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
+@dataclass(frozen=True)
+class TaskChoice:
+    """Some tasks, and how they are run."""
 
-    Args:
-        names: lm-eval's tasks, groups or tags, or those of `folder`.
-        folder: holds YAML files of your own tasks; they need no network where their data do not.
-        allow_code: execute code that the model writes, as HumanEval and MBPP do. It runs on this machine, with your rights.
-        limit: only the first so many questions of each task.
-        num_fewshot: solved examples before each question; by default as the task says.
+    names: tuple[str, ...]
+    """lm-eval's tasks, groups or tags, or those of `folder`."""
+    folder: Path | None = None
+    """Holds YAML files of your own tasks; they need no network where their data do not."""
+    allow_code: bool = False
+    """Execute code that the model writes, as HumanEval and MBPP do. It runs on this machine, with your rights."""
+    limit: int | None = None
+    """Only the first so many questions of each task."""
+    num_fewshot: int | None = None
+    """Solved examples before each question; by default as the task says."""
+
+
+def task_of_recipe(
+    name: str, *, folder: str | None = None, limit: int | None = None, num_fewshot: int | None = None, allow_code_execution: bool = False
+) -> TaskChoice:
+    """An entry of `evaluation.tasks`: its options are those of this function."""
+    return TaskChoice((name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot)
+
+
+def domain_test_of_recipe(*, questions: int = 200) -> int:
+    """The entry `domain_test` of `evaluation.tasks`, which bounds the questions of each kind and set; 0 refuses them."""
+    return questions
+
+
+def domain_questions(tasks: Sequence[Component]) -> int:
+    """How many `evaluation.tasks` allows, where it says nothing too."""
+    return next((domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe())
+
+
+def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
+    """What `evaluation.tasks` asks for of lm-eval, once `check_tasks` found nothing wrong with it."""
+    return [task_of_recipe(task.name, **task.options) for task in tasks if task.name != DOMAIN_TEST]
+
+
+def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
+    """What is wrong with each entry of `evaluation.tasks`, found by loading its data."""
+    for number, task in enumerate(tasks):
+        key = f"evaluation.tasks[{number}]"
+        try:
+            if task.name == DOMAIN_TEST:
+                check_options(domain_test_of_recipe, task.options, key)
+                continue
+            check_options(task_of_recipe, task.options, key)
+            allowed_tasks(task_of_recipe(task.name, **task.options))
+        except CptError as problem:
+            yield type(problem)(str(problem) if key in str(problem) else f"`{key}`: {problem}")
+
+
+def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
+    """What knows the tasks, and the tasks with their data.
 
     Raises:
         RecipeError: no such task, or it executes code and may not.
         ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
     """
-    manager = task_manager(names, folder)
+    manager = task_manager(choice.names, choice.folder)
+    loaded = load_tasks(manager, choice.names)
+    # lm-eval sets the mark only on tasks that execute code.
+    if not choice.allow_code and (unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]):
+        raise RecipeError(
+            f"{', '.join(unsafe)} executes the code that the model writes, on this machine and with your rights. Allow it with "
+            "--allow-code (in a recipe `allow_code_execution: true`), best inside a container, or leave the task out."
+        )
+    return manager, loaded
+
+
+def run_tasks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8) -> list[TaskScore]:
+    """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
+
+    Raises:
+        RecipeError: no such task, or it executes code and may not.
+        ResourceError: lm-eval is not installed, or a task's data cannot be fetched.
+    """
+    manager, _ = allowed_tasks(choice)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    if allow_code:
+    if choice.allow_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for it a second time
-    loaded = load_tasks(manager, names)
-    # lm-eval sets the mark only on tasks that execute code.
-    if not allow_code and (unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]):
-        raise RecipeError(
-            f"{', '.join(unsafe)} executes the code that the model writes, on this machine and with your rights. Allow it with "
-            "--allow-code, best inside a container, or leave the task out."
-        )
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    options: dict[str, Any] = {"limit": limit, "num_fewshot": num_fewshot, "confirm_run_unsafe_code": allow_code}
-    found = simple_evaluate(wrapped, tasks=list(names), task_manager=manager, log_samples=True, **options)
+    options: dict[str, Any] = {"limit": choice.limit, "num_fewshot": choice.num_fewshot, "confirm_run_unsafe_code": choice.allow_code}
+    found = simple_evaluate(wrapped, tasks=list(choice.names), task_manager=manager, log_samples=True, **options)
     assert found is not None, "this is the only process"
-    return list(scores_of(dict(found), names))
+    return list(scores_of(dict(found), choice.names))
 
 
 def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":

@@ -92,6 +92,8 @@ class Verdict:
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
     """The command that serves the model."""
+    is_complete: bool = False
+    """False while only what the run itself measured is in it."""
 
     @property
     def worked(self) -> bool | None:
@@ -102,13 +104,13 @@ class Verdict:
         """What happened, in one or two sentences."""
         if self.domain is None:
             return "Whether it worked is not known: no domain documents were compared one by one, so no interval can be given."
-        change = relative(self.domain)
+        change, other = relative(self.domain), "its base" if self.base is not None else "before its first step"
         if self.domain.high < 0:
-            gain = f"It worked: on held-out domain text the model needs {change} fewer bits per byte than its base."
+            gain = f"It worked: on held-out domain text the model needs {change} fewer bits per byte than {other}."
         elif self.domain.low > 0:
-            return f"It did harm: on held-out domain text the model needs {change} more bits per byte than its base."
+            return f"It did harm: on held-out domain text the model needs {change} more bits per byte than {other}."
         else:
-            return "It did not work: on held-out domain text the model is not clearly better than its base."
+            return f"It did not work: on held-out domain text the model is not clearly better than {other}."
         if self.general is None:
             return f"{gain} What it forgot is not known: no general set was followed."
         if self.general.low > 0:
@@ -139,6 +141,7 @@ def verdict_of_run(
     serve: str | None = None,
     frontier: str | None = None,
     not_run: Sequence[NotRun] = (),
+    is_complete: bool = False,
 ) -> Verdict:
     """What a run's folder tells, with what was found beside it.
 
@@ -147,6 +150,7 @@ def verdict_of_run(
         evaluation: of `findings` against the base: domain test and tasks.
         frontier: name of the picture beside the page.
         not_run: further things that were left out, and why.
+        is_complete: False while things that will be measured are not.
 
     Raises:
         CheckpointError: kept losses are damaged.
@@ -179,6 +183,7 @@ def verdict_of_run(
         samples=samples_of(folder),
         not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe), not_run), *not_run],
         serve=serve,
+        is_complete=is_complete,
     )
 
 
@@ -245,7 +250,7 @@ def left_out(
 ) -> list[NotRun]:
     """What was not looked at, why, and how to."""
     missing = []
-    evaluate = f"cpt evaluate {folder} --against {recipe.model.path}"
+    evaluate = f"cpt evaluate {folder}" if recipe.model.from_scratch else f"cpt evaluate {folder} --against {recipe.model.path}"
     if not sets:
         missing.append(NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"))
     if sets and not any(one.is_general for one in sets):
@@ -258,7 +263,8 @@ def left_out(
     if evaluation is None or not evaluation.domain_test:
         missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))
     if evaluation is None or not evaluation.tasks:
-        missing.append(NotRun("benchmarks", f"not asked for: {evaluate} --task hellaswag --task mmlu"))
+        told = "not asked for (`evaluation.tasks`)"
+        missing.append(NotRun("benchmarks", f"{told}: {evaluate} --task hellaswag --task mmlu"))
     if contamination is None:
         missing.append(NotRun("contamination", "training documents were not searched for evaluation documents: cpt contamination RECIPE"))
     return missing

@@ -23,13 +23,16 @@ def write_verdict(
     contamination: Contamination | None = None,
     serve: str | None = None,
     not_run: Sequence[NotRun] = (),
+    is_complete: bool = False,
 ) -> Verdict:
     """Judge a finished run, and write verdict.md, verdict.json and, where there is something to draw, frontier.png into its folder.
 
     Args:
-        evaluation, contamination, serve, not_run: as `verdict_of_run` takes them.
+        evaluation, contamination, serve, not_run, is_complete: as `verdict_of_run` takes them.
     """
-    verdict = verdict_of_run(folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run)
+    verdict = verdict_of_run(
+        folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=is_complete
+    )
     general = [one.name for one in verdict.sets if one.is_general]
     if general and len(general) < len(verdict.sets):
         try:
@@ -143,7 +146,9 @@ def contamination(verdict: Verdict) -> str:
     found = verdict.contamination
     if found is None:
         return told
-    hits = [f"- `{hit.where}` ({hit.source}) has words of {hit.set_name}, `{hit.evaluation_document}`" for hit in found.hits[:HITS_SHOWN]]
+    hits = [
+        f"- `{hit.where}` ({hit.source}): {hit.share:.0%} of {hit.set_name}, `{hit.evaluation_document}`" for hit in found.hits[:HITS_SHOWN]
+    ]
     more = found.num_contaminated - len(hits)
     head = f"{found.summary()} {told}".strip()
     return "\n".join([head, *([""] if hits else []), *hits, *([f"- and {more:,} more"] if more > 0 else [])])

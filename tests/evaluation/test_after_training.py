@@ -3,14 +3,17 @@ import random
 
 import pytest
 import torch
+import yaml
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.after_training import evaluate_after_training
-from cpt.recipe.load import load_recipe
+from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging
+from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
+from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
+NO_TEST = [{"name": "domain_test", "questions": 0}]
 METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
 
 
@@ -58,3 +61,83 @@ def test_a_run_from_new_weights_has_no_base(recipe, tmp_path, tokenizer_folder):
     recipe |= {"stage": "pretrain", "model": {"from_scratch": True, "config": TINY_LLAMA}, "tokenizer": {"path": str(tokenizer_folder)}}
     found, (not_run,) = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
     assert found is None and "no base" in not_run.why
+
+
+def test_questions_are_as_many_as_the_recipe_says(recipe, tmp_path):
+    recipe["evaluation"]["tasks"] = [{"name": "domain_test", "questions": 12}]
+    found, _ = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
+    assert [one.questions for one in found.domain_test] == [12, 12]
+
+
+def test_none_are_made_where_the_recipe_refuses(recipe, tmp_path):
+    recipe["evaluation"]["tasks"] = NO_TEST
+    found, (not_run,) = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
+    assert found is None and not_run.why == "refused in `evaluation.tasks` (`questions: 0`)"
+
+
+@pytest.fixture
+def run(recipe, tmp_path):
+    """A finished run of which only the losses were told so far."""
+
+    def finished(**evaluation):
+        recipe["evaluation"] |= evaluation
+        folder = tmp_path / "run"
+        (folder / "recipe.yaml").write_text(dump_recipe(load(recipe, tmp_path)))
+        figures = [{"step": step, "tokens": step * 256, "eval_domain_bits_per_byte": 2 - step / 99} for step in (0, 8)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
+        (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+        (folder / "verdict.json").write_text(json.dumps({"is_complete": False}))
+        return Run(folder)
+
+    return finished
+
+
+def test_a_run_is_judged_once(run):
+    finished = run()
+    assert needs_judging(finished)
+    verdict = judge_run(finished)
+    assert verdict.is_complete and not needs_judging(finished)
+    assert len(verdict.domain_test) == 2 and verdict.contamination.judged == 72 and verdict.contamination.num_contaminated == 0
+    page = (finished.folder / "verdict.md").read_text()
+    assert "| domain cloze | accuracy | " in page and "0 of 240 training documents hold half or more of one of 72" in page
+    assert f"cpt serve {finished.export_folder}" in page and "benchmarks: not asked for (`evaluation.tasks`)" in page
+
+
+def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, tmp_path):
+    finished = run()
+    (tmp_path / "base" / "config.json").unlink()
+    verdict = judge_run(finished)
+    told = {one.what: one.why for one in verdict.not_run}
+    assert f"Again: cpt verdict {finished.folder}" in told["domain test and benchmarks"]
+    assert verdict.contamination is not None and verdict.is_complete
+
+
+def test_sources_that_would_take_long_to_search_are_not(run, monkeypatch):
+    monkeypatch.setattr("cpt.evaluation.after_training.MOST_BYTES_SEARCHED", 100)
+    told = {one.what: one.why for one in judge_run(run(tasks=NO_TEST)).not_run}
+    assert "cpt contamination" in told["contamination"] and "takes a while" in told["contamination"]
+
+
+def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
+    pytest.importorskip("lm_eval")
+    questions = [{"question": f"in step {n} the", "choices": ["vessel", "metal", "step"], "answer": n % 3} for n in range(12)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    task = {
+        "task": "exam",
+        "dataset_path": "json",
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "answer",
+        "metric_list": [{"metric": "acc"}],
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.jsonl")}},
+    }
+    (tmp_path / "exam.yaml").write_text(yaml.safe_dump(task))
+    finished = run(tasks=[*NO_TEST, {"name": "exam", "folder": str(tmp_path), "limit": 10}])
+    (score,) = judge_run(finished).tasks
+    assert (score.name, score.questions, score.against.items) == ("exam", 10, 10)
+    logged = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()][2:]
+    assert [(line["step"], line["eval_task_exam_acc"]) for line in logged] == [(0, score.against.before), (8, score.value)]
+    judge_run(finished)
+    assert len((finished.folder / "metrics.jsonl").read_text().splitlines()) == 4

@@ -12,8 +12,8 @@ from tiny import TINY_LLAMA, WORDS
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import DataError, RecipeError, ResourceError
-from cpt.evaluation.tasks import run_tasks, task_differences, task_texts
-from cpt.recipe.schema import Model, Tokenizer
+from cpt.evaluation.tasks import TaskChoice, check_tasks, domain_questions, run_tasks, task_differences, task_texts, tasks_of_recipe
+from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 pytest.importorskip("lm_eval")
@@ -78,21 +78,21 @@ def model(model_folder):
 
 
 def test_a_score_is_the_mean_of_its_questions(model, tokenizer, folder):
-    accuracy, normed = run_tasks(model, tokenizer, ["mine"], folder=folder)
+    accuracy, normed = run_tasks(model, tokenizer, TaskChoice(("mine",), folder=folder))
     assert (accuracy.task, accuracy.metric, accuracy.questions, accuracy.higher_is_better) == ("mine", "acc,none", 24, True)
     assert accuracy.value == accuracy.by_question.mean() and len(set(accuracy.hashes)) == 24
     assert normed.metric == "acc_norm,none" and 0 < accuracy.standard_error < 0.2
 
 
 def test_limits_and_tasks_that_write(model, tokenizer, folder):
-    (score,) = run_tasks(model, tokenizer, ["writes"], folder=folder, limit=3)
+    (score,) = run_tasks(model, tokenizer, TaskChoice(("writes",), folder=folder, limit=3))
     assert (score.task, score.metric, score.questions) == ("writes", "exact_match,none", 3)
 
 
 def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
     torch.manual_seed(1)
     other = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, initializer_range=0.3)).eval()
-    before, after = (run_tasks(one, tokenizer, ["mine"], folder=folder) for one in (model, other))
+    before, after = (run_tasks(one, tokenizer, TaskChoice(("mine",), folder=folder)) for one in (model, other))
     found = task_differences(before, after)["mine", "acc,none"]
     assert (found.before, found.after, found.items) == (before[0].value, after[0].value, 24)
     assert found.low < found.difference < found.high
@@ -100,8 +100,8 @@ def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
 
 def test_code_is_only_executed_when_allowed(model, tokenizer, folder):
     with pytest.raises(RecipeError, match="unsafe executes the code that the model writes.*--allow-code"):
-        run_tasks(model, tokenizer, ["unsafe"], folder=folder)
-    assert run_tasks(model, tokenizer, ["unsafe"], folder=folder, allow_code=True, limit=2)[0].questions == 2
+        run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder))
+    assert run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))[0].questions == 2
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
@@ -112,21 +112,35 @@ def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
 
 def test_a_folder_that_is_not_there_is_told(model, tokenizer, tmp_path):
     with pytest.raises(RecipeError, match="no folder"):
-        run_tasks(model, tokenizer, ["mine"], folder=tmp_path / "none")
+        run_tasks(model, tokenizer, TaskChoice(("mine",), folder=tmp_path / "none"))
 
 
 def test_data_that_are_not_there_are_told(model, tokenizer, tmp_path):
     task = {**CHOICE, "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task))
     with pytest.raises((ResourceError, DataError), match="mine"):
-        run_tasks(model, tokenizer, ["mine"], folder=tmp_path)
+        run_tasks(model, tokenizer, TaskChoice(("mine",), folder=tmp_path))
+
+
+def test_entries_of_a_recipe_are_checked_before_the_run(folder):
+    entries = [{"name": "mine"}, {"name": "unsafe"}, {"name": "unsafe", "allow_code_execution": True}]
+    entries = [Component.model_validate({**entry, "folder": str(folder)}) for entry in entries]
+    (problem,) = check_tasks(entries)
+    assert "`evaluation.tasks[1]`: unsafe executes the code" in str(problem) and "`allow_code_execution: true`" in str(problem)
+
+
+def test_an_entry_of_a_recipe_says_how_it_is_run(folder):
+    entries = [{"name": "mine", "folder": "tasks", "limit": 5}, {"name": "domain_test", "questions": 40}]
+    entries = [Component.model_validate(entry) for entry in entries]
+    assert tasks_of_recipe(entries) == [TaskChoice(("mine",), Path("tasks"), limit=5)]
+    assert domain_questions(entries) == 40 and domain_questions(entries[:1]) == 200
 
 
 @pytest.mark.slow
 def test_a_misspelled_task_is_told(model, tokenizer, folder):
     """All of lm-eval's tasks are indexed for it."""
     with pytest.raises(RecipeError, match="no task called `hellaswagg`. Did you mean `hellaswag`"):
-        run_tasks(model, tokenizer, ["hellaswagg"], folder=folder)
+        run_tasks(model, tokenizer, TaskChoice(("hellaswagg",), folder=folder))
 
 
 @pytest.mark.slow
@@ -137,7 +151,7 @@ def test_scores_are_those_of_lm_evals_own_command(model, model_folder, tokenizer
     answer = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     assert answer.returncode == 0, answer.stderr[-3000:]
     theirs = json.loads(next(tmp_path.rglob("results*.json")).read_text())["results"]
-    ours = run_tasks(model, tokenizer, ["mine", "writes"], folder=folder, batch_size=4)
+    ours = run_tasks(model, tokenizer, TaskChoice(("mine", "writes"), folder=folder), batch_size=4)
     assert len(ours) == 3
     for score in ours:
         metric, _, chosen = score.metric.partition(",")

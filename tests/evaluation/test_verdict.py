@@ -101,7 +101,7 @@ def test_one_document_has_no_interval_and_the_verdict_says_so(recipe, tmp_path):
 def test_what_was_found_beside_the_run_is_part_of_it(recipe, tmp_path):
     score = ScoreFinding("domain cloze", "accuracy", 0.5, (0.4, 0.6), 40, against=Difference(0.3, 0.5, 0.2, 0.1, 0.3, 40))
     found = Findings("m", "b", [], [score], [replace(score, name="hellaswag")])
-    contamination = Contamination({"code": 9}, {"code": {"domain": 1}}, [Hit("code", "a:1", "domain", "b:2", "x")], 40, 0)
+    contamination = Contamination({"code": 9}, {"code": {"domain": 1}}, [Hit("code", "a:1", "domain", "b:2", "x", 0.6)], 3, 40, 0)
     verdict = verdict_of_run(write_run(tmp_path / "run", recipe), evaluation=found, contamination=contamination, serve="cpt serve x")
     assert verdict.domain_test == [score] and verdict.tasks[0].name == "hellaswag" and not verdict.not_run
     content = json.loads(json.dumps(verdict.to_json()))

@@ -20,7 +20,9 @@ VERDICT = Verdict(
     general=COST,
     sources=[SourceFacts("code", 1631, 0.7, "PSF-2.0", 4), SourceFacts("prose", 1136, 0.3, None)],
     domain_test=[ScoreFinding("code cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181))],
-    contamination=Contamination({"code": 1631}, {"code": {"code": 1}}, [Hit("code", "a.jsonl:17", "code", "h.jsonl:3", "x y")], 181, 2),
+    contamination=Contamination(
+        {"code": 1631}, {"code": {"code": 1}}, [Hit("code", "a.jsonl:17", "code", "h.jsonl:3", "x y", 0.6)], 3, 181, 2
+    ),
     retention=[Point(step, step * 1000, {"code": 2.0, "general": 1.5}) for step in range(30)],
     samples=[Sample("def f", " is a|b", "(x):\n    return x")],
     not_run=[NotRun("benchmarks", "not asked for")],
@@ -38,7 +40,7 @@ def test_the_page_has_everything_on_it():
     assert page.index("| code | domain") < page.index("| general | general")
     assert "| code cloze | accuracy | 181 | 0.340 | 0.400 | +0.020 to +0.100 | better |" in page
     assert "| code | 1,631 | 70.0 % | PSF-2.0 |" in page and "| prose | 1,136 | 30.0 % | not given |" in page
-    assert "- `a.jsonl:17` (code) has words of code, `h.jsonl:3`" in page and "2 of fewer than 8 words were not looked for" in page
+    assert "- `a.jsonl:17` (code): 60% of code, `h.jsonl:3`" in page and "2 of fewer than 8 words were not looked for" in page
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
