@@ -18,11 +18,10 @@ Rows = list[dict[str, float | str]]
 OWN = "own tokens"
 
 
-def write_results(lengths: Rows, added: int, results: Sequence[Result], starts: Rows, minutes: float) -> None:
+def write_results(lengths: Rows, added: int, results: Sequence[Result], starts: Rows) -> None:
     """What was measured, run by run and summed up."""
     content = {
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, load before the end {os.getloadavg()[1]:.1f}",
-        "minutes": minutes,
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in LIBRARIES},
         "added": added,

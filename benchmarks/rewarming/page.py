@@ -1,0 +1,105 @@
+"""`python -m benchmarks.rewarming.page`: the tables and the picture of docs/rewarming.md, made from benchmarks/results/rewarming.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rewarming.corpus import GENERAL
+from benchmarks.rewarming.plot import PICTURE, draw
+from benchmarks.rewarming.results import DOMAIN, RESULTS, side
+from benchmarks.rewarming.training import BASE
+
+PAGE = Path(__file__).parents[2] / "docs" / "rewarming.md"
+BEGIN, END = "<!-- python -m benchmarks.rewarming.page: begin -->\n", "<!-- python -m benchmarks.rewarming.page: end -->\n"
+
+
+def write_page() -> None:
+    """Write the tables between their markers, and the picture."""
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    draw(results, PICTURE)
+
+
+def with_tables(text: str, results: dict[str, Any]) -> str:
+    """A text with its part between the markers made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, marker, after = rest.partition(END)
+    if not marker:
+        raise SystemExit(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}{tables(results)}{END}{after}"
+
+
+def tables(results: dict[str, Any]) -> str:
+    """What was run, the arms of each shift, and the claims."""
+    arms = "\n".join(f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}" for shift in results["shifts"])
+    return f"{scale_line(results)}\n\n{arms}\n{claims_table(results)}"
+
+
+def scale_line(results: dict[str, Any]) -> str:
+    """What all arms have in common."""
+    scale = results["scale"]
+    return (
+        f"Model: {scale['model']}, {scale['parameters'] / 1e6:.2f}M parameters. Base: {scale['base_tokens']:,} tokens of general "
+        f"text; continued on {scale['tokens']:,}; from scratch on both together. Steps of {scale['batch_tokens']:,} tokens. Learning "
+        f"rate: from a peak of {scale['learning_rate']:g} down to {scale['last_learning_rate']:g}, where it stays without re-warming. "
+        f"Seeds: {seeds(results)}."
+    )
+
+
+def seeds(results: dict[str, Any]) -> int:
+    """How many runs an arm has."""
+    return len({run["seed"] for run in results["runs"]})
+
+
+def shift_line(results: dict[str, Any], shift: dict[str, Any]) -> str:
+    """What a shift's domain is, and what it is judged by."""
+    sets = {kind: results["sets"][name] for kind, name in ((DOMAIN, shift["name"]), (GENERAL, GENERAL))}
+    judged = " and ".join(
+        f"{one['held_out_documents']} documents ({one['held_out_bytes'] / 1e3:.0f} kB) of {kind} text" for kind, one in sets.items()
+    )
+    return f"**Shift: {shift['name']}** ({shift['what']}; replay {100 * shift['replay']:.0f} % of the tokens), judged by {judged}:"
+
+
+def arms_table(results: dict[str, Any], shift: str) -> str:
+    """Bits per byte of both sets after each arm, with the interval of the mean over seeds, and the change against the base."""
+    arms = results["arms"][shift]
+    lines = [
+        "| arm | tokens trained | domain, bits per byte | against the base | general, bits per byte | against the base |",
+        f"| --- |{' ---: |' * 5}",
+    ]
+    for arm, figures in arms.items():
+        cells = [arm, f"{figures['tokens']:,}"]
+        for kind in (DOMAIN, GENERAL):
+            change = 100 * (figures[kind]["mean"] / arms[BASE][kind]["mean"] - 1)
+            cells += [with_reach(figures[kind], "{:.3f}"), "" if arm == BASE else f"{change:+.1f} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def claims_table(results: dict[str, Any]) -> str:
+    """Differences between runs of the same seed, and what they say of the paper's claims."""
+    lines = ["| claim | shift | difference, bits per byte | expected | seen |", "| --- | --- | ---: | ---: | --- |"]
+    for row in results["measurements"]:
+        cells = [row["name"], row["shift"], with_reach(row, "{:+.4f}"), row["target"] or "about 0", reading(row)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_reach(found: dict[str, Any], form: str) -> str:
+    """A mean and how far its interval goes to each side."""
+    shown = form.format(found["mean"])
+    return shown if found["reach"] is None else f"{shown} ± {form.replace('+', '').format(found['reach'])}"
+
+
+def reading(row: dict[str, Any]) -> str:
+    """What a difference says, in words."""
+    sign = side(row)
+    if sign is None:
+        return "not told from seed noise"
+    if row["target"] is None:
+        return "lower (better)" if sign == "<" else "higher (worse)"
+    return "yes" if row["met"] else "**the opposite**"
+
+
+if __name__ == "__main__":
+    write_page()
