@@ -1,8 +1,8 @@
 """The demo's corpus, out of what every Python installation carries: code as the domain, prose as general text.
 
 Domain: the standard library's sources, docstrings taken out. General: those docstrings, the language reference of `pydoc_data`,
-the licence and other text files. So the two sets share no text. A file is held out, or trained on, as a whole, with its code and its
-docstrings on the same side, and a passage that occurs twice is kept only once, so that nothing held out is seen in training.
+the licence and other text files. So the two sets share no text, and a passage that occurs twice is kept only once, so that nothing held
+out is seen in training.
 """
 
 import ast
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -23,9 +24,54 @@ Part = Literal["train", "held_out"]
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
 MAX_CHARACTERS = 2000  # documents close at the first passage beyond this; a longer class or paragraph stays whole
+LONGEST_FILE = 3000  # of code: the first statements of a module that fit, so that judging by a hundred files takes seconds
 SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
 # Tables and generated text, tests (many distributions leave them out), and what is not the standard library at all.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "lib2to3"}
+
+
+def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
+    """The same as folders of text files, one file a module or a topic, as a user has them; folders that are there already stay.
+
+    Args:
+        library: the folder to read; by default this Python's standard library.
+    """
+    names: dict[Kind, str] = {"domain": "documents", "general": "general"}
+    folders: dict[tuple[Kind, Part], Path] = {}
+    for kind, name in names.items():
+        folders |= {(kind, "train"): folder / name, (kind, "held_out"): folder / "held_out" / name}
+    half_made = folder / ".half_made"
+    shutil.rmtree(half_made, ignore_errors=True)
+    if all(path.exists() for path in folders.values()):
+        return folders
+    for path in folders.values():
+        shutil.rmtree(path, ignore_errors=True)
+        (half_made / path.relative_to(folder)).mkdir(parents=True)
+    seen: set[str] = set()
+    for name, kind, passages in read_library(library or Path(sysconfig.get_path("stdlib"))):
+        kept = [*first_occurrences(passages, seen)]
+        text = "\n\n".join(kept if kind == "general" else beginning(kept))
+        if len(text) >= MIN_CHARACTERS:
+            place = folders[kind, "held_out" if is_held_out(name) else "train"].relative_to(folder)
+            file = f"{name.removesuffix('.txt')}.txt".replace("/", ".").replace(" ", ".")
+            (half_made / place / file).write_text(text, encoding="utf-8")
+    for path in folders.values():
+        path.parent.mkdir(exist_ok=True)
+        (half_made / path.relative_to(folder)).rename(path)
+    shutil.rmtree(half_made)
+    return folders
+
+
+def beginning(statements: Iterable[str]) -> list[str]:
+    """About MAX_CHARACTERS of the first statements, without those that are too long for a file."""
+    kept: list[str] = []
+    for statement in statements:
+        length = sum(map(len, kept))
+        if length > MAX_CHARACTERS:
+            break
+        if length + len(statement) <= LONGEST_FILE:
+            kept.append(statement)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -38,7 +84,7 @@ class Corpus:
 
 
 def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
-    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`.
+    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`; a file of the library is on one side as a whole, its docstrings too.
 
     Args:
         library: the folder to read; by default this Python's standard library.

@@ -1,31 +1,32 @@
-"""The demo, start to end: corpus, tokenizer, base model, continued pre-training with three seeds, and the verdict."""
+"""The demo, start to end: text, a base model, then what a user does: init, check, train with three seeds, verdict, export, serve."""
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from cpt.demo.corpus import Corpus, build_corpus
-from cpt.demo.verdict import show, summarize, write_summary
-from cpt.errors import ResourceError, TrainingError
+from cpt.demo.answer import Answer, ask_server
+from cpt.demo.commands import Commands, Word
+from cpt.demo.corpus import write_files
+from cpt.demo.verdict import is_judged, show, summarize, write_summary
+from cpt.errors import ResourceError
 from cpt.runs.record import Run
-from cpt.tokenizer.train_bpe import train_bpe
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
+TOKENS = 220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
+LOG = "training.logging_steps=50"  # few lines
 SEEDS = (1, 2, 3)
+PROMPT = "def read_lines(path):\n"
 
 
 def command(
-    folder: Annotated[Path, typer.Option(help="Where corpus, tokenizer, runs and summary go.")] = FOLDER,
+    folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
     seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(map(str, SEEDS)),
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")] = None,
 ) -> None:
@@ -34,70 +35,112 @@ def command(
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
         raise typer.BadParameter(f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}") from problem
-    raise typer.Exit(run_demo(folder, numbers, overrides or ()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = run_demo(folder, numbers, overrides or ())
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. Started again, the demo goes on from here.", err=True)
+        code = 130
+    raise typer.Exit(code)
 
 
 def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Sequence[str] = ()) -> int:
     """Run all of it and print the table; 0 when continued pre-training did what it should for every seed, else 1.
 
     Raises:
-        ResourceError: the recipes are not there.
-        TrainingError: one of the runs failed.
+        ResourceError: the recipes are not there, or the folder cannot be written.
+        TrainingError: one of the commands failed.
     """
     console = Console()
-    console.rule("[bold]1  Text: this Python's standard library", align="left")
-    corpus = build_corpus(folder / "corpus")
-    describe_corpus(corpus, console)
-    console.rule("[bold]2  Tokenizer: byte-level BPE on the training text", align="left")
-    tokenizer = train_bpe(training_texts(corpus), VOCABULARY_SIZE, folder / "tokenizer")
-    console.print(f"{len(tokenizer):,} tokens, in {folder / 'tokenizer'}")
-    console.rule("[bold]3  Base model: pre-training on general text", align="left")
-    base = train_recipe(RECIPES / "demo" / "pretrain.yaml", folder, "base", overrides, console)
-    runs = []
-    for seed in seeds:
-        console.rule(f"[bold]4  Continued pre-training on code, seed {seed}", align="left")
-        runs.append(train_recipe(RECIPES / "demo.yaml", folder, f"demo-seed{seed}", [f"seed={seed}", *overrides], console))
-    summary = summarize(base, runs)
+    cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
+    title(console, 1, "Text: code and prose out of this Python's standard library")
+    documents, general = make_texts(folder, console)
+    title(console, 2, "A base model: a tokenizer and 1.3M parameters, trained on the prose")
+    base = train_base(folder, general, overrides, cpt)
+    title(console, 3, "Your turn: a folder of documents and a base model become a recipe")
+    recipe = folder / "recipe.yaml"
+    if not recipe.exists():
+        what: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
+        cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *what, "--output", recipe)
+    else:
+        console.print(f"{recipe} is there already.", highlight=False)
+    title(console, 4, f"Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
+    runs = train_seeds(folder, recipe, seeds, overrides, cpt)
+    title(console, 5, "Hand over: weights that others read, and a server")
+    model = folder / "model"
+    if not model.exists():
+        cpt.run("export", runs[0].folder, "--output", model)
+    answer = ask_server(cpt, model, PROMPT)
+    return report(base, runs, answer, folder, console)
+
+
+def title(console: Console, number: int, text: str) -> None:
+    """Where a part begins."""
+    console.print()
+    console.rule(f"[bold]{number}  {text}", align="left")
+
+
+def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
+    """The two folders of text files.
+
+    Raises:
+        ResourceError: nothing can be written there.
+    """
+    try:
+        folders = write_files(folder)
+    except OSError as problem:
+        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER") from problem
+    documents, general = folders["domain", "train"], folders["general", "train"]
+    for path, what in ((documents, "code, the documents to learn"), (general, "prose, what a base has read")):
+        sizes = [file.stat().st_size for file in path.iterdir()]
+        console.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}", highlight=False, soft_wrap=True)
+    return documents, general
+
+
+def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
+    """What a user finds on the Hub, made here, since the demo is offline.
+
+    Raises:
+        ResourceError: the recipe is not there.
+    """
+    recipe = RECIPES / "demo" / "base.yaml"
+    if not recipe.exists():
+        raise ResourceError(f"{recipe} is not there: the demo needs the recipes beside the package. Run it in a clone of the repository.")
+    tokenizer, base = folder / "tokenizer", Run(folder / "base")
+    if not (tokenizer / "tokenizer.json").exists():
+        cpt.run("tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)
+    if not base.is_finished:
+        recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
+        cpt.run("train", recipe, *moved_paths(folder), *overrides)
+    cpt.console.print(f"The base model is {base.export_folder}.", highlight=False)
+    return base
+
+
+def moved_paths(folder: Path) -> list[str]:
+    """Overrides that move what the base's recipe names under `demo_runs/` to another folder."""
+    if folder == FOLDER:
+        return []
+    return [f"output_dir={folder}", f"tokenizer.path={folder / 'tokenizer'}", f"data.sources.0.path={folder / 'general'}"]
+
+
+def train_seeds(folder: Path, recipe: Path, seeds: Sequence[int], overrides: Sequence[str], cpt: Commands) -> list[Run]:
+    """The recipe that `cpt init` wrote, once a seed; each run ends with its verdict."""
+    runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
+    if not all(map(is_judged, runs)):
+        cpt.run("check", recipe, f"output_dir={folder}", *overrides)
+    for seed, run in zip(seeds, runs, strict=True):
+        if is_judged(run):
+            cpt.console.print(f"{run.folder} is finished.", highlight=False)
+        else:
+            cpt.run("train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides)
+    return runs
+
+
+def report(base: Run, runs: Sequence[Run], answer: Answer | None, folder: Path, console: Console) -> int:
+    """The table, to the terminal and to files; 0 when every seed did what it should."""
+    console.print()
+    console.rule("[bold]Result", align="left")
+    summary = summarize(base, runs, answer)
     write_summary(summary, folder)
     show(summary, console, folder)
     return 0 if summary.passed else 1
-
-
-def describe_corpus(corpus: Corpus, console: Console) -> None:
-    """One line for each of the four files."""
-    for (kind, part), path in corpus.files.items():
-        console.print(f"{path}: {corpus.documents[kind, part]:,} documents, {corpus.num_bytes[kind, part] / 1e6:.2f} MB", highlight=False)
-
-
-def training_texts(corpus: Corpus) -> Iterator[str]:
-    """What the tokenizer learns from: never the held-out documents."""
-    for (_, part), path in corpus.files.items():
-        if part == "train":
-            with path.open(encoding="utf-8") as lines:
-                yield from (json.loads(line)["text"] for line in lines)
-
-
-def train_recipe(recipe: Path, folder: Path, name: str, overrides: Sequence[str], console: Console) -> Run:
-    """Start a recipe as a user would, in a process of its own, and wait for it."""
-    if not recipe.exists():
-        raise ResourceError(f"{recipe} is not there: the demo needs the recipes beside the package. Run it in a clone of the repository.")
-    arguments = [str(ROOT / "cpt" / "train.py"), str(recipe), f"name={name}", *moved_paths(recipe, folder), *overrides]
-    console.print(f"$ python {' '.join(arguments)}", highlight=False, soft_wrap=True)
-    environment = {"CPT_CACHE": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    code = subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode
-    if code:
-        raise TrainingError(f"the run {folder / name} failed with exit code {code}. Its own message stands above, and in its status.json.")
-    return Run(folder / name)
-
-
-def moved_paths(recipe: Path, folder: Path) -> list[str]:
-    """Overrides that move what the recipe names under `demo_runs/` to another folder."""
-    if folder == FOLDER:
-        return []
-    held_out = [(f"evaluation.perplexity.{i}.path", f"corpus/{kind}/held_out.jsonl") for i, kind in enumerate(("domain", "general"))]
-    if recipe.name == "pretrain.yaml":
-        paths = [("tokenizer.path", "tokenizer"), ("data.sources.0.path", "corpus/general/train.jsonl")]
-    else:
-        paths = [("model.path", "base/final")]
-        paths += [(f"data.sources.{i}.path", f"corpus/{kind}/train.jsonl") for i, kind in enumerate(("domain", "general"))]
-    return [f"output_dir={folder}", *(f"{key}={folder / path}" for key, path in [*paths, *held_out])]

@@ -1,4 +1,4 @@
-"""What continued pre-training is judged by: bits per byte on held-out domain and general text, before and after, for each seed."""
+"""What the demo is judged by: the verdict of each seed's run, and bits per byte of domain and general text before and after."""
 
 import json
 import statistics
@@ -8,18 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from cpt.demo.answer import Answer
 from cpt.runs.record import Run
 
 DOMAIN_FALL_PERCENT = 15.0  # at least
-GENERAL_RISE_PERCENT = 2.0  # at most
+GENERAL_RISE_PERCENT = 3.0  # at most
+PAGE, CONTENT = "verdict.md", "verdict.json"  # of cpt.evaluation.verdict_page, which imports torch
+GENERAL_KEY = "eval_general_bits_per_byte"  # of the base's run
+
+
+@dataclass(frozen=True)
+class Base:
+    """The run that made the base model."""
+
+    general_before: float
+    """Bits per byte of held-out prose."""
+    general_after: float
+    tokens: int
+    tokens_per_second: float
+    seconds: float
+    """Of the whole run: loading, training, evaluating, exporting."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run: bits per byte of both held-out sets before and after, and how fast it trained."""
+    """One continued run: bits per byte of both held-out sets before and after, and how fast it trained."""
 
     run: str
     domain_before: float
@@ -29,7 +44,8 @@ class Row:
     tokens: int
     tokens_per_second: float
     seconds: float
-    """Of the whole run: loading, training, evaluating, exporting."""
+    worked: bool
+    """What its verdict says: the interval of the domain's change lies below zero."""
 
     @property
     def domain_change(self) -> float:
@@ -44,18 +60,20 @@ class Row:
     @property
     def passed(self) -> bool:
         """Learned the domain, and did not forget."""
-        return self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
+        return self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The base model's row, one row a seed, samples, and where the model lies."""
+    """The base model, one row a seed, and what the first seed's model answered when it was served."""
 
-    base: Row
+    base: Base
     rows: list[Row]
-    samples: list[dict[str, str]]
-    """prompt, before, after: of the first seed."""
-    model: str
+    headline: str
+    """Of the first seed's verdict."""
+    page: str
+    """Its place."""
+    answer: Answer | None
 
     @property
     def passed(self) -> bool:
@@ -63,38 +81,52 @@ class Summary:
         return all(row.passed for row in self.rows)
 
 
-def summarize(base: Run, runs: Sequence[Run]) -> Summary:
+def summarize(base: Run, runs: Sequence[Run], answer: Answer | None) -> Summary:
     """Read the figures of finished runs from their folders."""
-    return Summary(read_row(base), [read_row(run) for run in runs], read_samples(runs[0]), str(runs[0].export_folder))
+    headline, page = read_verdict(runs[0])["headline"], str(runs[0].folder / PAGE)
+    return Summary(read_base(base), [read_row(run) for run in runs], headline, page, answer)
+
+
+def read_base(run: Run) -> Base:
+    """First and last evaluation of the run that made the base."""
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line for line in lines if GENERAL_KEY in line]
+    first, last = evaluations[0], evaluations[-1]
+    return Base(first[GENERAL_KEY], last[GENERAL_KEY], last["tokens"], median_speed(lines), run.status()["seconds"])
 
 
 def read_row(run: Run) -> Row:
-    """First and last evaluation of a run, and its median speed."""
+    """What the verdict of a run says, and its median speed."""
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [line for line in lines if "eval_domain_bits_per_byte" in line]
-    first, last = evaluations[0], evaluations[-1]
+    verdict = read_verdict(run)
+    domain, general = (next(one for one in verdict["sets"] if one["is_general"] == is_general) for is_general in (False, True))
     return Row(
         run=run.folder.name,
-        domain_before=first["eval_domain_bits_per_byte"],
-        domain_after=last["eval_domain_bits_per_byte"],
-        general_before=first["eval_general_bits_per_byte"],
-        general_after=last["eval_general_bits_per_byte"],
-        tokens=last["tokens"],
-        tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line),
+        domain_before=domain["before"],
+        domain_after=domain["after"],
+        general_before=general["before"],
+        general_after=general["after"],
+        tokens=verdict["tokens"],
+        tokens_per_second=median_speed(lines),
         seconds=run.status()["seconds"],
+        worked=bool(verdict["worked"]),
     )
 
 
-def read_samples(run: Run) -> list[dict[str, str]]:
-    """What the model wrote after each prompt, before the first step and after the last."""
-    lines = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
-    last = max(line["step"] for line in lines)
-    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    return [
-        {"prompt": line["prompt"], "before": before[line["prompt"]], "after": line["continuation"]}
-        for line in lines
-        if line["step"] == last
-    ]
+def is_judged(run: Run) -> bool:
+    """Whether a run came to its end, and everything that its verdict rests on was measured."""
+    return run.is_finished and (run.folder / CONTENT).exists() and bool(read_verdict(run).get("is_complete", True))
+
+
+def read_verdict(run: Run) -> dict[str, Any]:
+    """verdict.json."""
+    content: dict[str, Any] = json.loads((run.folder / CONTENT).read_text(encoding="utf-8"))
+    return content
+
+
+def median_speed(lines: Sequence[dict[str, Any]]) -> float:
+    """Tokens a second, of what a run logged."""
+    return statistics.median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
@@ -104,22 +136,16 @@ def write_summary(summary: Summary, folder: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     header = "| | domain before | after | change | general before | after | change | tokens/s |"
     rows = "\n".join("| " + " | ".join(cells(row)) + " |" for row in [*summary.rows, worst(summary.rows)])
-    samples = "\n".join(
-        f"{name.capitalize()}:\n\n```\n{sample['prompt']}{sample[name]}\n```\n"
-        for sample in summary.samples
-        for name in ("before", "after")
-    )
+    answer = f"## What the served model answered\n\n```\n{summary.answer.prompt}{summary.answer.text}\n```\n" if summary.answer else ""
     (folder / "summary.md").write_text(
         f"# Continued pre-training of the demo's base model\n\n{describe_runs(summary)}\n\nBits per byte on held-out documents:\n\n"
-        f"{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\nThe model: `{summary.model}`\n\n"
-        f"## What it writes (greedy)\n\n{samples}",
+        f"{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\n{summary.headline} The page: `{summary.page}`\n\n{answer}",
         encoding="utf-8",
     )
 
 
 def show(summary: Summary, console: Console, folder: Path) -> None:
-    """Print the table, a sample, the verdict, and where everything lies."""
-    console.rule("[bold]Result", align="left")
+    """Print the table, the verdict, and where everything lies."""
     console.print(describe_runs(summary), highlight=False)
     table = Table("", title="Bits per byte on held-out documents")
     for title in ("domain before", "after", "change", "general before", "after", "change", "tokens/s"):
@@ -130,19 +156,17 @@ def show(summary: Summary, console: Console, folder: Path) -> None:
         table.add_section()
         table.add_row(*cells(worst(summary.rows)), style="bold")
     console.print(table)
-    for sample in summary.samples:
-        for name in ("before", "after"):
-            console.print(f"[bold]{name}:[/bold] [dim]{escape(sample['prompt'])}[/dim]{escape(sample[name])}\n", highlight=False)
     console.print(f"[bold {'green' if summary.passed else 'red'}]{verdict(summary)}")
-    console.print(f"The model: {summary.model} (loads with AutoModelForCausalLM.from_pretrained)", highlight=False, soft_wrap=True)
-    console.print(f"The summary: {folder / 'summary.md'}, {folder / 'summary.json'}", highlight=False, soft_wrap=True)
+    console.print(summary.headline, highlight=False)
+    for what, place in {"The verdict": summary.page, "The summary": folder / "summary.md", "The model": folder / "model"}.items():
+        console.print(f"{what + ':':13}{place}", highlight=False, soft_wrap=True)
 
 
 def describe_runs(summary: Summary) -> str:
     """What was trained, for how long."""
     base, first = summary.base, summary.rows[0]
     return (
-        f"Base model: {base.tokens:,} tokens of general text at {base.tokens_per_second:,.0f} tokens/s; its general bits per byte went "
+        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on other prose went "
         f"from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training: {first.tokens:,} tokens a seed. "
         f"All runs together took {base.seconds + sum(row.seconds for row in summary.rows):.0f} s."
     )
@@ -161,6 +185,7 @@ def worst(rows: Sequence[Row]) -> Row:
         min(row.tokens for row in rows),
         min(row.tokens_per_second for row in rows),
         max(row.seconds for row in rows),
+        all(row.worked for row in rows),
     )
 
 
@@ -168,7 +193,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row as text."""
     domain = (f"{row.domain_before:.3f}", f"{row.domain_after:.3f}", f"{row.domain_change:+.1f} %")
     general = (f"{row.general_before:.3f}", f"{row.general_after:.3f}", f"{row.general_change:+.1f} %")
-    return (row.run.removeprefix("demo-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
+    return (row.run.removeprefix("code-"), *domain, *general, f"{row.tokens_per_second:,.0f}")
 
 
 def verdict(summary: Summary) -> str:

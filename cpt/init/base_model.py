@@ -12,7 +12,9 @@ from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.rules import is_local
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
+from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 
 # What Liger 0.8 patches (its map of model types, those of causal language models that people continue from).
@@ -73,7 +75,7 @@ def look_at_model(path: str) -> BaseModel:
         )
     model = build_on_meta(config)
     count = count_model_parameters(model)
-    base = known_base(path)
+    base = run_that_made(path) or known_base(path)
     licence, source = licence_of(path, base)
     return BaseModel(
         path,
@@ -95,13 +97,16 @@ def licence_of(path: str, base: KnownBase | None) -> tuple[str | None, str]:
     card = Path(path).expanduser() / "README.md"
     if is_local(path) and card.is_file() and (found := CARD_LICENCE.search(card.read_text(errors="replace").split("\n---", 1)[0])):
         return found[1], "its card"
-    return (base.licence, base.source) if base else (None, "")
+    return (base.licence, base.source) if base and base.licence else (None, "")
 
 
-def stated_learning_rate(path: str) -> float | None:
-    """The last learning rate of a run of ours that made this model."""
-    state = Path(path).expanduser().parent / "metrics.jsonl"
-    if not is_local(path) or not state.is_file():
+def run_that_made(path: str) -> KnownBase | None:
+    """How a run of ours trained the model that it left in this folder."""
+    run = Path(path).expanduser().parent
+    metrics, recipe = run / "metrics.jsonl", run / RECIPE
+    if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
         return None
-    rates = [row["learning_rate"] for line in state.read_text().splitlines() if "learning_rate" in (row := json.loads(line))]
-    return float(rates[-1]) if rates else None
+    rates = [row["learning_rate"] for line in metrics.read_text().splitlines() if "learning_rate" in (row := json.loads(line))]
+    made, last = load_recipe(recipe), float(rates[-1]) if rates else None
+    peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
+    return KnownBase(path, "", f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)

@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from cpt.errors import DataError, ResourceError
-from cpt.init.base_model import BaseModel, stated_learning_rate
+from cpt.init.base_model import BaseModel
 from cpt.init.documents import DocumentFacts, TokenEstimate
 from cpt.init.machine import Target
 from cpt.init.memory import Fit, Method, fit, ways_to_train, with_micro_batch
 from cpt.models.inventory import flops_per_token
 
+Shift = Literal["weak", "strong"]
 LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
 WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25
@@ -17,10 +19,14 @@ EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as go
 STEPS_WANTED, FEWEST_STEPS, FEWEST_STEPS_AT_ALL = 400, 50, 10
 LARGEST_BATCH = 524_288
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
+REWARMED_TO = (
+    0.3  # of the peak, for a strong shift: between where runs end, a tenth, and all of it, as in arXiv 2403.08763, which forgets more
+)
 ALL_PARAMETERS = "training all parameters"
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
 WARMUP_SHARE = 0.01
 HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
+MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
 CHECKPOINTING_COST = 1.27  # torchtune's ladder: 9,174 to 7,210 tokens a second
 
@@ -63,6 +69,8 @@ class Choices:
     embedding_rate: float | None
     warmup_tokens: int
     held_out_share: float
+    evaluations: int
+    """After training began."""
     cost: Cost
 
     @property
@@ -85,12 +93,14 @@ def choose(
     with_replay: bool = True,
     tokens: int | None = None,
     full: bool | None = None,
+    shift: Shift | None = None,
 ) -> Choices:
     """Decide everything.
 
     Args:
         tokens: the budget, where the user has one.
         full: train all parameters, or with False adapters, whatever the rules say.
+        shift: how far the documents are from what the base read, where the user knows.
 
     Raises:
         ResourceError: nothing fits the machine.
@@ -98,7 +108,7 @@ def choose(
     """
     length = row_length(base, target)
     chosen, refused = method_that_fits(base, target, length, full)
-    strong, reason = shift(facts, estimate)
+    strong, reason = (shift == "strong", "as you say") if shift is not None else judged_shift(facts, estimate)
     replay = (STRONG_REPLAY if strong else WEAK_REPLAY) if with_replay else 0.0
     held_out = held_out_share(facts.documents)
     epochs, budget = length_of_run(estimate.tokens * (1 - held_out), replay, tokens)
@@ -108,11 +118,26 @@ def choose(
             f"{facts.source.path}: its {estimate.tokens:,} tokens make {budget // batch} steps of {batch:,} tokens, too few to learn from. "
             "Give more documents, or --tokens for more times through these."
         )
-    rate = learning_rate(base, chosen.method)
+    rate = learning_rate(base, chosen.method, strong)
     embedding_rate = rate.value / LORA_FACTOR if chosen.method.name == "lora" else None
     warmup = max(batch, round_down(WARMUP_SHARE * budget))
-    cost = cost_of(base, target, chosen, length, budget)
-    return Choices(chosen, refused, length, strong, reason, replay, epochs, budget, batch, rate, embedding_rate, warmup, held_out, cost)
+    return Choices(
+        chosen,
+        refused,
+        length,
+        strong,
+        reason,
+        replay,
+        epochs,
+        budget,
+        batch,
+        rate,
+        embedding_rate,
+        warmup,
+        held_out,
+        evaluations(held_out * estimate.tokens, budget),
+        cost_of(base, target, chosen, length, budget),
+    )
 
 
 def row_length(base: BaseModel, target: Target) -> int:
@@ -148,7 +173,7 @@ def why_not(method: Method, target: Target) -> str:
     return f"{what}{how} needs {method.states_gib:.1f} GiB before the first token, of {target.memory_gib:.0f}"
 
 
-def shift(facts: DocumentFacts, estimate: TokenEstimate) -> tuple[bool, str]:
+def judged_shift(facts: DocumentFacts, estimate: TokenEstimate) -> tuple[bool, str]:
     """How far the documents are from what the base read, judged by how well its tokenizer fits them."""
     told = (
         f"{estimate.bytes_per_token:.2f} bytes a token, {100 * estimate.compared_with_english:.0f} % of plain English under this tokenizer"
@@ -170,7 +195,8 @@ def batches(chosen: Fit, length: int, target: Target, budget: int, base: BaseMod
     """Tokens in a step: a power of two of rows, so that there are steps enough, and no more than the base took."""
     gpus = max(1, target.gpus)
     micro_batch = chosen.micro_batch if base.packs_documents else 1  # else a row is a batch by itself
-    while micro_batch > 1 and budget / (micro_batch * length * gpus) < FEWEST_STEPS:
+    fewest = STEPS_WANTED if target.on_cpu else FEWEST_STEPS  # a CPU is as fast with few rows at once
+    while micro_batch > 1 and budget / (micro_batch * length * gpus) < fewest:
         micro_batch //= 2
     at_once = micro_batch * length * gpus
     most = min(LARGEST_BATCH, base.known.batch_tokens or LARGEST_BATCH) if base.known else LARGEST_BATCH
@@ -179,18 +205,22 @@ def batches(chosen: Fit, length: int, target: Target, budget: int, base: BaseMod
     return with_micro_batch(chosen, base, target, length, micro_batch), batch
 
 
-def learning_rate(base: BaseModel, method: Method) -> Rate:
-    """Where the base's own schedule ended, or a tenth of what models of its size begin with; ten times that for adapters."""
-    known, own = base.known, stated_learning_rate(base.path)
-    if own is not None and own >= LEAST_RATE:
-        value, reason = own, "the learning rate at which the run that made this base ended (its metrics.jsonl)"
-    elif known and known.final_learning_rate:
+def learning_rate(base: BaseModel, method: Method, is_strong_shift: bool) -> Rate:
+    """Where the base's own schedule ended, for text that is far from what it read up again; ten times that for adapters."""
+    known = base.known
+    if known and is_strong_shift and known.peak_learning_rate:
+        value = known.peak_learning_rate * REWARMED_TO
+        reason = f"{REWARMED_TO:g} of the base's own peak, {known.peak_learning_rate:g} ({known.source}): far from what it read, up again"
+    elif known and known.final_learning_rate and known.final_learning_rate >= LEAST_RATE:
         value, reason = known.final_learning_rate, f"the learning rate at which the base's own training ended ({known.source})"
     elif known and known.peak_learning_rate:
         value, reason = known.peak_learning_rate / 10, f"a tenth of the base's own peak, {known.peak_learning_rate:g} ({known.source})"
     else:
         value = next(rate for size, rate in RATES_BY_SIZE if base.parameters < size)
-        reason = f"about a tenth of the peaks published for {size_in_words(base.parameters)}; the base's own is not known here"
+        part = "a tenth"
+        if is_strong_shift:
+            value, part = 10 * REWARMED_TO * value, f"{REWARMED_TO:g}"
+        reason = f"about {part} of the peaks published for {size_in_words(base.parameters)}; the base's own is not known here"
     if method.name == "full":
         return Rate(value, reason)
     adapters = min(value * LORA_FACTOR, LARGEST_LORA_RATE)
@@ -210,6 +240,11 @@ def held_out_share(documents: int) -> float:
     """Enough to judge by, and no more than a fifth."""
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / documents))
     return math.ceil(share * 1000) / 1000
+
+
+def evaluations(held_out_tokens: float, budget: int) -> int:
+    """How often the held-out documents are read: so that it takes about a tenth of the time, since reading costs a third of learning."""
+    return min(MOST_EVALUATIONS, max(1, int(3 * EVALUATION_SHARE * budget / max(1.0, held_out_tokens))))
 
 
 def cost_of(base: BaseModel, target: Target, chosen: Fit, length: int, tokens: int) -> Cost:

@@ -12,7 +12,7 @@ from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.hardware import find_gpus
 from cpt.init.base_model import look_at_model
-from cpt.init.choices import choose
+from cpt.init.choices import Shift, choose
 from cpt.init.documents import estimate_tokens, look_at_documents
 from cpt.init.machine import find_target
 from cpt.init.sentences import told_cost, told_documents, told_tokens
@@ -36,6 +36,7 @@ def command(
     tokens: Annotated[int | None, typer.Option(help="The budget, instead of so many times through the documents.", min=1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory, for offloading.")] = None,
     full: Annotated[bool | None, typer.Option("--full/--lora", help="All parameters or adapters, instead of what fits.")] = None,
+    shift: Annotated[Shift | None, typer.Option(help="How far the documents are from what the base read, where you know.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a recipe for these documents, this model and this machine; without the three, ask for them."""
@@ -49,7 +50,7 @@ def command(
     base = look_at_model(model)
     facts = look_at_documents(documents, text_column)
     estimate = estimate_tokens(facts, DocumentEncoder(base.tokenizer))
-    choices = choose(facts, estimate, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full)
+    choices = choose(facts, estimate, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
     text = recipe_text(facts, estimate, base, target, choices, output=output, general=general, price_per_gpu_hour=price_per_gpu_hour)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")

@@ -12,10 +12,12 @@ from cpt.init.documents import DocumentFacts, TokenEstimate
 from cpt.init.machine import Target
 from cpt.init.memory import ADAPTERS_ONLY
 from cpt.init.sentences import told_cost, told_documents, told_model, told_tokens, what_would_change
+from cpt.runs.record import EXPORT
 
 WIDTH = 118
 PUBLIC_GENERAL = "HuggingFaceFW/fineweb-edu"
 WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off"}
+FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # with the lines and the indentation that code has
 TOKENS_OF_A_PAGE = 800  # of fineweb-edu: about 1,000; fewer, so that there are enough
 
 
@@ -53,7 +55,8 @@ def header(
     """What was found, what it costs, how to start it."""
     where = f"{target.gpus} x {target.name}, {target.memory_gib:g} GiB each" if target.gpus else f"the CPU, {target.memory_gib:.0f} GiB"
     start = f"cpt train {output}" if target.gpus < 2 else f"accelerate launch --num_processes {target.gpus} cpt/train.py {output}"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{Path(base.path).name}-{Path(facts.source.path).stem}").strip("-._") or "cpt"
+    model = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)  # a run's is called after the run
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{Path(facts.source.path).stem}").strip("-._") or "cpt"
     lines = [
         comment(f"Continued pre-training of {base.path} on {facts.source.path}, put together by `cpt init`. Change what you know better."),
         "#",
@@ -181,10 +184,11 @@ def optimizer_section(choices: Choices) -> str:
 
 def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
     """Checkpoints and evaluation."""
-    fifth = max(choices.batch_tokens, choices.tokens // 5)
+    fifth, often = (max(choices.batch_tokens, choices.tokens // times) for times in (5, choices.evaluations))
     held_out = round(choices.held_out_share * facts.documents)
     what = "of domain and general text" if choices.replay else "of the domain"
-    why = f"About {held_out:,} of your documents, chosen by hash, are kept from training: bits per byte {what}, before, during and after."
+    when = "before, during and after" if choices.evaluations > 1 else "before and after"
+    why = f"About {held_out:,} of your documents, chosen by hash, are kept from training: bits per byte {what}, {when}."
     return "\n".join(
         [
             f"checkpoints: {{every_tokens: {fifth:_}, keep: 2}}",
@@ -198,7 +202,7 @@ def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
                 if choices.replay
                 else []
             ),
-            f"  every_tokens: {fifth:_}",
+            *([f"  every_tokens: {often:_}"] if choices.evaluations > 1 else []),
             comment("What the model writes from here on, before and after.", 2),
             "  prompts:",
             *(f"    - {json.dumps(prompt, ensure_ascii=False)}" for prompt in prompts_of(facts)),
@@ -209,7 +213,8 @@ def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
 def prompts_of(facts: DocumentFacts) -> list[str]:
     """The first words of two documents."""
     texts = sorted((text.strip() for text in facts.sample if len(text.split()) > 20), key=len)
-    return [" ".join(text.split()[:8]) for text in texts[len(texts) // 2 :][:2]] or ["The"]
+    beginnings = [FIRST_WORDS.match(text) for text in texts[len(texts) // 2 :][:2]]
+    return [found[0] for found in beginnings if found is not None] or ["The"]
 
 
 def training_section(base: BaseModel, target: Target, choices: Choices) -> str:

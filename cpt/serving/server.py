@@ -26,6 +26,7 @@ def serving(model: Servable, *, host: str, port: int, dtype: str, device: str, l
     """
     from transformers.cli.serve import Serve
 
+    logging.getLogger("uvicorn.error").addFilter(is_warning)  # a filter, since uvicorn sets levels anew when it starts
     try:
         serve = Serve(model.name, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
     except (ValueError, RuntimeError, OSError, TypeError) as problem:
@@ -45,6 +46,11 @@ def serving(model: Servable, *, host: str, port: int, dtype: str, device: str, l
         serve.server.should_exit = True  # takes no more requests, and finishes those that it has
         serve._thread.join(timeout=SECONDS_TO_FINISH)
         serve.kill_server()
+
+
+def is_warning(record: logging.LogRecord) -> bool:
+    """Not that it starts and stops, which `cpt serve` says itself."""
+    return record.levelno >= logging.WARNING
 
 
 def list_only_this(app: Any, name: str) -> None:

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from cpt.demo.corpus import SHORT_PASSAGE, build_corpus, is_held_out, paragraphs, split_code
+from cpt.demo.corpus import LONGEST_FILE, SHORT_PASSAGE, beginning, build_corpus, is_held_out, paragraphs, split_code, write_files
 
 MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
 
@@ -126,3 +126,40 @@ def test_a_file_is_held_out_as_a_whole_by_its_name():
 
 def test_paragraphs_lose_their_common_indentation():
     assert paragraphs("\n  One\n    two\n\n  Three\n") == ["One\n  two", "Three"]
+
+
+def test_each_module_becomes_a_file_of_code_and_one_of_prose(library, tmp_path):
+    folders = write_files(tmp_path, library)
+    code, prose = ((folders[kind, "train"] / "module7.py.txt").read_text() for kind in ("domain", "general"))
+    assert "def count_a7b0" in code and "Count the things" not in code
+    assert "Count the things of kind a7b2." in prose and "def count" not in prose
+    topic = "held_out" if is_held_out("topic while") else "train"
+    assert "The while statement" in (folders["general", topic] / "topic.while.txt").read_text()
+
+
+def test_a_module_is_held_out_with_its_code_and_its_prose(library, tmp_path):
+    folders = write_files(tmp_path, library)
+    for (_, part), path in folders.items():
+        names = {file.name.removesuffix(".txt") for file in path.iterdir() if file.name.startswith("module")}
+        assert names and all(is_held_out(name) == (part == "held_out") for name in names)
+
+
+def test_folders_that_are_there_stay_and_half_made_ones_are_made_anew(library, tmp_path):
+    folders = write_files(tmp_path, library)
+    names = sorted(path.name for path in folders["general", "train"].iterdir())
+    (folders["domain", "train"] / "mine.txt").write_text("mine")
+    assert (write_files(tmp_path, library)["domain", "train"] / "mine.txt").exists()
+    folders["general", "train"].rename(tmp_path / "elsewhere")
+    assert sorted(path.name for path in write_files(tmp_path, library)["general", "train"].iterdir()) == names
+    assert not (folders["domain", "train"] / "mine.txt").exists() and not (tmp_path / ".half_made").exists()
+
+
+def test_a_file_takes_the_first_statements_that_fit():
+    assert beginning(["a" * 1500, "b" * (LONGEST_FILE + 1), "c" * 1400, "d" * 10]) == ["a" * 1500, "c" * 1400]
+
+
+def test_the_real_library_gives_enough_files_to_judge_by(tmp_path):
+    for (kind, part), folder in write_files(tmp_path).items():
+        sizes = [path.stat().st_size for path in folder.iterdir()]
+        assert len(sizes) > {"train": 350, "held_out": 35}[part]
+        assert part == "held_out" or sum(sizes) > {"domain": 500_000, "general": 1_000_000}[kind]

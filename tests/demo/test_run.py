@@ -8,22 +8,46 @@ import pytest
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.demo.run import FOLDER, RECIPES, command, moved_paths
+from cpt.demo.corpus import write_files
+from cpt.demo.run import FOLDER, RECIPES, command, moved_paths, run_demo
+from cpt.errors import ResourceError
+from cpt.init.choices import MOST_HELD_OUT
 from cpt.recipe.load import load_recipe
 
+BASE = RECIPES / "demo" / "base.yaml"
 
-@pytest.mark.parametrize("name", ["demo.yaml", "demo/pretrain.yaml"])
-def test_another_folder_moves_every_path_of_the_recipe(name):
-    recipe = load_recipe(RECIPES / name, moved_paths(RECIPES / name, Path("elsewhere/deep")))
-    text = recipe.model_dump_json()
+
+def demo(folder, *words, seeds="1,2"):
+    """`cpt demo` in a process of its own, in `folder`."""
+    environment = {**os.environ, "CPT_CACHE": str(folder / "cache"), "PYTHONPATH": str(RECIPES.parent)}
+    arguments = [sys.executable, "-m", "cpt.cli", "demo", "--folder", "demo", "--seeds", seeds, *words]
+    return subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_another_folder_moves_every_path_of_the_base_s_recipe():
+    text = load_recipe(BASE, moved_paths(Path("elsewhere/deep"))).model_dump_json()
     assert str(FOLDER) not in text
-    assert text.count("elsewhere/deep") == load_recipe(RECIPES / name).model_dump_json().count(str(FOLDER))
+    assert text.count("elsewhere/deep") == load_recipe(BASE).model_dump_json().count(str(FOLDER))
 
 
-def test_the_recipes_agree_on_what_is_held_out():
-    base, continued = load_recipe(RECIPES / "demo/pretrain.yaml"), load_recipe(RECIPES / "demo.yaml")
-    assert base.evaluation.perplexity == continued.evaluation.perplexity
-    assert base.data.sequence_length == continued.data.sequence_length
+def test_the_base_holds_out_all_that_a_recipe_of_init_holds_out():
+    """By the hash of the text, so that a smaller share is a part of a larger one."""
+    share = load_recipe(BASE).evaluation.held_out_share
+    assert share is not None and share >= MOST_HELD_OUT
+
+
+def test_the_recipe_to_read_goes_on_from_the_demo_s_base_with_the_demo_s_texts(tmp_path):
+    recipe, base, texts = load_recipe(RECIPES / "demo.yaml"), load_recipe(BASE), write_files(tmp_path)
+    assert recipe.model.path == f"{base.output_dir / base.name}/final"
+    (domain, general), (held_out_domain, held_out_general) = recipe.data.sources, recipe.evaluation.perplexity
+    named = dict(zip(texts, (domain, held_out_domain, general, held_out_general), strict=True))
+    assert {key: str(FOLDER / path.relative_to(tmp_path)) for key, path in texts.items()} == {key: one.path for key, one in named.items()}
+
+
+def test_the_experiments_start_from_the_demo_s_base():
+    ours, theirs = load_recipe(BASE), load_recipe(RECIPES / "demo" / "pretrain.yaml")
+    assert (ours.model, ours.budget, ours.optimizer, ours.schedule) == (theirs.model, theirs.budget, theirs.optimizer, theirs.schedule)
+    assert theirs.evaluation.held_out_share is None
 
 
 def test_seeds_that_are_no_numbers_are_refused():
@@ -31,21 +55,28 @@ def test_seeds_that_are_no_numbers_are_refused():
         command(seeds="1 2")
 
 
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"cannot write into .*file: Not a directory. Name another place: cpt demo --folder"):
+        run_demo(tmp_path / "file")
+
+
 @pytest.mark.slow
 def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
-    """Corpus, tokenizer, both recipes, summary and export, through the command line; a second start finds all of it done."""
+    """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start finds all but the answer done."""
     short = ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]
-    arguments = [sys.executable, "-m", "cpt.cli", "demo", "--folder", "demo", "--seeds", "1,2", *short]
-    environment = {**os.environ, "CPT_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(RECIPES.parent)}
-    answer = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    first = demo(tmp_path, *short)
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert answer.returncode == (0 if summary["passed"] else 1), answer.stderr[-3000:]
-    assert [row["run"] for row in summary["rows"]] == ["demo-seed1", "demo-seed2"]
+    assert first.returncode == (0 if summary["passed"] else 1), first.stderr[-3000:]
+    assert [row["run"] for row in summary["rows"]] == ["code-seed1", "code-seed2"]
     assert all(row["domain_after"] < row["domain_before"] < 4 for row in summary["rows"])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / summary["model"])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / summary["model"])
+    assert summary["answer"]["prompt"].startswith("def ") and summary["answer"]["text"]
+    done = [line.split()[2] for line in first.stdout.splitlines() if line.startswith("$ cpt")]
+    assert done == ["tokenizer", "train", "init", "check", "train", "train", "export", "serve"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "demo" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "demo" / "model")
     written = model.generate(**tokenizer("def f(", return_tensors="pt"), max_new_tokens=4)
     assert tokenizer.decode(written[0], skip_special_tokens=True).startswith("def f(")
-    before = (tmp_path / "demo" / "demo-seed2" / "metrics.jsonl").stat().st_mtime_ns
-    subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, timeout=300)
-    assert (tmp_path / "demo" / "demo-seed2" / "metrics.jsonl").stat().st_mtime_ns == before
+    again = demo(tmp_path, *short)
+    assert [line.split()[2] for line in again.stdout.splitlines() if line.startswith("$ cpt")] == ["serve"]
+    assert again.returncode == first.returncode

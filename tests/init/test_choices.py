@@ -1,10 +1,7 @@
-import json
-
 import pytest
 
 from cpt.errors import DataError, ResourceError
-from cpt.init.base_model import stated_learning_rate
-from cpt.init.choices import choose, held_out_share, length_of_run, round_down, size_in_words
+from cpt.init.choices import choose, evaluations, held_out_share, length_of_run, round_down, size_in_words
 from cpt.init.documents import TokenEstimate
 from cpt.init.machine import find_target
 from cpt.models.inventory import flops_per_token
@@ -46,12 +43,27 @@ def test_a_known_base_goes_on_at_the_rate_it_ended_at(choices):
     assert "not known here" in choices().rate.reason
 
 
-def test_a_base_of_our_own_tells_its_last_rate(tmp_path):
-    (tmp_path / "run" / "final").mkdir(parents=True)
-    rows = [{"step": 1, "learning_rate": 1e-3}, {"step": 2, "learning_rate": 1e-4}, {"step": 2, "eval_loss": 3}]
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert stated_learning_rate(str(tmp_path / "run" / "final")) == 1e-4
-    assert stated_learning_rate("some/base") is None
+def test_for_far_text_the_rate_goes_up_again(choices):
+    far = TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6)
+    known = choices(path="meta-llama/Llama-2-7b-hf", found=far)
+    assert known.rate.value == pytest.approx(9e-5) and "0.3 of the base's own peak, 0.0003 (arXiv 2307.09288" in known.rate.reason
+    assert choices(found=far).rate.value == pytest.approx(3 * choices().rate.value)
+    assert "about 0.3 of the peaks" in choices(found=far).rate.reason
+
+
+def test_the_user_may_know_better_how_far_the_text_is(choices):
+    strong = choices(shift="strong")
+    assert strong.is_strong_shift and strong.shift_reason == "as you say" and strong.replay == 0.25
+    assert not choices(found=TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6), shift="weak").is_strong_shift
+
+
+def test_on_a_cpu_rows_go_through_one_by_one_before_steps_become_few(choices):
+    few = TokenEstimate(400_000, 400_000, 400_000, 400, 4.2, 0.95)
+    assert choices("0.5b", "cpu", found=few).steps >= 400 > choices("0.5b", "H100", found=few).steps
+
+
+def test_held_out_documents_are_read_as_often_as_a_tenth_of_the_time_allows():
+    assert [evaluations(held_out, 1_000_000) for held_out in (1_000, 60_000, 100_000, 10**6)] == [5, 5, 3, 1]
 
 
 def test_adapters_learn_ten_times_faster_and_embeddings_as_slowly_as_before(choices):

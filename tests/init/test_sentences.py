@@ -37,5 +37,5 @@ def test_a_count_is_no_estimate():
 def test_what_was_published_of_a_base_is_told_with_its_source(base_of):
     told = told_model(base_of("0.5b", "EleutherAI/pythia-410m"))
     assert "peak learning rate 0.0003, batch in tokens 2.09715e+06" not in told
-    assert "batch in tokens 2,097,152 (arXiv 2304.01373)" in told
+    assert "batch in tokens 2,097,152 (EleutherAI/pythia: README.md, models/*.yml)" in told
     assert "licence not found" in told_model(base_of("0.5b"))
