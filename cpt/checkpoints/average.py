@@ -12,6 +12,7 @@ from cpt.checkpoints.model_folder import Tensors, kind_of
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.shards import write_tensors
 from cpt.errors import CheckpointError
+from cpt.models.new_rows import EXTENSION, carry_extension
 from cpt.ranks import is_main_process, main_process_first, tell
 from cpt.recipe.schema import Recipe
 
@@ -27,6 +28,7 @@ BESIDE_THE_WEIGHTS = (
     "vocab.*",
     "merges.txt",
     "*.py",
+    EXTENSION,
 )
 
 
@@ -47,6 +49,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
         tokenizer.save_pretrained(unfinished)
         finish(unfinished)
+        carry_extension(recipe.model.path, unfinished)
         shutil.rmtree(run / AVERAGE, ignore_errors=True)
         unfinished.rename(run / AVERAGE)
         tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")

@@ -3,20 +3,26 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import torch
 import torch.distributed as dist
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.checkpoints.model_card import write_model_card
+from cpt.checkpoints.model_folder import HEADS, Tensors
+from cpt.checkpoints.shards import write_tensors
 from cpt.models.families.native import export_native
+from cpt.models.new_rows import carry_extension
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import INPUTS, RECIPE, write_json
 
 ADAPTER = "adapter"
-ONLY_FOR_TRAINING = {"use_cache": True, "output_router_logits": False}  # config value that a served model needs instead
+ONLY_FOR_TRAINING = {"use_cache": True, "output_router_logits": False}  # value of the configs that a served model needs instead
+CONFIGS = ("config.json", "generation_config.json")
 
 
 def export_model(trainer: Trainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -38,6 +44,7 @@ def export_model(trainer: Trainer, recipe: Recipe, tokenizer: PreTrainedTokenize
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
         finish(unfinished)
+        carry_extension(recipe.model.path, unfinished)
         if (folder.parent / RECIPE).is_file():
             write_model_card(unfinished, folder.parent, folder.parent.name)
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,11 +61,36 @@ def record_base_weights(run: Path, adapter: Path) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Make a saved model of a run one that others load: native architecture, no leftovers of the training."""
+    """Make a saved model of a run one that others load: native architecture, a tied head stored once, no leftovers of the training."""
     for leftover in folder.rglob("training_args.bin"):  # a pickle, which nobody should have to trust
         leftover.unlink()
     export_native(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config |= {key: value for key, value in ONLY_FOR_TRAINING.items() if key in config}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    store_tied_head_once(folder)
+    for path in (folder / name for name in CONFIGS if (folder / name).is_file()):
+        config = json.loads(path.read_text())
+        config |= {key: value for key, value in ONLY_FOR_TRAINING.items() if key in config}
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def store_tied_head_once(folder: Path) -> None:
+    """Leave out a head that is the embedding over again, as saved under ZeRO-1 and 2: accelerate clones what it saves, and so unties it."""
+    if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
+        return
+    tensors = Tensors(folder)
+    copies = {head for head in tensors.files if head.endswith(HEADS) and has_twin(tensors, head)}
+    if not copies:
+        return
+    kept = {name: (shape, tensors.dtypes[name]) for name, shape in tensors.shapes.items() if name not in copies}
+    old = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
+    with TemporaryDirectory(dir=folder.parent) as scratch:
+        write_tensors(Path(scratch), kept, tensors.read, max(file.stat().st_size for file in old))
+        for file in old:
+            file.unlink()
+        for file in Path(scratch).iterdir():
+            shutil.move(file, folder / file.name)
+
+
+def has_twin(tensors: Tensors, name: str) -> bool:
+    """Whether another tensor is the same, bit for bit."""
+    alike = [other for other, shape in tensors.shapes.items() if other != name and shape == tensors.shapes[name]]
+    return any(torch.equal(tensors.read(other), tensors.read(name)) for other in alike)

@@ -32,6 +32,7 @@ from cpt.models.config import load_config
 from cpt.models.families.register import register_families
 from cpt.models.hashes import hash_weights
 from cpt.models.inventory import vocabulary_size
+from cpt.models.new_rows import carry_extension
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DtypeName = Literal["bfloat16", "float16", "float32"]
@@ -118,6 +119,9 @@ def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
         tokenizer.save_pretrained(unfinished)
         del model
         finish(unfinished)
+        if trained.is_adapter or trained.recipe is not None:
+            carry_extension(trained.base.path, unfinished)
+        carry_extension(str(trained.folder), unfinished)
         written = f"{sum(file.stat().st_size for file in weight_files(unfinished)) / 1e6:,.1f} MB of {name_of(wish.dtype)}"
         write_model_card(unfinished, trained.run, output.name, step=trained.step)
         yield reloaded(unfinished, text, expected, wish)

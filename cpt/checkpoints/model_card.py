@@ -12,7 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE
+from cpt.runs.record import ENVIRONMENT, EXPORT, INPUTS, RECIPE
 
 METRICS, VERDICT = "metrics.jsonl", "verdict.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -50,7 +50,7 @@ def write_model_card(folder: Path, run: Path | None, name: str, *, step: int | N
         figures_part(judgements, step),
         verdict_part(run, step),
         limits_part(recipe, record),
-        serving_part(name if folder.name.startswith(".") else folder.name, adapter),
+        serving_part(name if folder.name.startswith(".") or folder.name == EXPORT else folder.name, adapter),
     ]
     card = ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n")
     (folder / "README.md").write_text(str(card), encoding="utf-8")

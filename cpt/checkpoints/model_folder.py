@@ -17,6 +17,8 @@ WHOLE = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in WHOLE)
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""How the names of a head's weights end."""
 
 
 def kind_of(folder: Path) -> Kind:

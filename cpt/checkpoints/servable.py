@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Tensors
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, HEADS, Tensors
 from cpt.errors import CheckpointError
 
 
@@ -29,7 +29,7 @@ def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
 def describe_for_servers(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """One line for each thing that servers read beside the weights, warnings among them."""
     config = json.loads((folder / "config.json").read_text())
-    has_head = any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in Tensors(folder).files)
+    has_head = any(name.endswith(HEADS) for name in Tensors(folder).files)
     lines = [
         "Head: its own matrix." if has_head else "Head: tied to the embeddings, so stored once.",
         describe_generation(folder, tokenizer),

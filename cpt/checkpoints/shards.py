@@ -13,14 +13,14 @@ def write_tensors(
     folder: Path,
     shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     compute: Callable[[str], torch.Tensor],
-    max_shard_size: str,
+    max_shard_size: int | str,
 ) -> None:
     """Compute each tensor and write them as safetensors, sharded as transformers does it.
 
     Args:
         shapes: name -> (shape, dtype) of what will be computed.
         compute: gives the tensor of a name; it is called once for each.
-        max_shard_size: `5GB`.
+        max_shard_size: bytes, or `5GB`.
     """
     planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)

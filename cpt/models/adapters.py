@@ -59,15 +59,19 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     if not layers:
         raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`.")
     names = {name for name, _ in model.named_modules() if name}
-    for key in ("target_modules", "modules_to_save"):
+    head = model.get_output_embeddings()
+    ends = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if part is head or isinstance(part, nn.Embedding)})
+    there_is = {
+        "target_modules": (layers, f"Its linear layers: {', '.join(layers)}. `all-linear` takes all of them."),
+        "modules_to_save": ([*ends, *layers], f"Its embeddings and head: {', '.join(ends)}. `lora: cpt` takes them."),
+    }
+    for key, (known, told) in there_is.items():
         wanted = chosen.get(key) or []
         patterns = [] if wanted == "all-linear" else [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(w)}" for w in wanted]
         for pattern, word in zip(patterns, [wanted] if isinstance(wanted, str) else wanted, strict=False):
             if not any(re.fullmatch(pattern, name) for name in names):
-                raise RecipeError(
-                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{did_you_mean(word, layers)} "
-                    f"Its linear layers: {', '.join(layers)}. `all-linear` takes all of them."
-                )
+                guess = did_you_mean(word, known)
+                raise RecipeError(f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{guess} {told}")
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:

@@ -122,6 +122,11 @@ def _check_folder(path: str) -> None:
     if folder.is_dir() and not (folder / "config.json").is_file():
         if list(folder.glob("*.nemo")):
             raise RecipeError(nemo_remedy(path, known_to_be_nemo=True))
+        if (folder / "adapter_config.json").is_file():
+            raise RecipeError(
+                f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
+                f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
+            )
         raise RecipeError(f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained.")
 
 

@@ -1,6 +1,7 @@
 """Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, and trained alone where the recipe says so."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,6 +103,13 @@ def new_ids(folder: Path) -> list[int]:
             f"`model.train_only`: {folder} has no readable {EXTENSION} beside its weights, which names the new rows. "
             "Make the model with: cpt tokenizer extend MODEL --text FILES --add N --output FOLDER"
         ) from problem
+
+
+def carry_extension(path: str | None, folder: Path) -> None:
+    """Put the list of new tokens of the model at `path`, where it has one, beside the weights that were made from it."""
+    listed = None if path is None else Path(path).expanduser() / EXTENSION
+    if listed is not None and listed.is_file():
+        shutil.copy(listed, folder / EXTENSION)
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:

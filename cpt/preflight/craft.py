@@ -9,7 +9,7 @@ from cpt.recipe.sense_data import reported_name
 
 LEAST_LEARNING_RATE = 1e-6
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
-LARGEST_PEAKS = {1_000_000_000: (3e-3, "SmolLM2, arXiv 2502.02737"), None: (6e-4, "Falcon 7B, arXiv 2311.16867")}
+LARGEST_PEAKS = {1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"), None: (6e-4, "Falcon 7B, its card")}
 MOST_WARMUP, STRONG_REPLAY = 0.1, 0.5
 REWARMING = "arXiv 2403.08763"
 REPLAYED = ("replay", "general")

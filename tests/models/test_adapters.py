@@ -101,7 +101,11 @@ def test_a_tied_head_that_peft_cannot_follow_is_refused():
     ("options", "complaint"),
     [
         ({"target_modules": ["q_prj"]}, "has nothing called `q_prj`. Did you mean `q_proj`.*Its linear layers: down_proj, gate_proj"),
-        ({"modules_to_save": ["wte"]}, "`model.lora.modules_to_save`: llama has nothing called `wte`"),
+        (
+            {"modules_to_save": ["wte"]},
+            "`model.lora.modules_to_save`: llama has nothing called `wte`.*Its embeddings and head: embed_tokens, lm_head",
+        ),
+        ({"modules_to_save": ["embed_token"]}, "Did you mean `embed_tokens`"),
         ({"target_modules": ".*attention"}, "nothing called `.*attention`"),
     ],
 )

@@ -74,6 +74,11 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     assert "has no config.json" in refusal(path=str(tmp_path))
 
 
+def test_an_adapter_is_refused_with_the_way_to_one_model(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
+    assert "is an adapter without its base" in refusal(path=str(tmp_path)) and "cpt merge --method lora" in refusal(path=str(tmp_path))
+
+
 def test_a_folder_with_a_nemo_file_is_refused_with_the_id_to_use(tmp_path: Path):
     (tmp_path / "nemotron.nemo").write_bytes(b"")
     assert "holds a .nemo file only" in refusal(path=str(tmp_path)) and "Minitron-8B-Base" in refusal(path=str(tmp_path))

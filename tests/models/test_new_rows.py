@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, KeepRows, add_rows, new_ids, tables, train_only_rows
+from cpt.models.new_rows import EXTENSION, KeepRows, add_rows, carry_extension, new_ids, tables, train_only_rows
 from cpt.optim.build import parameter_groups
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
@@ -92,3 +92,14 @@ def test_a_folder_that_names_no_new_tokens_says_how_to_make_one(tmp_path, conten
         (tmp_path / EXTENSION).write_text(content)
     with pytest.raises(RecipeError, match="cpt tokenizer extend MODEL"):
         new_ids(tmp_path)
+
+
+def test_the_list_of_new_tokens_goes_with_what_was_made_from_the_model_where_there_is_one(tmp_path):
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    for path in (None, "an/id-on-the-hub", str(tmp_path / "from")):
+        carry_extension(path, tmp_path / "to")
+        assert not list((tmp_path / "to").iterdir())
+    (tmp_path / "from" / EXTENSION).write_text('{"tokens": [{"id": 7}]}')
+    carry_extension(str(tmp_path / "from"), tmp_path / "to")
+    assert new_ids(tmp_path / "to") == [7]
