@@ -1,21 +1,19 @@
 """Put together the weights that DeepSpeed's ZeRO left in parts, one file a process, by DeepSpeed's own functions."""
 
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import nn
 
+from cpt.checkpoints.safe_load import only_data
 from cpt.errors import CheckpointError, ResourceError
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The fp32 master weights of a ZeRO-1, 2 or 3 checkpoint, under the names that they had in the run; frozen ones where it kept them.
 
-    The parts are pickles: read only checkpoints of your own runs.
-
     Raises:
-        CheckpointError: a part is missing or damaged.
+        CheckpointError: a part is missing or damaged, or holds more than data.
         ResourceError: DeepSpeed is not installed.
     """
     try:
@@ -23,8 +21,9 @@ def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     except ImportError as problem:
         raise ResourceError(f"{checkpoint} holds ZeRO's parts, and DeepSpeed is not here: {problem}. pip install deepspeed") from problem
     try:
-        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
-    except (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionError, UnpicklingError) as problem:
+        with only_data(checkpoint):
+            return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
+    except (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionError, CheckpointError) as problem:
         raise CheckpointError(
             f"{checkpoint}: ZeRO's parts cannot be put together: {' '.join(str(problem).split())[:300]} "
             "Every process of the run wrote one: copy them all, or choose another checkpoint."

@@ -1,6 +1,7 @@
 """Add a LoRA adapter into the weights of the model that it was trained on, and prove that the sum says what the two said."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,9 @@ def put_on(base: PreTrainedModel, adapter: Path) -> PeftModel:
     name = json.loads((adapter / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
     refusal = f"{adapter} is an adapter of another base (it was trained on {name}), not of {base.name_or_path}"
     try:
-        adapted = PeftModel.from_pretrained(base, str(adapter))
+        with warnings.catch_warnings():  # peft asks for what transformers calls by another name now
+            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
+            adapted = PeftModel.from_pretrained(base, str(adapter))
         saved = {name for name in load_peft_weights(str(adapter), device="cpu") if LAYER in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem

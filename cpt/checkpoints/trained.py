@@ -13,6 +13,7 @@ from cpt.checkpoints.consolidate_zero import load_consolidated
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, put_on
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Kind, Tensors, kind_of, weight_files
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
+from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.errors import CheckpointError
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
@@ -93,6 +94,8 @@ def find_trained(path: Path) -> Trained:
     if kind == "nothing":
         nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
         raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}")
+    if PATTERN.fullmatch(folder.name):
+        refuse_changed_weights(folder)
     if kind == "model":
         weight_files(folder)
     run = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)

@@ -14,18 +14,27 @@ from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.check import check_sources, unchecked_sources
+from cpt.data.contamination import small_sets
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.evaluation.domain_test import FEWEST_QUESTIONS
+from cpt.evaluation.paired import FEW, FEWEST
+from cpt.evaluation.tasks import check_tasks
 from cpt.extend import check_options, did_you_mean, find
-from cpt.hardware import GIB, find_gpus, free_disk_gib, nearest_existing, require_programs
+from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
-from cpt.optim.schedules import SCHEDULES, build_schedule
+from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.preflight.craft import craft_warnings
+from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.model import check_model, check_tokenizer
+from cpt.preflight.saving import check_saving
 from cpt.ranks import tell
 from cpt.recipe.schema import Recipe
+from cpt.recipe.sense_data import reported_name
+from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node, place_of
+from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
 
@@ -89,7 +98,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found = PreflightReport()
     profile = found.run(lambda: check_deepspeed(recipe, deepspeed or recipe.training.get("deepspeed"), found))
     check_names(recipe, found, offloaded=profile is not None and offloads(profile, "optimizer"))
-    found.mistakes += [DataError(complaint) for complaint in check_sources(recipe.data, recipe.evaluation)]
+    check_documents(recipe, found)
+    found.mistakes += check_tasks(recipe.evaluation.tasks)
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation)
     (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
     model = check_model(recipe, found)
@@ -100,6 +110,30 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
     excuse_results_of_other_runs(recipe, found)
     return found
+
+
+def check_documents(recipe: Recipe, found: PreflightReport) -> None:
+    """The documents' files are there and can be read, and there are as many as evaluation needs."""
+    complaints = check_sources(recipe.data, recipe.evaluation)
+    found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
+    if not complaints:
+        found.run(lambda: check_held_out_sets(recipe, found))
+
+
+def check_held_out_sets(recipe: Recipe, found: PreflightReport) -> None:
+    """A model and its base are compared document by document."""
+    for key, held_out, count in small_sets(recipe.data, recipe.evaluation, FEWEST_QUESTIONS):
+        holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
+        if count < FEWEST:
+            found.mistakes.append(
+                DataError(
+                    f"{holds}. A model and its base are compared document by document: {FEWEST} are needed at least, {FEW} for an interval "
+                    "to mean much. Add some, or make a document of each line of a text: `text_documents: line`."
+                )
+            )
+        elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
+            needed = f"an interval leans on {FEW} or more, and the domain test needs {FEWEST_QUESTIONS}, of each a question"
+            found.warnings.append(f"{holds}: {needed}. The verdict will do without, or say that it rests on few")
 
 
 def is_for_another_machine(recipe: Recipe) -> bool:
@@ -119,10 +153,12 @@ def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
 
 
 def check_names(recipe: Recipe, found: PreflightReport, *, offloaded: bool) -> None:
-    """Stage, optimizer and schedule exist, and take the options they are given."""
+    """Stage, optimizer, schedule, loss guard and the rule of what stays exist, and take the options they are given."""
     found.run(lambda: find_stage(recipe.stage))
     found.run(lambda: try_optimizer(recipe, offloaded))
     found.run(lambda: try_schedule(recipe))
+    found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
+    found.run(lambda: check_saving(recipe))
 
 
 def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -146,13 +182,14 @@ def try_optimizer(recipe: Recipe, offloaded: bool) -> None:
 
 
 def try_schedule(recipe: Recipe) -> None:
-    """Ask for the factor of the first step."""
+    """Ask for the factor of the first step, and where it comes to the learning rates that phases end at."""
     check_options(find_named("schedule", recipe.schedule.name, SCHEDULES), recipe.schedule.options, "schedule")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
     except (TypeError, ValueError, ZeroDivisionError) as problem:
         raise RecipeError(f"`schedule.name`: {recipe.schedule.name} refuses its options: {problem}") from problem
+    phases_in_tokens(recipe)
 
 
 def missing_packages(recipe: Recipe) -> Iterator[CptError]:
@@ -196,19 +233,11 @@ def probe_output_folder(recipe: Recipe) -> bool:
 
 
 def check_free_disk(recipe: Recipe, model: PreTrainedModel, found: PreflightReport, *, with_master_weights: bool) -> None:
-    """Room for the exported model and one checkpoint; of a run that is meant for another machine the disk there is not known."""
-    parameters = count_model_parameters(model).total
-    bytes_each = 2 if recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
-    states = 0 if recipe.model.lora is not None else 12 if with_master_weights else 8  # two fp32 moments, and the master weights
-    needed = parameters * (2 * bytes_each + states) / GIB
-    free = free_disk_gib(recipe.output_dir / recipe.name)
-    if needed <= free:
+    """Room for all that the run keeps; of a run that is meant for another machine the disk there is not known."""
+    complaint = small_disk(recipe, model, with_master_weights=with_master_weights)
+    if complaint is None:
         return
-    text = (
-        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and one checkpoint "
-        f"of it take about {needed:.0f} GiB (an estimate)."
-    )
     if is_for_another_machine(recipe):
-        found.unchecked.append(f"{text} This machine has no GPU, so the run is taken to be for another one")
+        found.unchecked.append(f"{complaint} This machine has no GPU, so the run is taken to be for another one")
     else:
-        found.mistakes.append(ResourceError(f"{text} Free some, or choose another disk."))
+        found.mistakes.append(complaint)

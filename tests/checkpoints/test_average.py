@@ -1,10 +1,13 @@
 import pytest
 import torch
-from tiny import write_recipe
+from launching import launch, zero_profile
+from safetensors.torch import load_file
+from tiny import TINY_LLAMA, write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.average import write_average
+from cpt.checkpoints.consolidate_zero import consolidated_state
 from cpt.checkpoints.model_folder import Tensors
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
@@ -25,10 +28,11 @@ def test_each_weight_is_the_mean(three, tmp_path):
 
 
 def test_the_mean_of_a_model_with_itself_is_the_model(three, tmp_path):
+    (three[0] / "extension.json").write_text("{}")
     write_average([three[0], three[0]], tmp_path / "mean", dtype=None, max_shard_size="5GB")
     one, mean = Tensors(three[0]), Tensors(tmp_path / "mean")
     assert all(torch.equal(one.read(name), mean.read(name)) for name in one.files)
-    assert (tmp_path / "mean" / "tokenizer.json").exists()
+    assert all((tmp_path / "mean" / name).exists() for name in ("tokenizer.json", "extension.json"))
 
 
 def test_models_of_other_shapes_are_refused(three, tokenizer_folder, tmp_path):
@@ -56,3 +60,27 @@ def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tin
     expected = torch.stack([part.read(name).double() for part in parts]).mean(dim=0).float()
     torch.testing.assert_close(mean.read(name), expected, rtol=0, atol=1e-9)
     assert AutoModelForCausalLM.from_pretrained(run / "average").config.use_cache
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is_stored_once(tiny_recipe, tmp_path, stage):
+    tiny_recipe["model"]["config"] = TINY_LLAMA | {"tie_word_embeddings": True}
+    tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}
+    if stage:
+        tiny_recipe["training"]["deepspeed"] = zero_profile(tmp_path, stage)
+    ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run, ids = tmp_path / "runs" / "tiny", torch.arange(60).unsqueeze(0)
+    held = [consolidated_state(folder) if stage else load_file(folder / "model.safetensors") for folder in checkpoints(run, 4, 6, 8)]
+    mean, last = load_file(run / "average" / "model.safetensors"), load_file(run / "final" / "model.safetensors")
+    assert mean.keys() == last.keys() and "lm_head.weight" not in last
+    for name in mean:
+        torch.testing.assert_close(mean[name], torch.stack([part[name].double() for part in held]).mean(0).float(), rtol=0, atol=1e-8)
+        assert torch.equal(last[name], held[-1][name])
+    final, checkpoint = (AutoModelForCausalLM.from_pretrained(run / name)(ids).logits for name in ("final", "checkpoint-8"))
+    assert torch.equal(final, checkpoint)
+
+
+def checkpoints(run, *steps):
+    return [run / f"checkpoint-{step}" for step in steps]

@@ -4,9 +4,13 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import write_recipe
+from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
 
+from cpt.checkpoints.export import store_tied_head_once
+from cpt.checkpoints.model_folder import Tensors
 from cpt.models.hashes import hash_weights
 from cpt.recipe.load import load_recipe
 from cpt.train import train
@@ -38,7 +42,9 @@ def test_a_family_of_ours_is_exported_as_the_architecture_that_it_equals(tiny_re
     folder = exported(tiny_recipe, tmp_path)
     loaded = subprocess.run([sys.executable, "-c", LOAD, folder], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert loaded.stdout.strip() == "LlamaForCausalLM"
-    assert not list(folder.rglob("*.bin")) and json.loads((folder / "config.json").read_text())["use_cache"] is True
+    assert not list(folder.rglob("*.bin")) and all(
+        json.loads((folder / name).read_text())["use_cache"] is True for name in ("config.json", "generation_config.json")
+    )
 
 
 def test_a_lora_run_exports_the_merged_model_and_the_adapter(tiny_recipe, tmp_path):
@@ -59,3 +65,39 @@ def test_an_export_that_is_interrupted_leaves_no_final_folder(tiny_recipe, tmp_p
     with pytest.raises(OSError, match="disk full"):
         exported(tiny_recipe, tmp_path)
     assert not (tmp_path / "runs" / "tiny" / "final").exists()
+
+
+@pytest.fixture
+def tied(tokenizer_folder, tmp_path):
+    """A model whose head is its embedding, saved as ZeRO-2 saves it: both."""
+    folder = save_llama(tmp_path / "tied", tokenizer_folder, 1, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_tied_head_that_was_saved_again_is_left_out(tied):
+    ids = torch.arange(20).unsqueeze(0)
+    before = AutoModelForCausalLM.from_pretrained(tied)(ids).logits
+    store_tied_head_once(tied)
+    assert "lm_head.weight" not in Tensors(tied).files and torch.equal(AutoModelForCausalLM.from_pretrained(tied)(ids).logits, before)
+
+
+def test_of_shards_the_one_with_the_head_is_written_anew_and_the_index_with_it(tied):
+    model = AutoModelForCausalLM.from_pretrained(tied)
+    (tied / "model.safetensors").unlink()
+    model.config.tie_word_embeddings = False  # else it would not write the head
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(tied, max_shard_size="50KB")
+    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tied / "config.json").write_text(json.dumps(config))
+    assert "lm_head.weight" in Tensors(tied).files
+    store_tied_head_once(tied)
+    assert Tensors(tied).files.keys() == model.state_dict().keys() - {"lm_head.weight"} and len(list(tied.glob("model-*.safetensors"))) > 1
+
+
+def test_a_head_of_its_own_stays(tied):
+    config = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tied / "config.json").write_text(json.dumps(config))
+    store_tied_head_once(tied)
+    assert "lm_head.weight" in Tensors(tied).files

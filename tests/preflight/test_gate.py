@@ -23,6 +23,15 @@ def test_a_sound_recipe_has_no_mistakes(load):
     assert found.mistakes == found.unchecked == []
 
 
+def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistake(load, tiny_recipe):
+    sources = [{"path": source["path"]} for source in tiny_recipe["data"]["sources"]]
+    phases = [{"until_learning_rate": 0.2, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
+    data = {**tiny_recipe["data"], "sources": sources, "phases": phases}
+    assert mistakes(load(data=data)) == []
+    (line,) = mistakes(load(data=data, schedule={"name": "constant"}))
+    assert "`data.phases[0].until_learning_rate` is 0.2: under `constant` the learning rate is above it to the end" in line
+
+
 @pytest.mark.parametrize(
     ("sections", "complaint"),
     [
@@ -46,6 +55,39 @@ def test_a_sound_recipe_has_no_mistakes(load):
 def test_one_thing_wrong_is_one_complaint_with_its_remedy(load, sections, complaint):
     found = mistakes(load(**sections))
     assert any(complaint in line for line in found), found
+
+
+def test_a_held_out_set_of_one_document_is_a_mistake(load, tmp_path):
+    (tmp_path / "exam.txt").write_text("One line.\nAnother one.\n")
+    held_out = {"path": str(tmp_path / "exam.txt")}
+    (line,) = mistakes(load(evaluation={"perplexity": [held_out]}))
+    assert "exam.txt holds 1 document(s)" in line and "`text_documents: line`" in line
+    assert mistakes(load(evaluation={"perplexity": [{**held_out, "text_documents": "line"}]})) == []
+
+
+def test_a_domain_set_too_small_for_its_test_is_a_warning(load, corpus):
+    held_out = {"path": str(corpus / "held_out.jsonl"), "name": "domain"}
+    of_base = {"stage": "cpt", "model": {"path": "./nowhere"}}
+    (warning,) = [
+        line for line in gate.check_reality(load(evaluation={"perplexity": [held_out]}, **of_base)).warnings if "perplexity" in line
+    ]
+    assert "holds 12 document(s)" in warning and "the domain test needs 30" in warning
+
+
+def test_a_general_set_that_is_not_there_names_a_public_one(load):
+    held_out = [{"path": "./nowhere.jsonl", "name": "prose"}, {"path": "./nothing.jsonl", "name": "code"}]
+    prose, code = mistakes(load(evaluation={"perplexity": held_out, "retain": {"prose": None}}))
+    assert "fineweb-edu" in prose and "fineweb-edu" not in code
+
+
+def test_a_task_that_there_is_not_is_a_mistake(load, tmp_path):
+    task = {"name": "exam", "folder": str(tmp_path / "tasks")}
+    (line,) = mistakes(load(evaluation={"tasks": [task]}))
+    assert "`evaluation.tasks[0]`: there is no folder" in line
+    (line,) = mistakes(load(evaluation={"tasks": [{**task, "limt": 3}]}))
+    assert "`evaluation.tasks[0].limt` is not an option" in line and "Did you mean `limit`?" in line
+    (line,) = mistakes(load(evaluation={"tasks": [{"name": "domain_test", "questions": "few"}]}))
+    assert "`evaluation.tasks[0].questions`: expected a whole number" in line
 
 
 def test_missing_files_are_data_errors(load, tiny_recipe):

@@ -1,0 +1,83 @@
+"""Let DeepSpeed put its state together, in step with the other processes, without writing any of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
+
+from cpt.checkpoints.safe_load import load_data
+
+SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # for people who want the weights without DeepSpeed
+LATEST = "latest"
+
+
+class KeptStates(CheckpointEngine):  # type: ignore[misc]
+    """Keeps what DeepSpeed would write, under its path from `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.name = "KeptStates"
+        self.folder = folder
+        self.states: dict[str, Any] = {}
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """Nothing begins on the disk."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """No folder is needed."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Keep it."""
+        self.states[Path(os.path.relpath(path, self.folder)).as_posix()] = state_dict
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Data only."""
+        return load_data(Path(path), map_location=map_location)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Nothing ends on the disk either."""
+        return True
+
+
+@contextmanager
+def kept_states(engine: Any, folder: Path) -> Iterator[KeptStates]:
+    """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes nothing.
+
+    Args:
+        engine: DeepSpeed's.
+        folder: where it would write; it does not have to exist.
+    """
+    kept = KeptStates(folder)
+    before = engine.checkpoint_engine
+    engine.checkpoint_engine = kept
+    engine._copy_recovery_script = lambda save_path: None
+    engine.zero_nvme_offload_optimizer = lambda: False  # it would copy the swapped tensors in the middle of what all do together
+    try:
+        yield kept
+    finally:
+        engine.checkpoint_engine = before
+        del engine._copy_recovery_script, engine.zero_nvme_offload_optimizer
+
+
+def files_beside(engine: Any, rank: int) -> dict[str, Path]:
+    """What DeepSpeed copies into a checkpoint: its scripts, and tensors that it swapped to a disk."""
+    tag = tag_of(engine)
+    copies: dict[str, Path] = {}
+    if rank == 0:
+        scripts = Path(deepspeed.__file__).parent / "utils"
+        copies |= {name: scripts / name for name in SCRIPTS}
+    if engine.zero_nvme_offload_optimizer():
+        swapped = Path(engine.optimizer.optimizer_swapper.swap_folder)
+        for path in swapped.rglob("*"):
+            if path.is_file() and "gradient" not in path.name:
+                copies[f"{tag}/offloaded_tensors/rank{rank}/{path.relative_to(swapped).as_posix()}"] = path
+    return copies
+
+
+def tag_of(engine: Any) -> str:
+    """DeepSpeed's name for its state at this step."""
+    return f"global_step{engine.global_steps}"

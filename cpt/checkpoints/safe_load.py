@@ -1,0 +1,85 @@
+"""Read a checkpoint's pickles as data: whatever in them would call something else is refused, whoever reads them.
+
+torch's restricted unpickler knows tensors and containers. DeepSpeed asks for the unrestricted one in a dozen places, and torch has a
+switch that overrules it; so this holds for resuming, for universal checkpoints and for putting ZeRO's parts together alike.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+
+from cpt.errors import CheckpointError
+
+FORCE_DATA, FORCE_CODE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+HARMLESS = {  # what DeepSpeed puts beside its tensors; making one of these does nothing
+    "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+    "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+    "deepspeed.utils.tensor_fragment": ("fragment_address",),
+}
+
+CALLED = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")  # in torch's message; of a damaged file it may name nonsense
+trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextmanager
+def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
+    """Within it `torch.load` reads data only, also where the caller asks for more.
+
+    Args:
+        what: the checkpoint that is read, for the message.
+        trust: the user vouches for the checkpoint: it is read as its writer meant it, also where a caller within asks for data only.
+
+    Raises:
+        CheckpointError: a file holds more than data, or is damaged.
+    """
+    if trust or trusted.get():
+        before_it = trusted.set(True)
+        try:
+            yield
+        finally:
+            trusted.reset(before_it)
+        return
+    before = {name: os.environ.pop(name, None) for name in (FORCE_DATA, FORCE_CODE)}
+    os.environ[FORCE_DATA] = "1"
+    try:
+        with torch.serialization.safe_globals(harmless_classes()):
+            yield
+    except UnpicklingError as problem:
+        called = CALLED.search(str(problem))
+        if called is None:
+            raise CheckpointError(f"{what}: a file is damaged: {' '.join(str(problem).split())[:300]}") from problem
+        raise CheckpointError(
+            f"{what}: a file holds more than tensors and numbers, reading it would call {called[1]}. It was not read. "
+            "If you know who wrote it: cpt train --resume PATH --trust-checkpoint."
+        ) from problem
+    finally:
+        del os.environ[FORCE_DATA]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def harmless_classes() -> list[Any]:
+    """numpy's arrays, as in the states of random numbers, and DeepSpeed's own classes where this process uses DeepSpeed."""
+    arrays: list[Any] = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
+    if "deepspeed" not in sys.modules:
+        return arrays
+    return arrays + [vars(import_module(module))[name] for module, names in HARMLESS.items() for name in names]
+
+
+def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False) -> Any:
+    """`torch.load` of one file of a checkpoint, as data.
+
+    Raises:
+        CheckpointError: it holds more than data.
+    """
+    with only_data(path, trust=trust):
+        return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())

@@ -1,0 +1,77 @@
+"""Room on the disk for all that a run will keep there at once: its checkpoints, one more while it is written, and the exported model."""
+
+import math
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from cpt.data.store import size_of
+from cpt.errors import ResourceError
+from cpt.hardware import GIB, free_disk_gib
+from cpt.models.inventory import count_model_parameters
+from cpt.recipe.schema import Recipe
+
+MOMENTS = {"adamw": 8, "sgd": 0}  # bytes for each trained parameter; of an optimizer that is not known, none are asked for
+LAST = 3  # of the rule `newest`
+
+
+@dataclass(frozen=True)
+class DiskNeeds:
+    """What a run takes at its largest, in bytes; an estimate from below."""
+
+    checkpoint: int
+    export: int
+    checkpoints_at_once: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.checkpoints_at_once * self.checkpoint + self.export
+
+
+def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool) -> DiskNeeds:
+    """What the recipe's run will take.
+
+    Args:
+        parameters: of the model.
+        with_master_weights: DeepSpeed keeps them, in fp32, and writes the weights once more among its own states.
+    """
+    bytes_each = 2 if recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
+    export = parameters * bytes_each
+    if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
+        return DiskNeeds(0, export, checkpoints_at_once(recipe))
+    states = MOMENTS.get(recipe.optimizer.name, 0) + (4 + bytes_each if with_master_weights else 0)
+    return DiskNeeds(export + parameters * states, export, checkpoints_at_once(recipe))
+
+
+def checkpoints_at_once(recipe: Recipe) -> int:
+    """How many lie on the disk while one more is written, as far as the recipe tells."""
+    section = recipe.checkpoints
+    saves: float = math.inf
+    if section.every_tokens is None and section.every_steps is None:
+        saves = 1
+    elif recipe.budget.tokens is not None:
+        tokens_between = section.every_tokens or (section.every_steps or 1) * (recipe.budget.global_batch_tokens or 0)
+        saves = math.ceil(recipe.budget.tokens / tokens_between) if tokens_between else math.inf
+    if section.kept is None:
+        return 1 if saves == math.inf else int(saves)
+    kept = section.kept.options.get("last", LAST) if section.kept.name == "newest" else 1
+    return int(min(saves, kept + 1))
+
+
+def small_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> ResourceError | None:
+    """The complaint about a disk that will be full before the run ends; what the run has there already counts as taken care of."""
+    parameters = count_model_parameters(model).total
+    needs = disk_needs(recipe, parameters, with_master_weights=with_master_weights)
+    folder = recipe.output_dir / recipe.name
+    free = free_disk_gib(folder)
+    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)) / GIB
+    if needs.total / GIB <= free + there:
+        return None
+    count = needs.checkpoints_at_once
+    each = f" of {needs.checkpoint / GIB:.1f} GiB each" if count > 1 else ""
+    return ResourceError(
+        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and "
+        f"{count} checkpoint{'s' if count > 1 else ''}{each}, one of them being written, take about {needs.total / GIB:.0f} GiB "
+        f"(an estimate). Free some, choose another disk{', or lower `checkpoints.keep`' if count > 2 else ''}."
+    )

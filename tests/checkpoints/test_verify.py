@@ -1,0 +1,74 @@
+import pytest
+from tiny_run import damage, save_checkpoint, seal
+
+from cpt.checkpoints.trained import find_trained
+from cpt.checkpoints.verify import defects, lacking_state, refuse_changed_weights, verify_path
+from cpt.errors import CheckpointError
+
+PLAIN = {"trainer_state.json", "scheduler.pt", "optimizer.pt", "rng_state.pth"}
+ZERO = {
+    "trainer_state.json",
+    "scheduler.pt",
+    "latest",
+    "rng_state_0.pth",
+    "rng_state_1.pth",
+    "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "global_step3/zero_pp_rank_1_mp_rank_00_optim_states.pt",
+}
+
+
+def test_what_a_run_needs_differs_between_plain_ddp_and_zero():
+    assert lacking_state(PLAIN, 1) == [] and lacking_state(ZERO, 2) == []
+    for name in PLAIN:
+        assert lacking_state(PLAIN - {name}, 1) == [name]
+    assert lacking_state(PLAIN, 2) == ["rng_state_0.pth", "rng_state_1.pth"]
+    for name in ZERO:
+        assert lacking_state(ZERO - {name}, 2), name
+
+
+def test_weights_alone_are_sound_and_no_run_goes_on_from_them(tmp_path):
+    weights = save_checkpoint(tmp_path, 3, sealed=False).rename(tmp_path / "weights-3")
+    seal(weights, 3, kind="weights")
+    assert verify_path(tmp_path)[0].found == []
+    assert [found.what for found in defects(weights)] == ["weights alone"]
+
+
+def test_all_that_a_run_has_published_is_verified_in_order(tmp_path):
+    for step in (4, 12, 8):
+        save_checkpoint(tmp_path, step)
+    save_checkpoint(tmp_path, 16, sealed=False)
+    damage(tmp_path / "checkpoint-12" / "optimizer.pt", "zeros")
+    assert [(one.step, [found.what for found in one.found]) for one in verify_path(tmp_path)] == [
+        (4, []),
+        (8, []),
+        (12, ["hash"]),
+        (None, ["no sound manifest"]),
+    ]
+
+
+def test_a_finished_model_without_a_manifest_is_no_sound_one_and_what_was_put_aside_is_left_out(tmp_path):
+    save_checkpoint(tmp_path, 4).rename(tmp_path / "bad-checkpoint-4")
+    (tmp_path / "final").mkdir()
+    assert [(one.folder.name, one.found[0].what) for one in verify_path(tmp_path)] == [("final", "no sound manifest")]
+
+
+def test_no_model_is_made_of_changed_weights_and_the_optimizer_is_not_read_for_it(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4)
+    damage(checkpoint / "optimizer.pt", "zeros")
+    refuse_changed_weights(checkpoint)
+    damage(checkpoint / "model.safetensors", "bit flip")
+    with pytest.raises(CheckpointError, match="model.safetensors: hash"):
+        find_trained(checkpoint)
+    refuse_changed_weights(save_checkpoint(tmp_path, 8, sealed=False))
+
+
+def test_one_checkpoint_is_verified_by_its_own_path(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4)
+    (one,) = verify_path(checkpoint)
+    assert one.num_bytes == sum(path.stat().st_size for path in checkpoint.iterdir() if path.name != "manifest.json")
+
+
+def test_where_nothing_can_be_verified_it_says_so(tmp_path):
+    for path, said in ((tmp_path, "no checkpoint"), (tmp_path / "nowhere", "no such folder")):
+        with pytest.raises(CheckpointError, match=said):
+            verify_path(path)
