@@ -1,8 +1,10 @@
-"""Run a typer command: a CptError is printed once, without a traceback, and ends the process with code 2."""
+"""Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its class."""
 
 import logging
 import sys
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -11,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from cpt.errors import CptError
-from cpt.ranks import is_main_process, rank
+from cpt.errors import CptError, Interrupted
+from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
@@ -29,12 +31,18 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
     try:
         app(list(arguments) if arguments is not None else None)
     except CptError as problem:
-        if not is_main_process():
+        if not is_main_process() and not isinstance(problem, Interrupted):
             # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
-        who = "" if is_main_process() else f"process {rank()}: "
-        sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
-        sys.exit(2)
+        if is_main_process() or not isinstance(problem, Interrupted):  # all were told to stop, one says so
+            who = "" if is_main_process() else f"process {rank()}: "
+            sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
+        leave(problem.exit_code)
+    except Exception:
+        if not has_process_group():
+            raise
+        traceback.print_exc()  # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
+        leave(1)
 
 
 def app_of(commands: Mapping[str, str]) -> typer.Typer:
@@ -67,7 +75,24 @@ def show_log() -> None:
     """Print what cpt logs: all of it from the main process, warnings from the others."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(NotAgain())
     logger = logging.getLogger("cpt")
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
+
+
+class NotAgain(logging.Filter):
+    """Information is shown once: checks, training and verdict open the same sources one after the other, and each says what it found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: deque[str] = deque(maxlen=200)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show it; warnings always are."""
+        message = record.getMessage()
+        if record.levelno > logging.INFO or message not in self.shown:
+            self.shown.append(message)
+            return True
+        return False

@@ -12,32 +12,51 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
-from cpt.checkpoints.resume import latest_checkpoint
+from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
-from cpt.evaluation.verdict_page import PAGE, write_verdict
+from cpt.evaluation.after_training import needs_judging
+from cpt.evaluation.verdict_page import write_verdict
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
+from cpt.launchers.supervise import supervise_run
 from cpt.models.build import build_model
+from cpt.optim.schedules import phases_in_tokens
 from cpt.preflight.gate import placed, refuse_mistakes
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.record import start_run
+from cpt.runs.record import Run, start_run
+from cpt.safety.heartbeat import Heartbeat
+from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
-from cpt.stages.data_position import restore_position
+from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
+from cpt.stages.resuming import go_on, keep_global_batch
+from cpt.stages.saving_on_errors import saved_on_errors
 from cpt.tokenizer.load import load_tokenizer
+from cpt.verdict import judge
 
 
-def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Path:
-    """Run the recipe, going on from its newest checkpoint, and return the folder of the exported model.
+def train(
+    recipe: Recipe,
+    *,
+    new: bool = False,
+    root: Node | None = None,
+    resume: Wanted = "latest",
+    allow_restart: bool = False,
+    trust_checkpoint: bool = False,
+) -> Path:
+    """Run the recipe, going on from its newest sound checkpoint, and return the folder of the exported model.
 
     Args:
         new: start beside a run of the same name instead of going on with it.
         root: the recipe's tree (of `load_with_places`), so that mistakes are shown with their lines.
+        resume: `latest`, `none` to begin anew, or the checkpoint to go on from.
+        allow_restart: begin anew where no checkpoint is sound.
+        trust_checkpoint: the user vouches for the pickles of a checkpoint without our manifest.
 
     Raises:
         CptError: one of its children, for whatever the user can mend.
@@ -47,14 +66,17 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
         run = start_run(recipe, new=new)
     except RecipeError as problem:
         raise RecipeError(placed(str(problem), root)) from problem
-    if run.is_finished:
+    if run.is_finished and resume == "latest":
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
-    with run.reporting():
+    with run.reporting(), Preemption() as preemption:
+        heartbeat = Heartbeat(run.folder)
         refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
         start_deepspeed(launch)
+        point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
+        recipe = keep_global_batch(recipe, point)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget)
+        data = build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = build_model(
             recipe.model,
@@ -64,17 +86,15 @@ def train(recipe: Recipe, *, new: bool = False, root: Node | None = None) -> Pat
             mixed_precision=arguments.bf16 or arguments.fp16,
         )
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
-        trainer = build_trainer(recipe, model, tokenizer, data, arguments)
-        checkpoint = latest_checkpoint(run.folder)
-        if checkpoint is not None:
-            restore_position(data, checkpoint)
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        judged = is_main_process() and bool(data.held_out)
-        verdict = write_verdict(run.folder, serve=f"cpt serve {run.export_folder}") if judged else None
+        trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))
+        with saved_on_errors(trainer):
+            go_on(trainer, data, point)
+        preemption.raise_if_stopped(run.status().get("checkpoint"))
+        if is_main_process() and (data.held_out or recipe.evaluation.tasks):
+            write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder)
+        seal_export(trainer, run.export_folder)
         export_average(recipe, tokenizer, run.folder)
-    if verdict is not None:
-        tell(f"{verdict.headline()} The page: {run.folder / PAGE}")
     tell(f"The model is in {run.export_folder}.")
     return run.export_folder
 
@@ -84,14 +104,30 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
+    supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="With --supervise: how many, on this machine.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='With --supervise: its words, such as "accelerate launch".')] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: how many in an hour.")] = 10,
+    resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
+    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,
+    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
 ) -> None:
     """Run a recipe."""
     show_log()
     disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    train(loaded, new=new, root=root)
-    leave_processes()
+    if supervise:
+        options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
+        words = [str(recipe), *(overrides or ()), *(name for name, given in options.items() if given), "--resume", resume]
+        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts)
+        return
+    wanted = wanted_checkpoint(resume)
+    final = train(loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint)
+    run = Run(final.parent)
+    leave_processes(then=["cpt.verdict", str(run.folder)] if needs_judging(run) else ())
+    if needs_judging(run):
+        judge(run)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 import subprocess
 import sys
 
-from cpt.ranks import is_main_process, main_process_first, rank, world_size
+from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank, world_size
 
 SCRIPT = """
 import sys
 import torch.distributed as dist
 from cpt.launchers.processes import leave_processes
 from cpt.errors import DataError
-from cpt.ranks import is_main_process, main_process_first, rank
+from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank
 dist.init_process_group("gloo")
 order = []
 def work():
@@ -20,13 +20,18 @@ try:
 except DataError as problem:
     with open(f"{sys.argv[1]}/{rank()}", "w") as file:
         file.write(str(problem))
+try:
+    main_process_decides(work)
+except DataError as problem:
+    with open(f"{sys.argv[1]}/{rank()}", "a") as file:
+        file.write(f", {problem}, chosen by {main_process_decides(rank)}")
 leave_processes()
 """
 
 
 def test_a_process_without_a_launcher_is_alone_and_main():
     assert (rank(), world_size(), is_main_process()) == (0, 1, True)
-    assert main_process_first(lambda: 7) == 7
+    assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
 
 
 def test_what_the_main_process_finds_wrong_stops_all_of_them(tmp_path):
@@ -35,4 +40,4 @@ def test_what_the_main_process_finds_wrong_stops_all_of_them(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, tmp_path], check=True, timeout=120
     )
-    assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == ["the file is empty"] * 2
+    assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == ["the file is empty, the file is empty, chosen by 0"] * 2

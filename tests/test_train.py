@@ -4,6 +4,7 @@ import pytest
 from launching import launch
 from tiny import write_recipe
 
+from cpt.checkpoints.verify import verify_path
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
 from cpt.train import train
@@ -29,3 +30,16 @@ def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, 
     ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
     assert ended.returncode != 0 and ended.stderr.count("Did you mean `adamw`") == 1
     assert json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())["exit_code"] == 2
+
+
+def test_resume_goes_on_from_a_named_checkpoint_or_begins_anew_and_keeps_what_was_there(tiny_recipe, tmp_path):
+    tiny_recipe["checkpoints"] = {"every_steps": 4}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    run = train(recipe).parent
+    straight = (run / "final" / "model.safetensors").read_bytes()
+    for resume, aside in ((run / "checkpoint-4", ["checkpoint-8"]), ("none", ["checkpoint-4", "checkpoint-8"])):
+        kept = {path.name for path in run.glob("set-aside*")}
+        assert (train(recipe, resume=resume) / "model.safetensors").read_bytes() == straight, resume
+        (new,) = {path.name for path in run.glob("set-aside*")} - kept
+        assert sorted(path.name for path in (run / new).iterdir()) == aside
+    assert [one.found for one in verify_path(run)] == [[], [], []]

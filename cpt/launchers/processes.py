@@ -8,7 +8,8 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +22,15 @@ from accelerate.utils import DeepSpeedPlugin
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, find_gpus, require_programs, scripts_folder
 from cpt.launchers.lost_processes import refuse_lost_processes
-from cpt.ranks import rank, world_size
+from cpt.ranks import is_main_process, leave, rank, world_size
 
 log = logging.getLogger(__name__)
 
 WITHOUT_PEER_TO_PEER = "RTX 40"  # NCCL hangs or fails between such cards unless it is told not to try
+OF_LAUNCHERS = (  # variables that tell a process of others, or of the launcher that started it
+    *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "TORCH_NCCL_"),
+    *("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_"),
+)
 DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
 
 
@@ -137,10 +142,11 @@ def contents(config: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def quiet_known_noise() -> None:
-    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and transformers that it does so itself."""
+    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and that others call others by theirs."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*`broadcast_buffers` is deprecated.*")
 
 
 def turn_off_missing_links(gpus: list[Gpu]) -> None:
@@ -205,15 +211,30 @@ def start_deepspeed(launched: LaunchedAs) -> None:
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=launched.timeout, verbose=False)
 
 
-def leave_processes() -> None:
-    """End this process of a run that went well; it does not return where the run had a process group.
+def leave_processes(then: Sequence[str] = ()) -> None:
+    """End this process of a run that went well, together with the others; it does not return where the run had a process group.
 
-    Python's own shutdown is left out: a thread of gloo that still holds the last tensors needs Python's lock to drop them, and then hangs
-    or aborts the process (seen in a third of short runs with torch 2.13 and DeepSpeed), so that a launcher calls a good run failed.
+    Args:
+        then: module and words that the main process goes on with, alone: as a new program in its place, so that the GPU is free, and its
+            launcher waits for it.
     """
-    if dist.is_initialized():
-        dist.barrier()
-        atexit._run_exitfuncs()  # where trackers finish their uploads
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    if not dist.is_initialized():
+        return
+    dist.barrier()
+    if not then or not is_main_process():
+        leave(0)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2:  # sockets and devices, which the new program would hold; closed here they would fail threads that wait for them
+            with suppress(OSError):
+                os.set_inheritable(number, False)
+    os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
+
+
+def environment_alone() -> dict[str, str]:
+    """The environment without what makes a process one of several; with this package where it was started from its repository."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+    here = str(Path(__file__).resolve().parents[2])
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}

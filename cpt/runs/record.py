@@ -1,23 +1,31 @@
 """The run's folder: what ran (recipe, environment, hashes) and how it stands (status.json)."""
 
+import errno
+import fcntl
 import json
+import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from cpt.errors import CheckpointError, CptError, RecipeError
+from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
+from cpt.runs.writable import refuse_unwritable
 
 RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
+LOCK = ".lock"
+
+log = logging.getLogger("cpt")
 PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what stays true when the state changes
 
 
@@ -26,6 +34,8 @@ class Run:
     """A run's folder, output_dir/name."""
 
     folder: Path
+    lock: IO[str] | None = None
+    """Held by the main process from `start_run` to the end of `reporting`."""
 
     @property
     def export_folder(self) -> Path:
@@ -47,7 +57,10 @@ class Run:
         if is_main_process():
             progress = {key: value for key, value in self.status().items() if key in PROGRESS}
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+            try:
+                write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+            except OSError as problem:  # a full disk ends no run
+                log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
         """Record what the run reads, or make sure that the data are those it began with.
@@ -75,10 +88,12 @@ class Run:
         started = time.time()
         self.write_status("running")
         try:
-            yield
+            with self.lock or nullcontext():
+                yield
         except BaseException as problem:
-            code = 2 if isinstance(problem, CptError) else 130 if isinstance(problem, KeyboardInterrupt) else 1
-            self.write_status("failed", error=type(problem).__name__, message=str(problem), exit_code=code)
+            code = problem.exit_code if isinstance(problem, CptError) else 130 if isinstance(problem, KeyboardInterrupt) else 1
+            state = "interrupted" if isinstance(problem, Interrupted) else "failed"
+            self.write_status(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
         self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
 
@@ -90,10 +105,42 @@ def start_run(recipe: Recipe, *, new: bool = False) -> Run:
         new: where the name is taken, append -2, -3, ... instead of going on there.
 
     Raises:
+        LaunchError: another process trains this run right now.
         RecipeError: the folder belongs to another recipe, or cannot be written.
     """
-    folder = main_process_first(lambda: (claim_new_folder if new else claim_folder)(recipe))
-    return Run(folder)
+
+    def claim() -> Run:
+        run = Run((claim_new_folder if new else claim_folder)(recipe))
+        if not is_main_process() or run.is_finished:
+            return run
+        refuse_unwritable(run.folder)
+        return Run(run.folder, hold(run.folder))
+
+    return main_process_first(claim)
+
+
+def hold(folder: Path) -> IO[str] | None:
+    """The run's lock: two trainings of one run would overwrite each other's checkpoints. The kernel frees it when this process dies.
+
+    Raises:
+        LaunchError: another process has it.
+    """
+    lock = (folder / LOCK).open("a+")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
+    except (BlockingIOError, PermissionError) as problem:
+        lock.seek(0)
+        raise LaunchError(
+            f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or end it; "
+            "for another run beside it: --new, or a name of its own."
+        ) from problem
+    except OSError:  # a file system without locks
+        lock.close()
+        return None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock
 
 
 def claim_folder(recipe: Recipe) -> Path:
@@ -145,5 +192,19 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
 def write_json(path: Path, content: Any) -> None:
     """Write the file whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    beside.replace(path)
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as problem:
+        beside.unlink(missing_ok=True)
+        if problem.errno != errno.ENOSPC or not path.exists():
+            raise
+        overwrite(path, text)
+
+
+def overwrite(path: Path, text: str) -> None:
+    """On a full disk: in the place that the file has already."""
+    with path.open("r+b") as file:
+        file.write(text.encode())
+        file.truncate()

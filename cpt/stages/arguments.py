@@ -30,13 +30,14 @@ def training_arguments(
     Raises:
         RecipeError: Hugging Face refuses a value under `training:`.
     """
-    length = run_length(recipe, data.num_tokens)
+    length = run_length(recipe, data.num_tokens, folder)
     config_class = find_stage(recipe.stage).CONFIG
     ours = {
         "output_dir": str(folder),
         "run_name": folder.name,
         "seed": recipe.seed,
         "max_steps": length.steps,
+        "per_device_train_batch_size": length.micro_batch,
         "gradient_accumulation_steps": length.gradient_accumulation_steps,
         "learning_rate": recipe.optimizer.learning_rate,
         "report_to": recipe.monitoring.trackers or "none",
@@ -65,9 +66,9 @@ def training_arguments(
 
 
 def saving_arguments(recipe: Recipe, length: RunLength) -> dict[str, Any]:
-    """Without an interval only the end is saved."""
+    """Without an interval only the end is saved. Which checkpoints stay is not the Trainer's to say: it goes by the files' times."""
     every = length.steps_between(recipe.checkpoints.every_tokens, recipe.checkpoints.every_steps)
-    return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": recipe.checkpoints.keep}
+    return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": None}
 
 
 def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) -> dict[str, Any]:

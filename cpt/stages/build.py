@@ -1,12 +1,14 @@
 """From a recipe to its stage's trainer, callbacks included."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.data.prepared import PreparedData
+from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
 from cpt.monitoring.clock import TrainingClock
@@ -19,6 +21,7 @@ from cpt.stages.arguments import training_arguments
 from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import run_length
+from cpt.stages.trainer import CPTTrainer
 
 
 def build_trainer(
@@ -27,29 +30,39 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     data: PreparedData,
     arguments: TrainingArguments | None = None,
-) -> Trainer:
+    *,
+    watchers: Sequence[TrainerCallback] = (),
+) -> CPTTrainer:
     """The trainer of the recipe's stage, ready for `train()`.
 
     Args:
         arguments: Hugging Face's config; under ZeRO-3 it was made before the model, elsewhere it may be left out.
+        watchers: further callbacks, of whoever runs it.
 
     Raises:
-        RecipeError: no such stage, or a value that Hugging Face refuses.
+        RecipeError: no such stage, a value that Hugging Face refuses, or a stage of the user's own that builds on another trainer.
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    length = run_length(recipe, data.num_tokens)
+    length = run_length(recipe, data.num_tokens, Path(str(arguments.output_dir)))
     trainer: Trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length)
+    if not isinstance(trainer, CPTTrainer):
+        raise RecipeError(
+            f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here do. "
+            "Derive it from cpt.stages.trainer.CPTTrainer."
+        )
     folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)
     clock = TrainingClock(length.tokens_per_step)
+    rows = trainer.rows_of_steps
     for callback in (
         clock,
-        DataPosition(data, length.rows_per_step),
-        RealisedShares(data, length.rows_per_step),
+        DataPosition(data, rows),
+        RealisedShares(data, rows),
         MetricsFile(folder / "metrics.jsonl", length.tokens_per_step),
         StatusFile(Run(folder)),
         ConsoleProgress(folder.name),
+        *watchers,
     ):
         trainer.add_callback(callback)
     if recipe.evaluation.retain:

@@ -6,41 +6,50 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.data.left_out import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.read_ahead import ReadAhead
-from cpt.data.store import write_once
 
 FILE_NAME = "data_position.json"
 
 
 class DataPosition(TrainerCallback):
-    """Reads ahead while the run trains, and writes `data_position.json` into each checkpoint.
+    """Reads ahead while the run trains, and gives each checkpoint its `data_position.json`.
 
     Args:
-        rows_per_step: rows in one optimizer step, over all processes.
+        rows: which of them a step reads.
     """
 
-    def __init__(self, data: PreparedData, rows_per_step: int) -> None:
-        self.data, self.rows_per_step = data, rows_per_step
+    def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
+        self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """On each machine one process begins to make what comes next."""
+        self.began_at = state.global_step
         if args.local_process_index == 0:
-            self.ahead = self.data.read_ahead(state.global_step * self.rows_per_step)
+            self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
             if self.ahead is not None:
                 self.ahead.start()
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The same anew where the run went back to a checkpoint on its way: then the Trainer's loop begins anew."""
+        if state.global_step != self.began_at:
+            self.on_train_end(args, state, control)
+            self.on_train_begin(args, state, control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Nothing more is needed."""
         if self.ahead is not None:
             self.ahead.stop()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the place of the next row."""
-        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            write_once(folder / FILE_NAME, json.dumps(self.data.state(state.global_step * self.rows_per_step)))
+    def texts(self, first_row: int) -> dict[str, str]:
+        """What a checkpoint keeps of the data, by the file's name.
+
+        Args:
+            first_row: the next row that the run will train on.
+        """
+        return {FILE_NAME: json.dumps(self.data.state(first_row))}
 
 
 def restore_position(data: PreparedData, checkpoint: Path) -> None:
@@ -50,5 +59,5 @@ def restore_position(data: PreparedData, checkpoint: Path) -> None:
         DataError: the data are not those of the checkpoint.
     """
     path = checkpoint / FILE_NAME
-    if path.exists():  # a run that was killed just before it was written finds the same in its store
+    if path.exists():  # one that another program wrote has none
         data.restore(json.loads(path.read_text()))

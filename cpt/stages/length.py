@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
+from cpt.safety.out_of_memory import learned_micro_batch
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,8 @@ class RunLength:
     rows_per_step: int
     gradient_accumulation_steps: int
     tokens_per_step: int
+    micro_batch: int
+    """Rows that one process takes at once: the recipe's, or what an earlier start learned to fit."""
 
     @property
     def rows(self) -> int:
@@ -32,11 +36,12 @@ class RunLength:
         return every_steps if every_tokens is None else max(1, round(every_tokens / self.tokens_per_step))
 
 
-def run_length(recipe: Recipe, tokens_of_sources: int) -> RunLength:
+def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = None) -> RunLength:
     """The budget in optimizer steps, for the number of processes that run now.
 
     Args:
         tokens_of_sources: tokens of all sources once; one epoch.
+        folder: of the run, which may have learned that the recipe's micro-batch does not fit.
 
     Raises:
         RecipeError: the global batch does not divide into micro-batches over the processes.
@@ -56,4 +61,7 @@ def run_length(recipe: Recipe, tokens_of_sources: int) -> RunLength:
     rows_per_step = rows_at_once * accumulation
     tokens_per_step = rows_per_step * recipe.data.sequence_length
     tokens = recipe.budget.tokens if recipe.budget.tokens is not None else (recipe.budget.epochs or 0) * tokens_of_sources
-    return RunLength(max(1, math.ceil(tokens / tokens_per_step)), rows_per_step, accumulation, tokens_per_step)
+    steps = max(1, math.ceil(tokens / tokens_per_step))
+    fits = learned_micro_batch(folder, world_size()) if folder is not None else None
+    parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1
+    return RunLength(steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts)

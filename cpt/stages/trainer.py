@@ -6,21 +6,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
 from cpt.data.held_out import HeldOutSet
+from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.optim.build import build_optimizer
-from cpt.optim.offloaded_adamw import replay_step_counter
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
+from cpt.stages.guarded import GuardedSteps
 from cpt.stages.length import RunLength
 
 
-class CPTTrainer(Trainer):
+class CPTTrainer(GuardedSteps):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -43,10 +45,13 @@ class CPTTrainer(Trainer):
     ) -> None:
         if arguments.ddp_find_unused_parameters is None:  # only a router may leave parameters out, and looking for them costs each step
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
+        if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
+            arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
         super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
         self.recipe = recipe
         self.rows = rows
         self.length = length
+        self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
         self.first_step = 0
 
@@ -72,6 +77,7 @@ class CPTTrainer(Trainer):
             rank=arguments.process_index,
             world_size=arguments.world_size,
             first_row=self.first_step * self.length.rows_per_step,
+            left_out=self.rows_of_steps.left_out,
             num_workers=workers,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
@@ -130,24 +136,3 @@ class CPTTrainer(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """True where DeepSpeed keeps the optimizer's states in host memory."""
-        if not self.is_deepspeed_enabled:
-            return False
-        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
-        return bool(zero.get("offload_optimizer", {}).get("device", "none") in ("cpu", "nvme"))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Let DeepSpeed's CPU AdamW go on exactly where it stood."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.offloads_optimizer:
-            wrapper: Any = self.optimizer
-            kernel = wrapper.optimizer.optimizer  # inside accelerate's wrapper and DeepSpeed's ZeRO optimizer
-            replay_step_counter(kernel, steps_made(kernel))
-
-
-def steps_made(optimizer: torch.optim.Optimizer) -> int:
-    """How many steps the loaded states have made."""
-    return max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)

@@ -43,10 +43,8 @@ def command(way: str, *, processes: int, folder: Path, deepspeed: str | None = N
     raise ValueError(way)
 
 
-def launch(
-    recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess:
-    """Run the recipe to its end."""
+def environment_of_a_run() -> dict[str, str]:
+    """One thread a process, on the CPU, knowing of no other run."""
     environment = {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
@@ -56,8 +54,15 @@ def launch(
     }
     for inherited in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(inherited, None)
+    return environment
+
+
+def launch(
+    recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess:
+    """Run the recipe to its end."""
     words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    return subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540)
 
 
 def losses(run: Path) -> list[float]:

@@ -163,3 +163,12 @@ def test_two_rtx_4090_do_without_peer_to_peer(monkeypatch):
     assert "NCCL_P2P_DISABLE" not in os.environ
     processes.turn_off_missing_links([gpu("NVIDIA GeForce RTX 4090")] * 2)
     assert os.environ["NCCL_P2P_DISABLE"] == os.environ["NCCL_IB_DISABLE"] == "1"
+
+
+def test_a_process_that_goes_on_alone_has_nothing_of_its_launcher_left(monkeypatch):
+    for variable in (*LAUNCHERS_VARIABLES, "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CROSS_SIZE", "ACCELERATE_USE_DEEPSPEED"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("CPT_CACHE", "/somewhere")
+    left = processes.environment_alone()
+    assert left["CPT_CACHE"] == "/somewhere" and {*LAUNCHERS_VARIABLES, "CROSS_SIZE"} & set(left) == {"DS_ACCELERATOR"}
+    assert not any(name.startswith(("TORCHELASTIC", "ACCELERATE", "LOCAL_")) for name in left)

@@ -24,6 +24,16 @@ def test_a_resume_forgets_the_lines_after_its_checkpoint(tmp_path):
     assert written(path) == [{"step": 1}, {"step": 2}]
 
 
+def test_a_run_that_goes_back_on_its_way_forgets_them_too_but_not_what_was_measured_before_its_first_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 4)))
+    metrics = MetricsFile(path, tokens_per_step=256)
+    metrics.on_epoch_begin(None, TrainerState(global_step=0), TrainerControl())
+    assert len(written(path)) == 5
+    metrics.on_epoch_begin(None, TrainerState(global_step=2), TrainerControl())
+    assert written(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
 def test_a_fresh_start_keeps_no_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n')
@@ -34,6 +44,9 @@ def test_a_fresh_start_keeps_no_lines(tmp_path):
 def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
     run = Run(tmp_path)
     status = StatusFile(run)
+    status.on_save(None, TrainerState(global_step=3, max_steps=9), TrainerControl())
+    assert "checkpoint" not in run.status(), "the save failed"
+    (tmp_path / "checkpoint-4").mkdir()
     status.on_save(None, TrainerState(global_step=4, max_steps=9), TrainerControl())
     assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == ("running", 4, "checkpoint-4")
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())

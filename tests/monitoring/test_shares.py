@@ -4,6 +4,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.build import build_data
+from cpt.data.left_out import RowsOfSteps
 from cpt.data.rows import IGNORED
 from cpt.monitoring.shares import RealisedShares
 from cpt.recipe.schema import Data, Model, Phase, Tokenizer
@@ -39,7 +40,7 @@ def test_the_logged_shares_are_those_of_the_tokens_that_were_read(build):
         phases=[Phase(until=64 * 100, weights={"domain": 1}), Phase(weights={"general": 3, "domain": 1})],
     )
     logs = {"loss": 1.0}
-    RealisedShares(data, rows_per_step=4).on_log(None, TrainerState(global_step=250), TrainerControl(), logs=logs)
+    RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=250), TrainerControl(), logs=logs)
     tokens = counted(data, 1000)
     for name, number in tokens.items():
         assert logs[f"share_{name}"] == pytest.approx(number / sum(tokens.values()), abs=0.01)
@@ -56,5 +57,5 @@ def test_counting_takes_no_time_wherever_the_run_stands(build):
 def test_other_logs_and_single_sources_stay_as_they_are(build):
     for data, logs in ((build("domain", "general"), {"eval_loss": 1.0}), (build("domain"), {"loss": 1.0})):
         before = dict(logs)
-        RealisedShares(data, rows_per_step=4).on_log(None, TrainerState(global_step=2), TrainerControl(), logs=logs)
+        RealisedShares(data, RowsOfSteps(4)).on_log(None, TrainerState(global_step=2), TrainerControl(), logs=logs)
         assert logs == before

@@ -1,10 +1,14 @@
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
-from cpt.errors import CheckpointError, DataError, RecipeError
+from cpt.errors import CheckpointError, DataError, Interrupted, LaunchError, RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import Run, start_run
+from cpt.runs.record import Run, hold, start_run
 
 
 def recipe(folder, **changes):
@@ -20,7 +24,7 @@ def recipe(folder, **changes):
 
 def test_a_run_starts_with_its_recipe_and_environment_on_record(tmp_path):
     run = start_run(recipe(tmp_path))
-    assert {path.name for path in run.folder.iterdir()} == {"recipe.yaml", "environment.json"}
+    assert {path.name for path in run.folder.iterdir()} == {"recipe.yaml", "environment.json", ".lock"}
 
 
 def test_the_same_recipe_comes_back_to_its_folder(tmp_path):
@@ -73,3 +77,51 @@ def test_changed_data_are_refused_on_the_way_back(tmp_path):
     with pytest.raises(CheckpointError, match="began with other data"):
         run.record_inputs("def", dict)
     assert json.loads((tmp_path / "inputs.json").read_text())["data"]["fingerprint"] == "abc"
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from cpt.runs.record import hold
+lock = hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_that_is_being_trained_is_refused_to_others_until_that_process_is_gone(tmp_path):
+    folder = start_run(recipe(tmp_path)).folder
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(LaunchError, match=rf"is being trained already, by process {holder.pid} on .* --new"):
+            start_run(recipe(tmp_path))
+    finally:
+        holder.kill()
+        holder.wait()
+    assert start_run(recipe(tmp_path)).lock is not None
+
+
+def test_a_forked_worker_that_outlives_its_run_does_not_keep_the_lock(tmp_path):
+    lock = hold(tmp_path)
+    assert lock is not None
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(20)
+        os._exit(0)
+    lock.close()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    finally:
+        holder.kill()
+        holder.wait()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def test_a_run_that_was_told_to_stop_says_so(tmp_path):
+    run = Run(tmp_path)
+    with pytest.raises(Interrupted), run.reporting():
+        raise Interrupted("stopped by SIGTERM")
+    assert (run.status()["state"], run.status()["exit_code"]) == ("interrupted", 75)

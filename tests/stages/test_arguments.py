@@ -25,7 +25,7 @@ def arguments(recipe, tmp_path, held_out=("a",)):
 
 def test_intervals_in_tokens_become_steps(tmp_path):
     made = arguments(recipe(checkpoints={"every_tokens": 1500, "keep": 2}, evaluation={"every_steps": 7}), tmp_path)
-    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (3, 2, 7, True)
+    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (3, None, 7, True)
 
 
 def test_without_intervals_only_the_end_is_saved_and_evaluated(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from tiny import write_recipe
 
 from cpt.data.build import build_data
+from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
@@ -41,3 +42,19 @@ def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
     trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
     assert type(trainer).__name__ == "Mine" and isinstance(trainer, CPTTrainer)
+
+
+def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, monkeypatch):
+    (tmp_path / "other_lab").mkdir()
+    (tmp_path / "other_lab" / "stage.py").write_text(
+        "from transformers import Trainer\n"
+        "from cpt.stages.cpt import COLUMNS, CONFIG\n"
+        "def build_trainer(recipe, model, tokenizer, data, arguments, length):\n"
+        "    return Trainer(model, arguments, train_dataset=data.rows)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "other_lab.stage"}, tmp_path / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed)
+    with pytest.raises(RecipeError, match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.stages.trainer.CPTTrainer"):
+        build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)

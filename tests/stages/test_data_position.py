@@ -5,6 +5,7 @@ import pytest
 from tiny import write_documents, write_recipe
 
 from cpt.data.build import build_data
+from cpt.data.left_out import RowsOfSteps
 from cpt.errors import DataError
 from cpt.recipe.load import load_recipe
 from cpt.stages.data_position import FILE_NAME, DataPosition, restore_position
@@ -33,7 +34,7 @@ def arguments(folder, step=0, *, is_main=True):
 
 def test_windows_are_made_while_the_run_trains_by_one_process_of_a_machine(data, tmp_path):
     prepared = data()
-    callback, other = DataPosition(prepared, 4), DataPosition(prepared, 4)
+    callback, other = DataPosition(prepared, RowsOfSteps(4)), DataPosition(prepared, RowsOfSteps(4))
     callback.on_train_begin(*arguments(tmp_path), None)
     other.on_train_begin(*arguments(tmp_path, is_main=False), None)
     assert callback.ahead is not None and other.ahead is None
@@ -42,16 +43,24 @@ def test_windows_are_made_while_the_run_trains_by_one_process_of_a_machine(data,
     assert data().windowed[0].is_complete
 
 
+def test_a_run_that_goes_back_on_its_way_is_read_ahead_of_from_there(data, tmp_path):
+    callback = DataPosition(data(), RowsOfSteps(4))
+    callback.on_train_begin(*arguments(tmp_path, 5), None)
+    first = callback.ahead
+    callback.on_epoch_begin(*arguments(tmp_path, 5), None)
+    assert callback.ahead is first
+    callback.on_epoch_begin(*arguments(tmp_path, 2), None)
+    assert callback.ahead is not first and callback.began_at == 2
+    callback.on_train_end(*arguments(tmp_path), None)
+
+
 def test_a_checkpoint_tells_the_next_row_and_another_store_goes_on_there(data, tmp_path):
-    prepared, checkpoint = data(), tmp_path / "checkpoint-20"
-    checkpoint.mkdir()
+    prepared = data()
     rows = [prepared.rows[row]["input_ids"].tolist() for row in range(80, 90)]
-    DataPosition(prepared, 4).on_save(*arguments(tmp_path, 20, is_main=False), None)
-    assert not (checkpoint / FILE_NAME).exists(), "the main process writes it"
-    DataPosition(prepared, 4).on_save(*arguments(tmp_path, 20), None)
-    assert json.loads((checkpoint / FILE_NAME).read_text())["row"] == 80
+    (tmp_path / FILE_NAME).write_text(DataPosition(prepared, RowsOfSteps(4)).texts(80)[FILE_NAME])
+    assert json.loads((tmp_path / FILE_NAME).read_text())["row"] == 80
     empty = data("empty")
-    restore_position(empty, checkpoint)
+    restore_position(empty, tmp_path)
     assert [empty.rows[row]["input_ids"].tolist() for row in range(80, 90)] == rows
 
 

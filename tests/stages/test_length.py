@@ -2,6 +2,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
+from cpt.safety.out_of_memory import remember_micro_batch
 from cpt.stages.length import run_length
 
 
@@ -34,3 +35,19 @@ def test_epochs_are_passes_over_all_sources():
 def test_a_global_batch_that_does_not_divide_is_refused_with_the_figures():
     with pytest.raises(RecipeError, match="500.*multiple"):
         run_length(recipe(budget={"tokens": 1000, "global_batch_tokens": 500}), 0)
+
+
+def test_a_micro_batch_that_was_learned_to_fit_keeps_the_global_batch(tmp_path, monkeypatch):
+    remember_micro_batch(tmp_path, 2, 2)
+    large = recipe(training={"per_device_train_batch_size": 4})
+    alone = run_length(large, 0, tmp_path)
+    assert (alone.micro_batch, alone.gradient_accumulation_steps) == (4, 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    together = run_length(large, 0, tmp_path)
+    assert (together.micro_batch, together.gradient_accumulation_steps, together.rows_per_step) == (2, 2, 8)
+
+
+def test_a_learned_micro_batch_holds_only_where_it_divides_the_recipes(tmp_path):
+    remember_micro_batch(tmp_path, 1, 4)
+    length = run_length(recipe(), 0, tmp_path)
+    assert (length.micro_batch, length.gradient_accumulation_steps) == (2, 4)

@@ -1,0 +1,194 @@
+"""Judge each step before its update: are its loss and its gradient finite, and of the size that the last accepted ones had?
+
+All of it happens on the device where loss and gradient are. The host reads a verdict two steps later, when the device is done with it, so
+that no step waits for the host.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from cpt.errors import RecipeError
+from cpt.extend import check_options, find
+from cpt.recipe.schema import Component
+
+STEPS_BEHIND = 2  # that the host may read a verdict later than the device came to it
+FEWEST = 5  # accepted steps before a finite value can be a spike
+YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few values is an uncertain one
+SIGMA_OF_MAD = 1.4826  # of normally distributed values
+HARMLESS_LOSS, HARMLESS_NORM = 0.08, 0.7  # of the logarithm; gradients are clipped, so only a much larger one does harm
+LEAST_NORM = 1e-6  # gradients are small numbers; below this their size tells nothing
+
+WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
+FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
+"""Options that every guard takes, your own too."""
+
+
+def on_one_scale(figures: torch.Tensor) -> torch.Tensor:
+    """Loss and gradient norm [2] by their logarithms, in units of what is harmless.
+
+    asinh is the logarithm of large values, and takes a loss of 0 or less as well.
+    """
+    loss, norm = figures
+    return torch.stack((loss.asinh() / HARMLESS_LOSS, (norm / LEAST_NORM).asinh() / HARMLESS_NORM))
+
+
+def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0) -> torch.Tensor:
+    """Spikes by the median and the median absolute deviation of the accepted steps.
+
+    OLMo-core skips at 6 standard deviations over 128 steps; the median does not move when a spike was let through.
+
+    Args:
+        step: [2], loss and gradient norm, as `on_one_scale` gives them.
+        history: [2, window], the same of the last accepted steps, in no order; infinite where there are fewer.
+        count: how many there are.
+
+    Returns:
+        [2], whether each is a spike. Nothing here may ask the device for a value: no `if`, no `.item()`.
+    """
+    median = middle(history, count)
+    deviation = middle((history - median[:, None]).abs(), count)
+    limit = sigmas + sigmas * YOUTH / count
+    return (step - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1)) & (count >= FEWEST)
+
+
+def middle(values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """The median of the `count` smallest values of each row; torch's own asks the host which one that is."""
+    return values.sort(dim=1).values.gather(1, (count // 2).expand(len(values), 1))[:, 0]
+
+
+LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A step, as the host reads about it."""
+
+    step: int
+    """Its number, from 1 on: what `global_step` is after it."""
+    loss: float
+    gradient_norm: float
+    has_loss_spike: bool
+    has_gradient_spike: bool
+
+    @property
+    def is_finite(self) -> bool:
+        """Both the loss and the gradient."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether its update was left out."""
+        return not self.is_finite or self.has_loss_spike or self.has_gradient_spike
+
+    def complaint(self) -> str:
+        """`loss nan`, for people."""
+        if not math.isfinite(self.loss):
+            return f"its loss was {self.loss}"
+        if not math.isfinite(self.gradient_norm):
+            return f"its gradient was not finite (loss {self.loss:.4g})"
+        what = "loss" if self.has_loss_spike else "gradient norm"
+        return f"its {what} was far above the last ones (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
+
+
+class LossGuard:
+    """Judges steps, and remembers those that it accepted.
+
+    Args:
+        section: `safety.loss_guard` of the recipe.
+        device: where losses and gradients are.
+    """
+
+    def __init__(self, section: Component, device: torch.device) -> None:
+        options = dict(section.options)
+        self.window = int(options.pop("window", WINDOW))
+        self.skips = int(options.pop("skips", SKIPS))
+        self.rollbacks = int(options.pop("rollbacks", ROLLBACKS))
+        self.spikes = partial(find("loss guard", section.name, LOSS_GUARDS), **options)
+        self.device = device
+        self.history = torch.full((2, self.window), math.inf, device=device)
+        self.accepted = torch.zeros((), dtype=torch.int64, device=device)
+        waits = device.type != "cpu"
+        self.read_from = torch.zeros((STEPS_BEHIND + 2, 4), pin_memory=waits)
+        self.arrivals = [torch.Event(device) for _ in self.read_from] if waits else []
+        self.unread: deque[int] = deque()
+        self.noted = 0
+
+    def judge(self, step: int, figures: torch.Tensor) -> torch.Tensor:
+        """Whether the update of a step has to be left out, on the device.
+
+        Args:
+            step: its number.
+            figures: [2], loss and gradient norm, the same on all ranks.
+        """
+        figures = figures.float()
+        values = on_one_scale(figures)
+        spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
+        skip = (spikes | ~values.isfinite()).any()
+        slot = (self.accepted % self.window).expand(2, 1)
+        self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
+        self.accepted += ~skip
+        self.note(step, torch.cat((figures, spikes.float())))
+        return skip
+
+    def note(self, step: int, verdict: torch.Tensor) -> None:
+        """Send a verdict to the host, without waiting for it."""
+        place = self.noted % len(self.read_from)
+        self.read_from[place].copy_(verdict, non_blocking=True)
+        if self.arrivals:
+            self.arrivals[place].record()
+        self.noted += 1
+        self.unread.append(step)
+
+    def read(self, *, unread: int = 0) -> Iterator[Judged]:
+        """The verdicts that were not read yet, oldest first, all but the last `unread`."""
+        while len(self.unread) > unread:
+            place = (self.noted - len(self.unread)) % len(self.read_from)
+            if self.arrivals:
+                self.arrivals[place].synchronize()
+            loss, norm, loss_spike, gradient_spike = self.read_from[place].tolist()
+            yield Judged(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
+
+    def forget(self) -> None:
+        """What comes now may have another level."""
+        self.history.fill_(math.inf)
+        self.accepted.zero_()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, exactly."""
+        history = [[value if math.isfinite(value) else None for value in row] for row in self.history.tolist()]
+        return {"accepted": int(self.accepted), "history": history}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state; where the window has another size, from nothing."""
+        self.unread.clear()
+        if len(state["history"][0]) == self.window:
+            history = [[math.inf if value is None else value for value in row] for row in state["history"]]
+            self.history.copy_(torch.tensor(history))
+            self.accepted.fill_(state["accepted"])
+        else:
+            self.forget()
+
+
+def check_loss_guard(section: Component | None) -> None:
+    """Refuse a guard that there is not, and options that it does not take.
+
+    Raises:
+        RecipeError: with what was probably meant.
+    """
+    if section is None:
+        return
+    try:
+        function = find("loss guard", section.name, LOSS_GUARDS)
+    except RecipeError as problem:
+        raise RecipeError(f"`safety.loss_guard.name`: {problem}") from problem
+    check_options(function, section.options, "safety.loss_guard", also=FOR_ALL)
+    least = {"window": FEWEST, "skips": 0, "rollbacks": 0}
+    for option, value in section.options.items():
+        if value < least.get(option, -math.inf) if option in least else option == "sigmas" and value <= 0:
+            raise RecipeError(f"`safety.loss_guard.{option}` must be {f'at least {least[option]}' if option in least else 'more than 0'}.")

@@ -1,0 +1,173 @@
+"""Stop a run that is told to stop where it can go on exactly: at the end of a step and after a save, all processes together."""
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from cpt.errors import Interrupted
+from cpt.ranks import world_size
+
+log = logging.getLogger("cpt")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SECONDS_BETWEEN_AGREEMENTS = 0.1
+MOST_STEPS_BETWEEN = 50
+SECONDS_BETWEEN_LOOKS = 1.0  # at the launcher
+SECONDS_OF_ONE_INTERRUPT = 1.0  # torchrun passes on what its processes have got already
+CODE_OF_SECOND_INTERRUPT = 130
+LAUNCHER_GONE = signal.SIGHUP  # what it counts as
+
+
+class Preemption(TrainerCallback):
+    """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a save.
+
+    One process that got the signal is enough: all of them agree on it at a step's end, over gloo and not over the GPUs, each step where
+    steps take longer than 0.1 s and else each so many of them. Before and after the training there is nothing to save, and the signal
+    raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the spot, whatever it waits for. Where a
+    launcher started this process and is gone, that counts as a signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A
+    SIGHUP that was ignored from the start (nohup) stays ignored.
+
+    A thread reads the signals from a pipe, since Python's own handlers wait for a main thread that may wait for other processes.
+    """
+
+    def __init__(self) -> None:
+        self.received: int = 0
+        """Number of the first signal that this process got."""
+        self.stopped_by: str | None = None
+        """The signal for which all processes stopped the training."""
+        self.is_training = False
+        self.interrupted_at: float | None = None
+        """When the first SIGINT came, by a clock that only goes on."""
+        self.group: dist.ProcessGroup | None = None
+        self.steps_until_agreement = 1
+        self.agreed_at = 0.0
+        self.steps_since = 0
+        self.previous: dict[int, Any] = {}
+
+    # --- the context -------------------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Preemption":
+        """Take the signals.
+
+        Python has them only in the main thread; elsewhere (a notebook's server, a user's own program) they are left alone.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)
+        self.previous_descriptor = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self.previous[number] = signal.signal(number, self.at_signal)
+        os.register_at_fork(after_in_child=self.leave_child_alone)
+        self.is_watching = True
+        self.launcher = os.getppid() if "RANK" in os.environ else None
+        self.watcher = threading.Thread(target=self.watch, name="cpt-signals", daemon=True)
+        self.watcher.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        """Give the signals back."""
+        if not self.previous:
+            return
+        self.is_watching = False
+        os.write(self.writing, b"\0")
+        self.watcher.join()
+        signal.set_wakeup_fd(self.previous_descriptor)
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        self.previous = {}
+        os.close(self.reading)
+        os.close(self.writing)
+
+    def at_signal(self, number: int, _: FrameType | None) -> None:
+        """What Python calls in the main thread; the thread that watches has noted the signal already, or will."""
+        if not self.is_training and self.stopped_by is None:
+            raise Interrupted(f"{signal.Signals(number).name} came while nothing was being trained. Start the same command again to go on.")
+
+    def leave_child_alone(self) -> None:
+        """Workers end when they are told to, and do not speak for this process; Ctrl-C is for the main one, which ends them."""
+        if self.previous:
+            signal.set_wakeup_fd(-1)
+            for number in self.previous:
+                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+
+    def watch(self) -> None:
+        """Note signals as they come, and whether the launcher is still there."""
+        while self.is_watching:
+            readable, _, _ = select.select([self.reading], [], [], SECONDS_BETWEEN_LOOKS)
+            for number in os.read(self.reading, 64) if readable else b"":
+                self.note(number)
+            if self.launcher is not None and os.getppid() != self.launcher:
+                self.launcher = None
+                self.note(LAUNCHER_GONE)
+
+    def note(self, number: int) -> None:
+        """One signal."""
+        if number not in SIGNALS:
+            return
+        self.received = self.received or number
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self.interrupted_at is not None and now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT:
+                os._exit(CODE_OF_SECOND_INTERRUPT)
+            self.interrupted_at = self.interrupted_at or now
+
+    # --- the callback ------------------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """From here on signals wait for the end of a step."""
+        self.is_training = True
+        if world_size() > 1 and self.group is None:
+            self.group = dist.new_group(backend="gloo")
+        self.agreed_at = time.perf_counter()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stop here if any process was told to."""
+        self.steps_since += 1
+        if self.steps_since < self.steps_until_agreement:
+            return
+        number = self.agree()
+        if number:
+            self.stopped_by = signal.Signals(number).name
+            # The evaluation can wait until the run goes on; whoever sent the signal does not.
+            control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Nothing is being trained any more."""
+        self.is_training = False
+
+    def agree(self) -> int:
+        """The signal that any process got, or 0; and how many steps to train until the next time, the same number for all."""
+        now = time.perf_counter()
+        seconds = (now - self.agreed_at) / self.steps_since
+        figures = torch.tensor([float(self.received), seconds])
+        if self.group is not None:
+            dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
+        number, seconds = figures.tolist()
+        if world_size() > 1:
+            self.steps_until_agreement = max(1, min(MOST_STEPS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
+        self.agreed_at, self.steps_since = now, 0
+        return int(number)
+
+    def raise_if_stopped(self, checkpoint: str | None) -> None:
+        """End the run of a training that was stopped.
+
+        Args:
+            checkpoint: the name of the newest one.
+
+        Raises:
+            Interrupted: it was.
+        """
+        if self.stopped_by is not None:
+            saved = f"{checkpoint} is saved" if checkpoint else "nothing is saved yet"
+            raise Interrupted(f"stopped by {self.stopped_by}: {saved}. Start the same command again to go on from there.")

@@ -1,0 +1,85 @@
+"""A stage of a user's, whose steps go wrong as the variable CPT_TEST_FAULTS says: the pre-training stage otherwise.
+
+Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on), `rows` (global numbers),
+`above` (rows in a micro-batch), `rank`. With `once` it happens at each of its steps a single time, also when the step is redone.
+"""
+
+import json
+import os
+
+import torch
+
+from cpt.ranks import rank
+from cpt.stages.cpt import COLUMNS, CONFIG
+from cpt.stages.trainer import CPTTrainer
+
+__all__ = ["COLUMNS", "CONFIG", "build_trainer"]
+
+
+def build_trainer(recipe, model, tokenizer, data, arguments, length):
+    return FaultyTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+
+
+class FaultyTrainer(CPTTrainer):
+    """Whose faults lie where a user's own code would have them: around the loss."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.faults = json.loads(os.environ.get("CPT_TEST_FAULTS", "[]"))
+        self.done = set()
+
+    def compute_loss(self, model, inputs, *arguments, **options):
+        faults = [fault for number, fault in enumerate(self.faults) if model.training and self.is_due(number, fault, inputs)]
+        kinds = {fault["kind"] for fault in faults}
+        if "error" in kinds:
+            raise ValueError("something of the user's own (injected)")
+        if "memory" in kinds:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
+        loss = super().compute_loss(model, inputs, *arguments, **options)
+        if "nan" in kinds:
+            loss = loss * float("nan")
+        if "spike" in kinds:
+            loss = loss * 1e4
+        if "gradient" in kinds:
+            loss = SteepLoss.apply(loss)
+        return MemoryEndsInBackward.apply(loss) if "memory_backward" in kinds else loss
+
+    def is_due(self, number, fault, inputs):
+        step = self.state.global_step + 1
+        if fault.get("rank", rank()) != rank() or step not in fault.get("steps", [step]):
+            return False
+        if len(inputs["input_ids"]) <= fault.get("above", 0):
+            return False
+        if "rows" in fault:
+            poisoned = [self.rows[row]["input_ids"].to(inputs["input_ids"].device) for row in fault["rows"]]
+            if not any(torch.equal(row, bad) for row in inputs["input_ids"] for bad in poisoned):
+                return False
+        if fault.get("once"):
+            if (number, step) in self.done:
+                return False
+            self.done.add((number, step))
+        return True
+
+
+class SteepLoss(torch.autograd.Function):
+    """The loss itself, with a gradient that is not its own."""
+
+    @staticmethod
+    def forward(context, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 1e5
+
+
+class MemoryEndsInBackward(torch.autograd.Function):
+    """The loss itself; its gradient does not come."""
+
+    @staticmethod
+    def forward(context, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")

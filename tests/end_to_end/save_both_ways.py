@@ -1,0 +1,116 @@
+"""Train two steps, save them as the Trainer would, as we do, and as we do in the background, and tell what differs: `... RECIPE OUTPUT`."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from cpt.data.build import build_data
+from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
+from cpt.models.build import build_model
+from cpt.ranks import is_main_process
+from cpt.recipe.load import load_recipe
+from cpt.stages.arguments import training_arguments, weights_dtype
+from cpt.stages.build import build_trainer
+from cpt.tokenizer.load import load_tokenizer
+
+OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}
+
+
+def trained(path):
+    recipe = load_recipe(path)
+    launch = join_processes(recipe.training)
+    start_deepspeed(launch)
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed, budget=recipe.budget)
+    arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data, deepspeed=launch.deepspeed_config)
+    model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), mixed_precision=arguments.bf16)
+    trainer = build_trainer(recipe, model, tokenizer, data, arguments)
+    trainer.train()
+    return trainer, recipe
+
+
+def save(trainer, folder, way):
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.args.output_dir = str(folder)
+    for name in ("agreement", "in_flight"):  # of the run before
+        trainer.__dict__.pop(name, None)
+    way()
+    return Path(get_last_checkpoint(str(folder)))
+
+
+def in_background(trainer):
+    """Save, and spoil every trained number and moment as soon as an optimizer may make its step."""
+    trainer.recipe = trainer.recipe.model_copy(
+        update={"checkpoints": trainer.recipe.checkpoints.model_copy(update={"in_background": True})}
+    )
+    trainer.save_once("full")
+    assert trainer.in_flight.thread is not None
+    trainer.wait_for_copies()
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data.fill_(7)
+        for group in trainer.optimizer.param_groups:  # under DeepSpeed the master weights
+            for parameter in group["params"]:
+                parameter.data.fill_(7)
+        for state in trainer.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.fill_(7)
+    trainer.in_flight.wait()
+    assert trainer.save_failure is None, trainer.save_failure
+
+
+def files_of(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def differing(one, other):
+    """The files of two checkpoints that are not the same."""
+    found = sorted((files_of(one) ^ files_of(other)) - OURS_ALONE)
+    for name in sorted(files_of(one) & files_of(other)):
+        if name.endswith((".pt", ".pth")):
+            same = equal(*(torch.load(folder / name, weights_only=False) for folder in (one, other)))
+        elif name == "training_args.bin":  # it holds the output folder
+            same = True
+        else:
+            same = (one / name).read_bytes() == (other / name).read_bytes()
+        if not same:
+            found.append(name)
+    return found
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if type(one).__module__.startswith("deepspeed.runtime.fp16"):  # its loss scaler
+        return type(one) is type(other) and vars(one) == vars(other)
+    return one == other
+
+
+def main():
+    trainer, recipe = trained(sys.argv[1])
+    output = Path(sys.argv[2])
+    theirs = save(trainer, output / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
+    ours = save(trainer, output / "ours", lambda: trainer.save_once("full"))
+    behind = save(trainer, output / "behind", lambda: in_background(trainer))
+    if is_main_process():
+        sizes = [sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE) for folder in (theirs, ours, behind)]
+        differences = {"ours": differing(theirs, ours), "behind": differing(theirs, behind), "sizes": sizes, "files": len(files_of(theirs))}
+        (output / "differences.json").write_text(json.dumps(differences))
+    leave_processes()
+
+
+if __name__ == "__main__":
+    main()
