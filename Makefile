@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-gpu test-network lint format check bench-data bench-peers bench-vocabulary train-prototype train-production
+.PHONY: help setup demo test test-slow test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
+test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
+	$(PYTEST) tests/faults -m 'slow or not slow' $(ARGS)
+
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +70,21 @@ bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs,
 
 bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
 	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
+
+bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
+	$(BIN)/python -m benchmarks.guards $(ARGS)
+
+bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 20 minutes on 4 cores
+	$(BIN)/python -m benchmarks.saving $(ARGS)
+
+bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores; then the table of docs/reliability.md
+	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 1 minute
+	$(BIN)/python -m benchmarks.verifying $(ARGS)
+
+bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU; then docs/rewarming.md
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.rewarming $(ARGS)
 
 train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)

@@ -1,0 +1,282 @@
+"""Start real runs of ours and of the plain Trainer on one recipe, and read what they leave behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from benchmarks.faults.injection import ATTEMPT, FAULTS, SAMPLES
+from cpt.tokenizer.train_bpe import train_bpe
+from tests.end_to_end.launching import zero_profile
+from tests.loopback_hub import Hub
+from tests.tiny import TINY_LLAMA, write_documents
+
+ROOT = Path(__file__).parents[2]
+System = Literal["cpt", "trainer"]
+KINDS = {0: "plain", 2: "ZeRO-2 x 2", 3: "ZeRO-3 x 2"}
+TOKENS_PER_STEP = 512
+DATA = "data.json"
+INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", FAULTS, SAMPLES, ATTEMPT)
+MOST_SECONDS = 600.0
+
+
+def prepare(work: Path, hub: Hub | None = None) -> None:
+    """A corpus and a tokenizer in the suite's folder.
+
+    Args:
+        hub: gets the corpus, and runs stream it from there.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    corpus = write_documents(work / "domain.jsonl", 240, 0)
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    train_bpe(texts, 320, work / "tokenizer")
+    source: dict[str, Any] = {"path": str(corpus)}
+    environment = {"HF_HUB_OFFLINE": "1"}
+    if hub is not None:
+        hub.commit("lab/domain", {"train.jsonl": corpus.read_bytes()})
+        source = {"path": "lab/domain", "streaming": True}
+        environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(work / "home")}
+    (work / DATA).write_text(json.dumps({"source": source, "environment": environment}))
+
+
+@dataclass(frozen=True)
+class Made:
+    """One step: over all ranks and micro-batches, in the order of their values."""
+
+    documents: tuple[str, ...]
+    """Hashes of its rows."""
+    losses: tuple[str, ...]
+    """As hexadecimal floats."""
+
+
+@dataclass
+class TrialRun:
+    """One run in a folder of its own, started as often as it takes.
+
+    Args:
+        work: the suite's folder, after `prepare`.
+        name: of the run.
+        stage: ZeRO's; 0 is without DeepSpeed.
+    """
+
+    work: Path
+    name: str
+    system: System = "cpt"
+    stage: int = 0
+    steps: int = 16
+    every: int = 4
+    micro_batch: int = 2
+    processes: int = 0
+    """0: two under DeepSpeed, else one."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    attempts: int = 0
+
+    def __post_init__(self) -> None:
+        self.processes = self.processes or (2 if self.stage else 1)
+        self.home.mkdir(parents=True)
+        self.recipe.write_text(yaml.safe_dump(self.content()))
+
+    @cached_property
+    def home(self) -> Path:
+        """All of its files."""
+        return self.work / f"{self.name}-{self.system}"
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The source in the recipe, and what its reader finds in the environment."""
+        content: dict[str, Any] = json.loads((self.work / DATA).read_text())
+        return content
+
+    @property
+    def recipe(self) -> Path:
+        """The YAML file, the same for both systems but for the stage."""
+        return self.home / "recipe.yaml"
+
+    @property
+    def folder(self) -> Path:
+        """What the run calls its folder."""
+        return self.home / "runs" / "run"
+
+    @property
+    def samples(self) -> Path:
+        """What each step read, without the rank."""
+        return self.home / "samples"
+
+    @property
+    def output(self) -> Path:
+        """What all its processes said."""
+        return self.home / "output.txt"
+
+    def content(self) -> dict[str, Any]:
+        """The recipe."""
+        training: dict[str, Any] = {"per_device_train_batch_size": self.micro_batch, "logging_steps": 1, **self.training}
+        if self.stage:
+            training |= {"deepspeed": zero_profile(self.home, self.stage), "bf16": True}
+        return {
+            "name": "run",
+            "stage": "benchmarks.faults.stage",
+            "output_dir": str(self.home / "runs"),
+            "model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}},
+            "tokenizer": {"path": str(self.work / "tokenizer")},
+            "data": {"sequence_length": 64, "sources": [self.data["source"]]},
+            "budget": {"tokens": self.steps * TOKENS_PER_STEP, "global_batch_tokens": TOKENS_PER_STEP},
+            "optimizer": {"learning_rate": 3e-3},
+            "training": training,
+            "checkpoints": {"every_steps": self.every, "keep": None},
+            **self.sections,
+        }
+
+    # --- starting it --------------------------------------------------------------------------------------------------------------------
+
+    def words(self, arguments: Sequence[str] = (), supervised: bool = False) -> list[str]:
+        """The command."""
+        python = [sys.executable]
+        if supervised:
+            return [*python, "cpt/train.py", str(self.recipe), "--supervise", "--processes", str(self.processes), *arguments]
+        torchrun = [*python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
+        program = ["cpt/train.py"] if self.system == "cpt" else ["-m", "benchmarks.faults.plain"]
+        return [*(torchrun if self.processes > 1 or self.stage else python), *program, str(self.recipe), *arguments]
+
+    def start(
+        self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False
+    ) -> subprocess.Popen:
+        """The run, in a process group of its own."""
+        kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
+        environment = {**kept, **self.told(faults), "PYTHONPATH": str(ROOT), **self.environment}
+        words = self.words(arguments, supervised)
+        with self.output.open("a") as output:
+            return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def told(self, faults: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
+        """What the next start finds in its environment."""
+        self.attempts += 1
+        return {
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            **self.data["environment"],
+            "TOKENIZERS_PARALLELISM": "false",
+            "CPT_CACHE": str(self.work / "cache"),
+            FAULTS: json.dumps(list(faults)),
+            SAMPLES: str(self.samples),
+            ATTEMPT: str(self.attempts),
+        }
+
+    def finish(self, faults: Iterable[Mapping[str, Any]] = (), **how: Any) -> int:
+        """Run it as far as it goes, and give the exit code; one that hangs is ended."""
+        process = self.start(faults, **how)
+        return wait(process, MOST_SECONDS)
+
+    def straight(self) -> "TrialRun":
+        """The undisturbed run, which must end well."""
+        if self.finish() != 0:
+            raise RuntimeError(f"{self.name} fails without any fault:\n{self.said()}")
+        return self
+
+    # --- what it leaves -----------------------------------------------------------------------------------------------------------------
+
+    def said(self) -> str:
+        """The end of its output."""
+        return self.output.read_text(errors="replace")[-20_000:] if self.output.exists() else ""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every micro-batch and every beginning of a step, of all ranks."""
+        lines = [line for path in sorted(self.home.glob("samples-*.jsonl")) for line in path.read_text().splitlines()]
+        return sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda one: one["time"])
+
+    def attempts_made(self) -> list[dict[int, "Made"]]:
+        """For each start that came to a step: what its steps were made of."""
+        ranks = [path.read_text().splitlines() for path in sorted(self.home.glob("samples-*.jsonl"))]
+        found: dict[tuple[int, ...], dict[int, list[Made]]] = defaultdict(dict)
+        for rank, lines in enumerate(ranks):
+            for line in (json.loads(text) for text in lines if text.endswith("}")):
+                made = found[tuple(line["attempt"])].setdefault(line["step"], [Made((), ()) for _ in ranks])
+                before = Made((), ()) if "begin" in line else made[rank]  # a step that is redone counts once
+                losses = (line["loss"],) if "loss" in line else ()
+                made[rank] = Made((*before.documents, *line.get("documents", ())), (*before.losses, *losses))
+        return [
+            {
+                step: Made(
+                    tuple(sorted(document for one in made for document in one.documents)),
+                    tuple(sorted(loss for one in made for loss in one.losses)),
+                )
+                for step, made in found[attempt].items()
+            }
+            for attempt in sorted(found)
+        ]
+
+    def made(self) -> dict[int, "Made"]:
+        """What counts in the end: each step as it was last made."""
+        return {step: made for attempt in self.attempts_made() for step, made in attempt.items()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Of the exported model."""
+        return load_file(self.folder / "final" / "model.safetensors")
+
+    def is_done(self) -> bool:
+        """True once its model is exported."""
+        return (self.folder / "final" / "model.safetensors").exists()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Of our events.jsonl."""
+        path = self.folder / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def status(self) -> dict[str, Any]:
+        """Of our status.json."""
+        path = self.folder / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def checkpoints(self) -> list[int]:
+        """The steps of its checkpoint-N."""
+        return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit())
+
+
+def wait(process: subprocess.Popen, seconds: float) -> int:
+    """The exit code; 124 where it had to be ended."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return 124
+    finally:
+        kill_all(process)
+
+
+def kill_all(process: subprocess.Popen) -> None:
+    """SIGKILL to a run's processes, those in sessions of torchrun's making too."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    for child in family:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def await_step(run: TrialRun, process: subprocess.Popen, step: int, seconds: float = 300.0) -> bool:
+    """Wait until this start of the run is in a step; False where it ended before."""
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        if any(line["attempt"][0] == run.attempts and line["step"] >= step for line in run.records()):
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,1 @@
+"""What the guards and flags of a run cost in a step."""

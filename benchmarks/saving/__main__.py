@@ -1,0 +1,138 @@
+"""`python -m benchmarks.saving`: what hash, fsync and rename add to a save, and how long a save in the background holds training up.
+
+A run is saved by turns as the Trainer does, as we do, and behind the training; medians of paired rounds. The stall is what the training
+thread waits for: the snapshot, and the copies where they are not complete when the next update begins. 20 minutes on 4 cores, 6 GiB of
+memory and 3 GiB of disk; writes benchmarks/results/saving.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from benchmarks.saving import saves as program
+from cpt.tokenizer.train_bpe import train_bpe
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "saving.json"
+ADDED, STALL = 5.0, 10.0  # percent, at most
+WAYS = {"plain": (1, None), "ZeRO-2 x 2": (2, 2), "ZeRO-3 x 2": (2, 3)}  # processes, stage
+BYTES_PER_PARAMETER = {None: 12, 2: 16, 3: 14}  # weights and AdamW's moments; master weights under DeepSpeed
+WIDTH, VOCABULARY, ROW, ROWS_PER_STEP = 1024, 512, 32, 8
+PER_LAYER = 4 * WIDTH * WIDTH + 3 * WIDTH * 4 * WIDTH
+Samples = list[dict[str, float]]
+
+
+def main() -> None:
+    """Measure each way, and write the results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.saving", description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1.1, help="of a checkpoint")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as temporary:
+        samples = {name: measure(Path(temporary), name, asked.gigabytes, asked.rounds) for name in WAYS}
+    RESULTS.write_text(json.dumps(results_of(samples), indent=1) + "\n")
+
+
+def measure(folder: Path, name: str, gigabytes: float, rounds: int) -> Samples:
+    """Samples of one way to run."""
+    processes, stage = WAYS[name]
+    out = folder / f"stage{stage}.json"
+    recipe = write_recipe(folder, stage, rounds=rounds + 1, gigabytes=gigabytes)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    words = [*(launcher if processes > 1 else [sys.executable]), program.__file__, str(recipe), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    samples: Samples = json.loads(out.read_text())
+    return samples
+
+
+def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float) -> Path:
+    """So many rounds of a model whose checkpoint has the size that was asked for."""
+    layers = max(1, round(gigabytes * 1e9 / BYTES_PER_PARAMETER[stage] / PER_LAYER))
+    tokens = ROWS_PER_STEP * ROW
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(["one", "two", "three", "four", "five"], k=200)) for _ in range(50)]
+    (folder / "corpus.txt").write_text("\n".join(texts))
+    if not (folder / "tokenizer").exists():
+        train_bpe(texts, 270, folder / "tokenizer")
+    shape = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": layers, "num_attention_heads": 16}
+    config = {"model_type": "llama", **shape, "num_key_value_heads": 16, "vocab_size": VOCABULARY, "max_position_embeddings": ROW}
+    training: dict[str, Any] = {
+        "per_device_train_batch_size": ROWS_PER_STEP // (1 if stage is None else 2),
+        "use_cpu": True,
+        "logging_steps": 10**6,
+    }
+    if stage is not None:
+        zero: dict[str, Any] = {"stage": stage}
+        if stage == 3:
+            zero |= {"stage3_gather_16bit_weights_on_model_save": True}
+        batch = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+        training |= {"bf16": True, "deepspeed": {**batch, "bf16": {"enabled": "auto"}, "zero_optimization": zero}}
+    sections = {
+        "name": "saving",
+        "stage": "pretrain",
+        "output_dir": str(folder / f"runs{stage}"),
+        "model": {"from_scratch": True, "config": config},
+        "tokenizer": {"path": str(folder / "tokenizer")},
+        "data": {"sequence_length": ROW, "sources": [{"path": str(folder / "corpus.txt"), "text_documents": "line"}]},
+        "budget": {"tokens": rounds * program.STEPS_IN_ROUND * tokens, "global_batch_tokens": tokens},
+        "safety": {"loss_guard": None},
+        "training": training,
+    }
+    path = folder / f"stage{stage}.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
+    """Figures beside their targets, with the raw samples."""
+    rows = []
+    for name, rounds in samples.items():
+        way = f"{name}, {rounds[0]['bytes'] / 1e9:.2f} GB"
+        synced = [{**one, "synced": one["theirs"] + one["until_synced"], "stall": one["held"] + one["waited"]} for one in rounds]
+        added = f"{way}: hash, fsync and rename, beside the Trainer's save"
+        rows += [
+            measurement(added, ADDED, ratio(synced, "ours", "theirs") - 100, "%"),
+            measurement(f"{added} and fsync of its files", None, ratio(synced, "ours", "synced") - 100, "%"),
+            measurement(f"{way}: stall of a save in the background, beside a blocking one", STALL, ratio(synced, "stall", "ours"), "%"),
+            measurement(f"{way}: the same, beside the Trainer's save", None, ratio(synced, "stall", "theirs"), "%"),
+            measurement(f"{way}: the Trainer's save", None, median(one["theirs"] for one in synced), "seconds"),
+            measurement(f"{way}: ours", None, median(one["ours"] for one in synced), "seconds"),
+            measurement(f"{way}: stall of ours in the background", None, median(one["stall"] for one in synced), "seconds"),
+            measurement(f"{way}: a step", None, median(one["step_after_ours"] for one in synced), "seconds"),
+            measurement(f"{way}: a step while a save is written", None, median(one["step_after_behind"] for one in synced), "seconds"),
+        ]
+    return {
+        "device": f"{platform.machine()}, {os.cpu_count()} cores, load at the end {os.getloadavg()[1]:.1f}",
+        "python": platform.python_version(),
+        "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "deepspeed", "safetensors", "xxhash")},
+        "measurements": rows,
+        "samples": samples,
+    }
+
+
+def ratio(rounds: Samples, one: str, other: str) -> float:
+    """Percent, as the median over pairs."""
+    return 100 * median(sample[one] / sample[other] for sample in rounds)
+
+
+def measurement(name: str, target: float | None, measured: float, unit: str) -> dict[str, Any]:
+    """A row of the results; targets are upper bounds."""
+    bound = None if target is None else f"<= {target}"
+    return {"name": name, "target": bound, "measured": measured, "unit": unit, "met": None if target is None else measured <= target}
+
+
+if __name__ == "__main__":
+    main()

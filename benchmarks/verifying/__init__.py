@@ -1,0 +1,1 @@
+"""Verifying a checkpoint beside reading it."""
