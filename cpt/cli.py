@@ -17,15 +17,17 @@ COMMANDS = {  # name -> (module:function, what it does)
     "tokenizer": ("cpt.tokenizer_commands.app:app", "Report on a tokenizer, extend one with a domain's tokens, or train a new one."),
     "prepare": ("cpt.prepare:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
     "store": ("cpt.store_command:app", "List, verify or prune the tokens that are kept between runs."),
+    "verify": ("cpt.verify_command:command", "Compare a run's checkpoints, or one of them, with what was written."),
     "export": ("cpt.checkpoints.export_command:command", "Write a trained model for others to load, proven by its logits."),
     "merge": ("cpt.checkpoints.merge_command:command", "Make one model of several: adapter and base, chat vector, mean of checkpoints."),
     "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),
     "chat": ("cpt.serving.chat:command", "Chat with a model in the terminal."),
     "contamination": ("cpt.contamination_command:command", "Find training documents that hold what the model will be judged by."),
     "evaluate": ("cpt.evaluate_command:command", "Measure a model on held-out text, questions and tasks, against its base."),
+    "verdict": ("cpt.verdict:command", "Judge a finished run against its base, on one page."),
     "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     "doctor": ("cpt.doctor:command", "Show what this machine has, and what each missing piece costs."),
-    "demo": ("cpt.demo.run:command", "Tokenizer, pre-training, continued pre-training and its verdict, offline in minutes."),
+    "demo": ("cpt.demo.run:command", "The whole path, offline in minutes: documents, init, check, train, verdict, served answer."),
 }
 
 

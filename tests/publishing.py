@@ -1,0 +1,48 @@
+"""Publish checkpoints of a chosen size, as a run would: `python publishing.py FOLDER MEBIBYTES FIRST LAST`."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from cpt.checkpoints.agreement import Agreement
+from cpt.checkpoints.manifest import FORMAT, Manifest
+from cpt.checkpoints.transaction import Contents, clear_leftovers, publish
+
+
+def manifest(files, step=1, **changes):
+    fields = {"kind": "full", "rows": 4 * step, "tokens": 256 * step, "world_size": 1, "zero_stage": None, "exactness": "bit-exact"}
+    return Manifest(**{**fields, "format": FORMAT, "step": step, "recipe": "r", "data": "d", "versions": {}, "files": files, **changes})
+
+
+def contents(step=1, numbers=1000):
+    """Weights in safetensors, two files of torch's, a text; all numbers are the step's."""
+
+    def write_model(folder, weights):
+        folder.mkdir()
+        save_file({"weight": torch.full((numbers,), float(step))}, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+
+    states = {
+        "optimizer.pt": {"m": torch.full((numbers,), float(step))},
+        "global_step/part.pt": {"v": torch.full((numbers,), float(step))},
+        "scheduler.pt": {},
+        "rng_state.pth": {},
+    }
+    return Contents(states=states, texts={"trainer_state.json": f'{{"global_step": {step}, "log_history": []}}'}, write_model=write_model)
+
+
+def save(folder, step=1, numbers=1000, **options):
+    alone = Agreement(timedelta(seconds=60))
+    return publish(folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest(files, step), alone, **options)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run, mebibytes, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:])
+    clear_leftovers(run)
+    for step in range(first, last + 1):
+        save(run, step, mebibytes * 2**20 // 12)
+        print(step, flush=True)

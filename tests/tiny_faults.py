@@ -1,0 +1,76 @@
+"""Train a few steps in this process, with whatever goes wrong in them, and see what the run made of it."""
+
+import torch
+from tiny import write_recipe
+
+from cpt.data.build import build_data
+from cpt.models.build import build_model
+from cpt.recipe.load import load_recipe
+from cpt.runs.events import read_events
+from cpt.stages.build import build_trainer
+from cpt.stages.trainer import CPTTrainer
+from cpt.tokenizer.load import load_tokenizer
+
+STEPS = 16
+
+
+def trainer_of(sections, folder, *, callbacks=(), faults=None, **changes):
+    """A trainer of 16 steps of 4 rows.
+
+    Args:
+        faults: (trainer, inputs, loss) -> the loss of a micro-batch.
+        changes: sections of the recipe.
+    """
+    folder.mkdir(exist_ok=True)
+    sections = {**sections, "output_dir": str(folder / "runs"), "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256}, **changes}
+    recipe = load_recipe(write_recipe(sections, folder / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=callbacks)
+    if faults is not None:
+
+        def compute_loss(model, inputs, *arguments, **options):
+            faults(trainer, inputs, None)
+            return faults(trainer, inputs, CPTTrainer.compute_loss(trainer, model, inputs, *arguments, **options))
+
+        trainer.compute_loss = compute_loss
+    return trainer
+
+
+def at_steps(*steps, change):
+    """A fault at these steps: `change` of the loss, or an error that it raises."""
+
+    def fault(trainer, inputs, loss):
+        due = trainer.state.global_step + 1 in steps
+        return change(loss) if due and loss is not None else loss
+
+    return fault
+
+
+def in_rows(*numbers):
+    """A loss that is not a number where one of these rows is read."""
+
+    def fault(trainer, inputs, loss):
+        bad = [trainer.rows[number]["input_ids"] for number in numbers]
+        hit = any(torch.equal(row, other) for row in inputs["input_ids"] for other in bad)
+        return loss * float("nan") if hit and loss is not None else loss
+
+    return fault
+
+
+def losses(trainer):
+    """By the step's number."""
+    return {line["step"]: line["loss"] for line in trainer.state.log_history if "loss" in line}
+
+
+def weights(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def events(trainer, *kinds):
+    """(kind, step) of the events of these kinds."""
+    return [(event["kind"], event["step"]) for event in read_events(trainer.run_folder) if event["kind"] in kinds]
