@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what i
 test: $(INSTALLED) ## the test suite: no network, no GPU, under 10 minutes on 2 cores
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(INSTALLED) ## the grids and long runs
+test-slow: $(INSTALLED) ## the long runs, and the first case of each grid
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not gpu and not network' $(ARGS)
+
+test-long: $(INSTALLED) ## all cases of the grids: stages, ways to run, faults; hours
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'grid or long' $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
@@ -49,7 +52,7 @@ test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
 test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
-	$(PYTEST) tests/faults -m 'slow or not slow' $(ARGS)
+	$(PYTEST) tests/faults -m 'not gpu and not network' $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -124,7 +124,7 @@ def kill_at(run, moment, first):
     program.wait()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_after_a_kill_every_checkpoint_there_is_sound_and_none_is_lost(tmp_path, kills):
     draw, inside, newest = random.Random(kills), 0, 0
     for _ in range(kills):
