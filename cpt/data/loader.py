@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ log = logging.getLogger("cpt")
 MOST_THREADS = 4
 LOST_WORKER = "DataLoader worker"  # how torch's message begins
 MOST_REPLACEMENTS = 20
+SECONDS_TO_DIE = 2.0
 
 
 class RankSampler(Sampler[int]):
@@ -167,8 +169,10 @@ class CPTDataLoader(DataLoader[Row]):
 
 
 def any_dead(batches: Iterator[Row]) -> bool:
-    """Whether a worker process of torch's iterator has ended by a signal."""
-    return any((worker.exitcode or 0) < 0 for worker in vars(batches).get("_workers", ()))
+    """Whether a worker process of torch's iterator has ended by a signal, or does so now: its connections close before it has ended."""
+    workers = vars(batches).get("_workers", ())
+    wait([worker.sentinel for worker in workers], timeout=SECONDS_TO_DIE)
+    return any((worker.exitcode or 0) < 0 for worker in workers)
 
 
 def num_bytes(batch: Row) -> int:
