@@ -39,11 +39,11 @@ demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what i
 test: $(INSTALLED) ## the test suite: no network, no GPU, under 10 minutes on 2 cores
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(INSTALLED) ## the long runs, and the first case of each grid
+test-slow: $(INSTALLED) ## long runs and smaller grids
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not gpu and not network' $(ARGS)
 
-test-long: $(INSTALLED) ## all cases of the grids: stages, ways to run, faults; hours
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'grid or long' $(ARGS)
+test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m long $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)

@@ -12,17 +12,6 @@ import pytest
 from tiny import TINY_LLAMA, write_documents
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Of a grid the first case is a slow test, which CI runs; all cases together take hours."""
-    seen = set()
-    for item in items:
-        if item.get_closest_marker("grid"):
-            name = (item.path, item.originalname)
-            item.add_marker("long" if name in seen else "slow")
-            seen.add(name)
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with domain.jsonl, general.jsonl and held_out.jsonl."""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks.faults.comparing import steps_lost
-from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step, wait
+from benchmarks.faults.runs import MOST_SECONDS, System, await_step, wait
 from benchmarks.faults.trials import SYSTEMS, Outcome, Suite, resumed, told, tried_once
 
 STEPS, EVERY = 16, 8
@@ -41,8 +41,9 @@ def signalled(suite: Suite, system: System, stage: int, number: signal.Signals, 
     process = run.start([PAUSE])
     if not await_step(run, process, at):
         return Outcome(False, "ended before the signal")
+    members = ranks(process)  # a launcher that dies of the signal leaves them to nobody
     send(process, number)
-    code = wait_for_all(process, run)
+    code = wait_for_all(process, members)
     saved = max(run.checkpoints(), default=0)
     how = "saved the step it was in" if saved >= at else f"saved nothing, up to {EVERY} steps lost"
     if code == 0 or run.is_done():  # without a launcher, too
@@ -52,9 +53,8 @@ def signalled(suite: Suite, system: System, stage: int, number: signal.Signals, 
     return Outcome(good, f"{how}; then {outcome.what}")
 
 
-def wait_for_all(process: subprocess.Popen, run: TrialRun) -> int:
+def wait_for_all(process: subprocess.Popen, members: list[psutil.Process]) -> int:
     """The launcher's exit code, once the run's own processes are gone too: it may go before them."""
-    members = ranks(process)
     with suppress(subprocess.TimeoutExpired):
         process.wait(MOST_SECONDS)
     psutil.wait_procs(members, timeout=120)

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -19,9 +18,7 @@ from cpt.data.rows import Row, stack_rows
 
 log = logging.getLogger("cpt")
 MOST_THREADS = 4
-LOST_WORKER = "DataLoader worker"  # how torch's message begins
 MOST_REPLACEMENTS = 20
-SECONDS_TO_DIE = 2.0
 
 
 class RankSampler(Sampler[int]):
@@ -115,8 +112,7 @@ class CPTDataLoader(DataLoader[Row]):
             try:
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
-                # What a dead worker had made already cannot be fetched from it any more either: a connection that is reset or refused.
-                if not (LOST_WORKER in str(problem) or any_dead(batches)) or replaced == MOST_REPLACEMENTS:
+                if not tells_of_lost_worker(problem) or replaced == MOST_REPLACEMENTS:
                     raise
                 replaced += 1
                 many = f"{replaced} of {MOST_REPLACEMENTS} times"
@@ -168,11 +164,14 @@ class CPTDataLoader(DataLoader[Row]):
         )
 
 
-def any_dead(batches: Iterator[Row]) -> bool:
-    """Whether a worker process of torch's iterator has ended by a signal, or does so now: its connections close before it has ended."""
-    workers = vars(batches).get("_workers", ())
-    wait([worker.sentinel for worker in workers], timeout=SECONDS_TO_DIE)
-    return any((worker.exitcode or 0) < 0 for worker in workers)
+def tells_of_lost_worker(problem: Exception) -> bool:
+    """Whether torch's iterator failed because a worker process died, and not by an error of the rows, which begins with `Caught`.
+
+    What a dead worker had made already cannot be fetched from it any more either: its connection is reset, refused or at its end.
+    """
+    if isinstance(problem, RuntimeError):
+        return str(problem).startswith("DataLoader worker (pid")
+    return not str(problem).startswith("Caught ")
 
 
 def num_bytes(batch: Row) -> int:

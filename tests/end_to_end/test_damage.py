@@ -16,7 +16,7 @@ from cpt.checkpoints.safe_load import load_data
 from cpt.runs.events import read_events
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_any_damage_to_any_file_costs_the_steps_since_the_checkpoint_before_and_nothing_else(tiny_recipe, tmp_path, stage):
@@ -55,7 +55,7 @@ class Planted:
         return os.mkdir, (self.mark,)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 1], ids=["as before", "converted"])
 def test_what_is_planted_in_deepspeeds_parts_never_runs_even_with_a_forged_manifest(tiny_recipe, tmp_path, processes):
     import_module("deepspeed")  # whose classes are in its files
@@ -73,7 +73,7 @@ def test_what_is_planted_in_deepspeeds_parts_never_runs_even_with_a_forged_manif
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_deepspeeds_parts_from_elsewhere_need_the_users_word_and_then_go_on_exactly(tiny_recipe, tmp_path):
     run_to_its_end(recipe_of(tiny_recipe, tmp_path, stage=2, every=4), processes=2)
     run = tmp_path / "runs" / "tiny"

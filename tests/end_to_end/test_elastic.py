@@ -9,7 +9,7 @@ from resuming import forget_after, recipe_of, run_to_its_end
 from cpt.runs.events import read_events
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("stage", "offload"), [(0, False), (2, False), (2, True), (3, False), (3, True)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -28,7 +28,7 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(tiny_recipe, tmp
     assert exactness.startswith("elastic: from step 3 with 1 process instead of 2") and not list(run.glob(".universal-*"))
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_a_recipe_that_states_accumulation_keeps_its_global_batch(tiny_recipe, tmp_path):
     del tiny_recipe["budget"]["global_batch_tokens"]
     recipe = recipe_of(tiny_recipe, tmp_path, dropout=0.0)
@@ -40,7 +40,7 @@ def test_a_recipe_that_states_accumulation_keeps_its_global_batch(tiny_recipe, t
     assert len(straight) == 8 and losses(run) == pytest.approx(straight, rel=2e-6)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_adapter_under_zero_goes_on_with_one_process(tiny_recipe, tmp_path, stage):
     run_to_its_end(recipe_of(tiny_recipe, tmp_path, dropout=0.0, name="base"))

@@ -32,7 +32,7 @@ def sections(request, tiny_recipe, tokenizer_folder, tmp_path):
     return {**tiny_recipe, "stage": "cpt", "model": {"path": str(tmp_path / "base")}, "optimizer": optimizer}
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [None, "cpt"])
 def test_every_way_to_start_has_the_same_losses(sections, tmp_path, lora):
     sections["model"]["lora"] = lora
@@ -54,7 +54,7 @@ def logits_of(run):
     return model(torch.arange(60)[None]).logits
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), [(0, False), (2, False), (2, True), (3, False)])
 def test_lora_with_trained_embeddings_goes_on_bit_for_bit(sections, tmp_path, stage, offload):
     sections["model"]["lora"] = {"preset": "cpt", "lora_dropout": 0.1}

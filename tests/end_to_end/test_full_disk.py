@@ -50,7 +50,7 @@ def fill(folder):
     subprocess.run(["dd", "if=/dev/zero", f"of={folder / 'ballast'}", "bs=64k"], capture_output=True)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_disk_that_is_full_for_a_while_costs_the_saves_of_that_while(tiny_recipe, tmp_path, disk, in_background):
     (tmp_path / "free").mkdir()
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_saves_of_that_while(tiny_reci
     assert losses(run) == losses(tmp_path / "free" / "tiny")
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_a_disk_that_stays_full_ends_the_run_and_the_last_good_checkpoint_is_gone_on_from(tiny_recipe, disk):
     recipe, run = recipe_on(disk, tiny_recipe, "full"), disk / "tiny"
     when(run / "checkpoint-2", lambda: fill(disk))
@@ -82,7 +82,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_the_last_good_checkpoint_is_gon
     assert again.returncode == 0 and damages(run / "checkpoint-8") == [], again.stderr
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_a_read_only_disk_is_found_before_the_model_is_loaded(tiny_recipe, disk):
     recipe = recipe_on(disk, tiny_recipe, "read_only")
     assert launch(recipe).returncode == 0

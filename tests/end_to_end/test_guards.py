@@ -67,13 +67,13 @@ def test_ranks_of_ddp_skip_and_go_back_together(tiny_recipe, tmp_path, monkeypat
     skips_and_rolls_back(tiny_recipe, tmp_path, monkeypatch)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS[1:])
 def test_sharded_runs_skip_and_go_back_together(tiny_recipe, tmp_path, monkeypatch, stage, offload):
     skips_and_rolls_back(tiny_recipe, tmp_path, monkeypatch, stage=stage, offload=offload)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS)
 def test_one_spike_costs_less_than_one_percent(tiny_recipe, tmp_path, monkeypatch, stage, offload):
     kind = {"stage": stage, "offload": offload, "steps": 100, "every": 100}
@@ -83,7 +83,7 @@ def test_one_spike_costs_less_than_one_percent(tiny_recipe, tmp_path, monkeypatc
     assert losses(run.run)[-1] == pytest.approx(losses(reference.run)[-1], rel=0.01)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS)
 def test_a_gradient_alone_is_judged_too_and_a_run_that_is_lost_ends_with_code_2(tiny_recipe, tmp_path, monkeypatch, stage, offload):
     run = Faulty(tiny_recipe, tmp_path, stage=stage, offload=offload)
@@ -92,7 +92,7 @@ def test_a_gradient_alone_is_judged_too_and_a_run_that_is_lost_ends_with_code_2(
     assert len(run.told("spike_skipped")) == 20 and len(run.told("rolled_back")) == 3
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS)
 def test_interrupted_in_the_middle_of_bad_steps_the_run_decides_the_same(tiny_recipe, tmp_path, monkeypatch, stage, offload):
     bad = {"kind": "nan", "rows": [66 + 8 * step for step in range(5)]}
@@ -127,21 +127,21 @@ def test_ranks_of_ddp_redo_a_step_together_when_one_is_out_of_memory(tiny_recipe
     memory_is_found(tiny_recipe, tmp_path, monkeypatch, {"kind": "memory", "rank": 1, "above": 2, "steps": [7]}, restarts=0)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["memory", "memory_backward"])
 def test_ddp_with_accumulation_redoes_the_step_wherever_memory_ends_before_the_last_backward(tiny_recipe, tmp_path, monkeypatch, fault):
     spec = {"kind": fault, "rank": 1, "above": 1, "steps": [7]}
     memory_is_found(tiny_recipe, tmp_path, monkeypatch, spec, restarts=0, micro_batch=2)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_where_ranks_have_met_already_the_next_start_knows_what_fits(tiny_recipe, tmp_path, monkeypatch, stage):
     spec = {"kind": "memory_backward", "rank": 1, "above": 2, "steps": [7]}
     memory_is_found(tiny_recipe, tmp_path, monkeypatch, spec, restarts=1, micro_batch=4, stage=stage)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_a_single_process_under_deepspeed_is_started_again(tiny_recipe, tmp_path, monkeypatch):
     run = Faulty(tiny_recipe, tmp_path, stage=2)
     fault = {"kind": "memory", "above": 1, "steps": [7]}
@@ -149,7 +149,7 @@ def test_a_single_process_under_deepspeed_is_started_again(tiny_recipe, tmp_path
     assert run.train(monkeypatch, fault, processes=1) == 0 and len(losses(run.run)) == 16
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "processes"), [(0, 1), (0, 2), (3, 2)])
 def test_where_one_row_is_too_much_the_run_ends_with_code_2(tiny_recipe, tmp_path, monkeypatch, stage, processes):
     run = Faulty(tiny_recipe, tmp_path, stage=stage, micro_batch=1)

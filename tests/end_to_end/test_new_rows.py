@@ -53,7 +53,7 @@ def test_a_finished_phase_names_its_new_rows_so_that_another_can_go_on_from_it(e
     assert new_tokens(second) == new_tokens(first) == new_tokens(extended)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "offload", "bf16"), [(0, False, True), (2, False, True), (2, True, False), (3, False, False), (3, True, True)]
 )

@@ -31,7 +31,7 @@ def recipe_of(sections, folder, stage, *, offload=False, steps=2, **changes):
     return write_recipe(changed, folder / "r.yaml")
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), [(0, False), (2, False), (3, False), (3, True)])
 @pytest.mark.parametrize("lora", [False, True])
 def test_every_kind_of_run_saves_what_the_trainer_would_have_written(tiny_recipe, tmp_path, stage, offload, lora):
@@ -48,7 +48,7 @@ def test_every_kind_of_run_saves_what_the_trainer_would_have_written(tiny_recipe
     assert max(found["sizes"]) < 1.05 * min(found["sizes"]), found["sizes"]
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), [(0, False), (2, False), (2, True), (3, False), (3, True)])
 def test_what_is_saved_behind_the_training_holds_the_numbers_of_its_step(tiny_recipe, tmp_path, stage, offload):
     tiny_recipe["model"]["config"] = {**TINY_LLAMA, "attention_dropout": 0.1}

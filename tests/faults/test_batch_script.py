@@ -15,7 +15,7 @@ PAUSE = {"kind": "pause", "seconds": 0.3}
 COMMAND = "cpt train recipe.yaml --supervise --processes 8"
 
 
-@pytest.mark.grid
+@pytest.mark.long
 def test_the_batch_script_saves_and_puts_the_job_back_into_the_queue(suite, tmp_path):
     straight = TrialRun(suite.work, "straight", processes=2).straight()
     run = TrialRun(suite.work, "batch", processes=2)

@@ -27,7 +27,7 @@ def test_what_several_runs_came_to_is_added_up():
     assert (whole.kills, whole.inside_saves, whole.moments) == (5, 4, {"write": 3, "sync": 1})
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_run_killed_in_a_save_goes_on_and_the_plain_trainers_stays_blocked(suite):
     found = {}
@@ -42,7 +42,7 @@ def test_a_run_killed_in_a_save_goes_on_and_the_plain_trainers_stays_blocked(sui
     assert found["trainer"].failed_resumes >= 1
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_no_kill_costs_a_resume_a_row_or_a_bit(suite, stage):

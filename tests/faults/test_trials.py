@@ -18,7 +18,7 @@ from tests.tiny_run import DAMAGES
 IN_EVERY_KIND = pytest.mark.parametrize("stage", [0, 2, 3])
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @IN_EVERY_KIND
 @pytest.mark.parametrize("fault", STEPS)
@@ -27,7 +27,7 @@ def test_a_bad_step_costs_no_more_than_it_must(suite, stage, fault):
     assert outcome.good, outcome.what
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @IN_EVERY_KIND
 @pytest.mark.parametrize("fault", PROCESSES)
@@ -36,7 +36,7 @@ def test_processes_that_die_stand_still_or_change_in_number_cost_no_row(suite, s
     assert outcome.good, outcome.what
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @IN_EVERY_KIND
 @pytest.mark.parametrize("fault", DISKS)
@@ -47,7 +47,7 @@ def test_a_disk_that_takes_nothing_costs_no_checkpoint(suite, stage, fault):
     assert outcome.good, outcome.what
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @IN_EVERY_KIND
 def test_a_signal_to_anyone_saves_and_goes_on(suite, stage):
@@ -56,7 +56,7 @@ def test_a_signal_to_anyone_saves_and_goes_on(suite, stage):
         assert outcome.good, (number.name, name, outcome.what)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @IN_EVERY_KIND
 def test_damage_to_any_file_in_any_way(suite, stage):
@@ -69,7 +69,7 @@ def test_damage_to_any_file_in_any_way(suite, stage):
         assert outcome.good, (names[DAMAGES.index(how)], how, outcome.what)
 
 
-@pytest.mark.grid
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_supervised_job_whose_processes_are_killed_ends_well_and_in_time(suite):
     found = effective_time(Suite(suite.work, stages=(0,)))
