@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.data.results import ORDERS, RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
+from benchmarks.marked import with_part
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- python -m benchmarks.data.readme: begin -->\n", "<!-- python -m benchmarks.data.readme: end -->\n"
@@ -19,11 +20,7 @@ def main() -> None:
 
 def with_tables(text: str, results: Results) -> str:
     """A text with its part between the markers made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise SystemExit(f"README.md has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{tables(results)}{END}{after}"
+    return with_part(text, BEGIN, END, tables(results), "README.md")
 
 
 def tables(results: Results) -> str:

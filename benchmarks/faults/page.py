@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.results import RESULTS
+from benchmarks.marked import with_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- python -m benchmarks.faults.page: begin -->\n", "<!-- python -m benchmarks.faults.page: end -->\n"
@@ -20,11 +21,7 @@ def write_page() -> None:
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """A text with its part between the markers made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise SystemExit(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{tables(results)}{END}{after}"
+    return with_part(text, BEGIN, END, tables(results), PAGE.name)
 
 
 def tables(results: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import with_part
 from benchmarks.rewarming.corpus import GENERAL
 from benchmarks.rewarming.plot import PICTURE, draw
 from benchmarks.rewarming.results import DOMAIN, RESULTS, side
@@ -22,11 +23,7 @@ def write_page() -> None:
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """A text with its part between the markers made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise SystemExit(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{tables(results)}{END}{after}"
+    return with_part(text, BEGIN, END, tables(results), PAGE.name)
 
 
 def tables(results: dict[str, Any]) -> str:

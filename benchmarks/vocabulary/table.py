@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import with_part
 from benchmarks.vocabulary.results import OWN, RESULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "vocabulary.md"
@@ -17,11 +18,7 @@ def write_tables() -> None:
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """A text with its part between the markers made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise SystemExit(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{BEGIN}{lengths_table(results)}\n{arms_table(results)}\n{starts_table(results)}{END}{after}"
+    return with_part(text, BEGIN, END, f"{lengths_table(results)}\n{arms_table(results)}\n{starts_table(results)}", PAGE.name)
 
 
 def lengths_table(results: dict[str, Any]) -> str:
