@@ -118,7 +118,7 @@ def test_every_recipe_stands_in_the_readme():
 
 def test_the_prototype_is_one_24_gb_card():
     training = load_recipe(FOLDER / "prototype_rtx4090.yaml").training
-    assert (training["per_device_train_batch_size"], training["gradient_accumulation_steps"]) == (1, 8)
+    assert (training["per_device_train_batch_size"], training["gradient_accumulation_steps"]) == (4, 2)
     assert training["gradient_checkpointing"] and training["bf16"] and training["deepspeed"].endswith("ds_config_8b_24gb.json")
 
 

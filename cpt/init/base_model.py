@@ -12,15 +12,12 @@ from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.rules import is_local
+from cpt.planner.facts import has_fused_loss
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 
-# What Liger 0.8 patches (its map of model types, those of causal language models that people continue from).
-FUSED_LOSS_TYPES = """
-    gemma gemma2 gemma3_text glm4 granite llama mistral mixtral nemotron olmo2 olmo3 phi3 qwen2 qwen3 qwen3_moe smollm3
-"""
 CARD_LICENCE = re.compile(r"^license:\s*[\"']?([\w.-]+)", re.MULTILINE)
 
 
@@ -54,7 +51,7 @@ class BaseModel:
     @property
     def has_fused_loss(self) -> bool:
         """Whether Liger can compute its loss without all logits in memory."""
-        return self.model.config.model_type in FUSED_LOSS_TYPES.split()
+        return has_fused_loss(self.model.config)
 
 
 def look_at_model(path: str) -> BaseModel:

@@ -7,9 +7,9 @@ from typing import Literal
 from cpt.errors import DataError, ResourceError
 from cpt.init.base_model import BaseModel
 from cpt.init.documents import DocumentFacts, TokenEstimate
-from cpt.init.machine import Target
-from cpt.init.memory import Fit, Method, fit, ways_to_train, with_micro_batch
-from cpt.models.inventory import flops_per_token
+from cpt.init.memory import Fit, Method, fit, has_host, ways_to_train, with_micro_batch
+from cpt.planner.speed import ASSUMED_MFU, MFU_RANGE
+from cpt.planner.target import Target
 
 Shift = Literal["weak", "strong"]
 LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
@@ -27,8 +27,6 @@ LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
 WARMUP_SHARE = 0.01
 HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
 MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
-ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
-CHECKPOINTING_COST = 1.27  # torchtune's ladder: 9,174 to 7,210 tokens a second
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,6 @@ class Cost:
     hours: float
     low: float
     high: float
-    slowdown: float = 1.0
-    """What the way to train adds to that by itself; a guess."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ def choose(
         warmup,
         held_out,
         evaluations(held_out * estimate.tokens, budget),
-        cost_of(base, target, chosen, length, budget),
+        cost_of(target, chosen, budget),
     )
 
 
@@ -150,7 +146,7 @@ def row_length(base: BaseModel, target: Target) -> int:
 def method_that_fits(base: BaseModel, target: Target, length: int, full: bool | None) -> tuple[Fit, list[str]]:
     """The first way that fits, and why those before it do not."""
     refused: list[str] = []
-    for method in ways_to_train(base, target):
+    for method in ways_to_train(base, target, length):
         if full is not None and full != (method.name == "full"):
             continue
         if (found := fit(method, base, target, length)) is not None:
@@ -168,7 +164,7 @@ def why_not(method: Method, target: Target) -> str:
     """What a way to train would need."""
     what = {"full": ALL_PARAMETERS, "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[method.name]
     how = f" with {method.profile}" if method.profile else ""
-    if method.host_gib > target.host_memory_gib:
+    if not has_host(method, target):
         return f"{what}{how} needs {method.host_gib:.0f} GiB of host memory, there is {target.host_memory_gib:.0f} ({target.host_source})"
     return f"{what}{how} needs {method.states_gib:.1f} GiB before the first token, of {target.memory_gib:.0f}"
 
@@ -202,7 +198,7 @@ def batches(chosen: Fit, length: int, target: Target, budget: int, base: BaseMod
     most = min(LARGEST_BATCH, base.known.batch_tokens or LARGEST_BATCH) if base.known else LARGEST_BATCH
     wanted = min(most, budget / STEPS_WANTED)
     batch = at_once * 2 ** max(0, math.floor(math.log2(wanted / at_once))) if wanted > at_once else at_once
-    return with_micro_batch(chosen, base, target, length, micro_batch), batch
+    return with_micro_batch(chosen, micro_batch), batch
 
 
 def learning_rate(base: BaseModel, method: Method, is_strong_shift: bool) -> Rate:
@@ -247,12 +243,10 @@ def evaluations(held_out_tokens: float, budget: int) -> int:
     return min(MOST_EVALUATIONS, max(1, int(3 * EVALUATION_SHARE * budget / max(1.0, held_out_tokens))))
 
 
-def cost_of(base: BaseModel, target: Target, chosen: Fit, length: int, tokens: int) -> Cost:
+def cost_of(target: Target, chosen: Fit, tokens: int) -> Cost:
     """Time at a share of the peak that others have reached; evaluation and saving come on top."""
-    operations = tokens * flops_per_token(base.model, length, trains_weights=chosen.method.name == "full")
-    slower = chosen.method.slowdown * (CHECKPOINTING_COST if chosen.checkpointing else 1)
-    at_peak = operations * slower / (target.peak_flops * max(1, target.gpus)) / 3600
-    return Cost(at_peak / ASSUMED_MFU, at_peak / MFU_RANGE[1], at_peak / MFU_RANGE[0], chosen.method.slowdown)
+    expected, fast, slow = (chosen.hours(target, tokens, mfu) for mfu in (ASSUMED_MFU, MFU_RANGE[1], MFU_RANGE[0]))
+    return Cost(expected, fast, slow)
 
 
 def round_down(number: float, digits: int = 2) -> int:

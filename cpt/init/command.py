@@ -14,9 +14,9 @@ from cpt.hardware import find_gpus
 from cpt.init.base_model import look_at_model
 from cpt.init.choices import Shift, choose
 from cpt.init.documents import estimate_tokens, look_at_documents
-from cpt.init.machine import find_target
 from cpt.init.sentences import told_cost, told_documents, told_tokens
 from cpt.init.writing import PUBLIC_GENERAL, recipe_text
+from cpt.planner.target import find_target
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import DocumentSource

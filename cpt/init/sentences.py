@@ -1,9 +1,10 @@
 """What was found and what it costs, in sentences: for the head of the recipe and for the terminal."""
 
 from cpt.init.base_model import BaseModel
-from cpt.init.choices import ASSUMED_MFU, MFU_RANGE, Choices, Cost, size_in_words
+from cpt.init.choices import Choices, Cost, size_in_words
 from cpt.init.documents import DocumentFacts, TokenEstimate
-from cpt.init.machine import Target
+from cpt.planner.speed import ASSUMED_MFU, MFU_RANGE
+from cpt.planner.target import Target
 
 
 def told_documents(facts: DocumentFacts) -> str:
@@ -50,8 +51,6 @@ def told_cost(cost: Cost, target: Target, price: float | None) -> str:
     """Hours and money, with what they rest on."""
     span = f"about {in_time(cost.hours)}, {in_time(cost.low)} to {in_time(cost.high)}"
     basis = f"at {ASSUMED_MFU:.0%} of the peak, {MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} (assumed, not measured)"
-    if cost.slowdown > 1:
-        basis += f", {cost.slowdown:g} times as long for what moves between the parts of the machine (a guess)"
     gpus = max(1, target.gpus)
     money = f"; {cost.hours * gpus * price:,.2f} at {price:g} an hour for each GPU" if price is not None and target.gpus else ""
     rest = ". Evaluation and saving come on top; the first minutes of the run tell how long it takes"

@@ -9,9 +9,9 @@ from pathlib import Path
 from cpt.init.base_model import BaseModel
 from cpt.init.choices import Choices, size_in_words
 from cpt.init.documents import DocumentFacts, TokenEstimate
-from cpt.init.machine import Target
 from cpt.init.memory import ADAPTERS_ONLY
 from cpt.init.sentences import told_cost, told_documents, told_model, told_tokens, what_would_change
+from cpt.planner.target import Target
 from cpt.runs.record import EXPORT
 
 WIDTH = 118
@@ -224,7 +224,7 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
     lines = [
         "training:                            # Hugging Face's own keys",
         comment(
-            f"About {chosen.memory_gib:.1f} of {target.memory_gib:.3g} GiB on the {place} (estimated from bytes per parameter and token).",
+            f"About {chosen.memory_gib:.1f} of {target.memory_gib:.3g} GiB on the {place} (planned; `cpt plan` shows its parts).",
             2,
         ),
         f"  per_device_train_batch_size: {chosen.micro_batch}",
@@ -237,7 +237,8 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
         lines += [comment(text, 2), "  use_liger_kernel: true"]
     if chosen.method.profile:
         host = f"; {chosen.method.host_gib:.0f} GiB of host memory, of {target.host_memory_gib:.0f} ({target.host_source})"
-        text = f"Why this profile: deepspeed_configs/README.md{host if chosen.method.host_gib else ''}."
+        is_on_host = chosen.setup.zero is not None and chosen.setup.zero.offload_optimizer
+        text = f"Why this profile: deepspeed_configs/README.md{host if is_on_host else ''}."
         lines += [comment(text, 2), f"  deepspeed: deepspeed_configs/{chosen.method.profile}"]
     return "\n".join([*lines, "  max_grad_norm: 1.0", "  logging_steps: 10"])
 

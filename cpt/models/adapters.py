@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -106,7 +107,8 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters learn nothing.
     model.enable_input_require_grads()
     try:
-        adapted = get_peft_model(model, LoraConfig(**chosen), autocast_adapter_dtype=True)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft asks transformers in words that it will drop
+            adapted = get_peft_model(model, LoraConfig(**chosen), autocast_adapter_dtype=True)
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained

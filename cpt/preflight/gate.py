@@ -27,6 +27,7 @@ from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.preflight.craft import craft_warnings
 from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
+from cpt.preflight.memory import memory_warning
 from cpt.preflight.model import check_model, check_tokenizer
 from cpt.preflight.saving import check_saving
 from cpt.ranks import tell
@@ -106,6 +107,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_tokenizer(recipe, model, found)
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
+    if model is not None and (warning := memory_warning(recipe, model.config, profile, find_gpus())):
+        found.warnings.append(warning)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
     excuse_results_of_other_runs(recipe, found)

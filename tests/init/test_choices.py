@@ -3,8 +3,8 @@ import pytest
 from cpt.errors import DataError, ResourceError
 from cpt.init.choices import choose, evaluations, held_out_share, length_of_run, round_down, size_in_words
 from cpt.init.documents import TokenEstimate
-from cpt.init.machine import find_target
 from cpt.models.inventory import flops_per_token
+from cpt.planner.target import find_target
 
 
 @pytest.fixture

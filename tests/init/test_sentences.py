@@ -4,8 +4,8 @@ import pytest
 
 from cpt.init.choices import Cost
 from cpt.init.documents import TokenEstimate
-from cpt.init.machine import find_target
 from cpt.init.sentences import in_time, told_cost, told_documents, told_model, told_tokens
+from cpt.planner.target import find_target
 
 
 @pytest.mark.parametrize(("hours", "words"), [(26.34, "26.3 h"), (0.5, "30 min"), (0.01, "36 s"), (0.0, "1 s")])

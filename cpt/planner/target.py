@@ -28,6 +28,8 @@ class Target:
     peak_source: str
     host_memory_gib: float
     host_source: str
+    host_is_known: bool = True
+    """False where nobody said how much the host has, and its figure is only assumed."""
 
     @property
     def on_cpu(self) -> bool:
@@ -35,11 +37,13 @@ class Target:
         return self.gpus == 0
 
 
-def find_target(gpu: str, gpus: int, host_memory: float | None) -> Target:
+def find_target(gpu: str, gpus: int, host_memory: float | None, *, memory: float | None = None, peak_tflops: float | None = None) -> Target:
     """The machine that `--gpu "RTX 4090" --gpus 2` means.
 
     Args:
         host_memory: GiB, where the user knows; else this machine's if it has that GPU, or else an assumption.
+        memory: GiB of each GPU, for one that is not in the table.
+        peak_tflops: its dense bf16 peak, likewise.
 
     Raises:
         ResourceError: no such GPU, with the one that was probably meant.
@@ -47,14 +51,18 @@ def find_target(gpu: str, gpus: int, host_memory: float | None) -> Target:
     here = host_memory_gib()
     if gpu.strip().lower() == "cpu":
         return Target("CPU", 0, host_memory or here, cpu_peak(), "measured here with a matrix product", host_memory or here, "this machine")
-    kind = find_gpu_type(gpu)
-    if host_memory is not None:
-        memory, source = host_memory, "as given"
-    elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
-        memory, source = here, "this machine"
+    if memory is not None and peak_tflops is not None:
+        kind, peak_source = GpuType(gpu, memory, peak_tflops), "as given"
     else:
-        memory, source = ASSUMED_HOST_GIB, "assumed; --host-memory GIB says it"
-    return Target(kind.name, max(1, gpus), kind.memory_gib, kind.peak_tflops * 1e12, "data sheet, dense bf16", memory, source)
+        kind, peak_source = find_gpu_type(gpu), "data sheet, dense bf16"
+    known = True
+    if host_memory is not None:
+        in_host, source = host_memory, "as given"
+    elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
+        in_host, source = here, "this machine"
+    else:
+        in_host, source, known = ASSUMED_HOST_GIB, "assumed; --host-memory GIB says it", False
+    return Target(kind.name, max(1, gpus), memory or kind.memory_gib, kind.peak_tflops * 1e12, peak_source, in_host, source, known)
 
 
 def find_gpu_type(name: str) -> GpuType:
@@ -70,7 +78,10 @@ def find_gpu_type(name: str) -> GpuType:
     near = next((known for known in by_name if word and known.startswith(word)), None)
     near = near or closest(word, by_name) or closest(f"RTX{word}", by_name)
     hint = f" Did you mean `{by_name[near].name}`?" if near else ""
-    raise ResourceError(f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu.")
+    raise ResourceError(
+        f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. "
+        "For another: --memory-gib and --peak-tflops (dense bf16)."
+    )
 
 
 def simplified_gpu(name: str) -> str:

@@ -2,7 +2,7 @@ import pytest
 
 from cpt.errors import ResourceError
 from cpt.hardware import GPU_TYPES
-from cpt.init.machine import ASSUMED_HOST_GIB, find_gpu_type, find_target, simplified_gpu
+from cpt.planner.target import ASSUMED_HOST_GIB, find_gpu_type, find_target, simplified_gpu
 
 
 @pytest.mark.parametrize(

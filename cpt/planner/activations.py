@@ -1,0 +1,244 @@
+"""What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a second."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cpt.models.adapters import adaptable, add_lora
+from cpt.models.families.register import register_families
+from cpt.models.zero3 import without_zero3
+from cpt.planner.setup import Setup
+
+STAND_IN = "cpt_planned"
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes for the rows that go through at once."""
+
+    kept: int
+    """By all layers, with nothing computed again."""
+    largest_layer: int
+    """By the layer that keeps most."""
+    layer_inputs: int
+    """All that is kept when each layer is computed again: what went into each, and what is outside of them."""
+    widest: int
+    """The largest single tensor in a layer; its backward pass has about three of these beside."""
+    is_counted: bool = True
+    """False where the model's own code cannot be run without values; then it is an estimate."""
+
+    def of_rows(self, rows: int, two: "Activations") -> "Activations":
+        """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""
+        kept, layer, inputs, widest = (
+            first + (rows - 1) * (second - first)
+            for first, second in (
+                (self.kept, two.kept),
+                (self.largest_layer, two.largest_layer),
+                (self.layer_inputs, two.layer_inputs),
+                (self.widest, two.widest),
+            )
+        )
+        return Activations(kept, layer, inputs, widest, self.is_counted)
+
+    def kept_with(self, *, checkpointing: bool) -> int:
+        """At the end of the forward pass."""
+        return self.layer_inputs if checkpointing else self.kept
+
+    def in_one_layer(self, *, checkpointing: bool) -> int:
+        """What the backward pass of one layer adds while the others wait."""
+        return 3 * self.widest + (self.largest_layer if checkpointing else 0)
+
+
+class SavedBytes:
+    """Adds up the storages that autograd keeps, each once, parameters and buffers left out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.known = {id(t.untyped_storage()): t.untyped_storage() for t in (*model.parameters(), *model.buffers())}
+        self.known = {storage._cdata: storage for storage in self.known.values()}
+        self.total = 0
+        self.widest = 0
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Autograd's hook for what it keeps."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known[storage._cdata] = storage  # held, so that no other storage gets its address
+            self.total += storage.nbytes()
+            self.widest = max(self.widest, storage.nbytes())
+        return tensor
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Of one row and of two, from which those of any number follow."""
+
+    one: Activations
+    two: Activations
+
+    def of_rows(self, rows: int) -> Activations:
+        """For so many rows at once."""
+        return self.one.of_rows(rows, self.two)
+
+
+def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
+    """Run rows through the model's layers, without its head, on fake tensors."""
+    model = model_on_meta(config, setup)
+    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+        move_from_meta(model)
+        try:
+            return Counted(counted(model, setup, 1), counted(model, setup, 2))
+        except (DynamicOutputShapeException, DataDependentOutputException, RuntimeError):  # of routers and their kernels
+            return Counted(estimated(model, setup, 1), estimated(model, setup, 2))
+
+
+def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
+    """The model as the run builds it, adapters included, without its weights."""
+    register_families()
+    config = type(config).from_dict(config.to_dict())
+    config.use_cache = False
+    dtype = torch.bfloat16 if setup.weights_bytes == 2 else torch.float32
+    with without_zero3(), torch.device("meta"):
+        model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+        attention = attention_to_count(setup) if model_class._supports_sdpa else "eager"
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        if setup.lora is not None:
+            add_lora(model, setup.lora)  # puts the adapters into the model's own layers
+    model.train()
+    return model
+
+
+def move_from_meta(model: nn.Module) -> None:
+    """Inside a FakeTensorMode: fake tensors in the place of those on meta, which autocast would pass by; a tied weight stays one."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), fake)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+
+
+def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
+    """Bytes by layers."""
+    saved = SavedBytes(model)
+    layers: list[int] = []
+    inputs = 0
+    started: list[int] = []
+
+    def before(_: nn.Module, given: tuple[Any, ...]) -> None:
+        nonlocal inputs
+        started.append(saved.total)
+        inputs += sum(t.numel() * t.element_size() for t in given if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+    def after(_: nn.Module, __: Any, ___: Any) -> None:
+        layers.append(saved.total - started.pop())
+
+    hooks = [
+        hook
+        for module in model.modules()
+        if isinstance(module, GradientCheckpointingLayer)
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+    ]
+    with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
+        model.base_model(**fake_row(setup, rows))
+    for hook in hooks:
+        hook.remove()
+    outside = saved.total - sum(layers)
+    return Activations(saved.total, max(layers, default=saved.total), outside + inputs, saved.widest)
+
+
+def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
+    """The inputs of all linear layers, those of experts by the share of tokens that reach them, and two norms in fp32 a layer."""
+    config = model.config.get_text_config()
+    width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
+    values = config.to_dict()
+    chosen = int(values.get("num_experts_per_tok") or 1)
+    experts = next((int(values[name]) for name in ("num_local_experts", "num_experts", "n_routed_experts") if values.get(name)), chosen)
+    numbers = 0.0
+    widest = width
+    for name, layer in adaptable(model):
+        shape = layer.get_parameter("weight").shape
+        numbers += max(shape) * (chosen / experts if ".experts." in name else 1)
+        widest = max(widest, *shape)
+    norms = layers * 2 * width * (4 + each)
+    tokens = rows * setup.sequence_length
+    kept = int(tokens * (numbers * each + norms))
+    return Activations(kept, kept // layers, tokens * layers * width * each, tokens * widest * each, is_counted=False)
+
+
+def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
+    """What the model is given; positions only where documents share a row, since they bring a mask."""
+    ids = torch.zeros((rows, setup.sequence_length), dtype=torch.long)
+    return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
+
+
+@contextmanager
+def computing_as(setup: Setup) -> Iterator[None]:
+    """Under autocast where fp32 weights, or fp32 adapters, meet a computation in half precision."""
+    mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+        yield
+
+
+@contextmanager
+def quiet_fake_tensors() -> Iterator[None]:
+    """torch logs what fake tensors cannot do, besides raising it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def attention_to_count(setup: Setup) -> str:
+    """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what they keep."""
+    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa")):
+        return setup.attention
+    with_mask = setup.attention == "sdpa" and setup.packed
+    AttentionInterface.register(STAND_IN, planned_attention)
+    AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
+    return STAND_IN
+
+
+class PlannedAttention(torch.autograd.Function):
+    """Keeps queries, keys, values, mask, output and one fp32 number for each head and token; computes nothing of use."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Shapes: [rows, heads, tokens, head dimension]; gives [rows, tokens, heads, head dimension]."""
+        output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
+        sums = queries.new_empty(queries.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(queries, keys, values, mask, output, sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Gradients of the right shapes."""
+        queries, keys, values, _, _, _ = ctx.saved_tensors
+        return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values), None
+
+
+def planned_attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and makes numbers of it."""
+    if attention_mask is not None:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
+        attention_mask = attention_mask.to(query.dtype)
+    return PlannedAttention.apply(query, key, value, attention_mask), None

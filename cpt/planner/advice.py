@@ -1,0 +1,142 @@
+"""What to change so that a run fits: of all ways that fit, the fastest that is nearest to the recipe."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from cpt.planner.activations import Counted
+from cpt.planner.facts import ModelFacts
+from cpt.planner.memory import GIB, MemoryPlan, plan_memory
+from cpt.planner.setup import Setup, Zero, zero_of
+from cpt.planner.speed import planned_speed
+from cpt.planner.target import Target
+from cpt.recipe.references import REPOSITORY
+
+USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
+USABLE_OF_HOST = 0.92  # the system and other programs have the rest
+CHANGE = 1.03  # how much slower a plan may be for one change fewer
+HALVED = 1.05  # fewer tokens at once keep a GPU less busy; a guess
+PROFILES = REPOSITORY / "deepspeed_configs"
+Count = Callable[[Setup], tuple[ModelFacts, Counted]]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A way that fits."""
+
+    setup: Setup
+    plan: MemoryPlan
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Keys of the recipe, with dots, and what to write there."""
+    slower: float = 1.0
+    """How many times the recipe's own time, if that fitted."""
+
+
+def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
+    """The GPU, and the host where anybody knows how much it has."""
+    return gpu_room(plan, target, share) >= 0 and (not target.host_is_known or host_room(plan, target) >= 0)
+
+
+def host_that_is_needed(plan: MemoryPlan) -> float:
+    """GiB of a machine that has room for it beside the system."""
+    return plan.host.size / USABLE_OF_HOST / GIB
+
+
+def gpu_room(plan: MemoryPlan, target: Target, share: float = 1.0) -> float:
+    """Bytes that stay free at the peak; negative: what is missing."""
+    return share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB - plan.peak.size
+
+
+def host_room(plan: MemoryPlan, target: Target) -> float:
+    """The same of the host."""
+    return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
+
+
+def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
+    """All parameters before adapters; then the least time, where a change counts for three per cent of it."""
+    counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
+
+    def judge(candidate: Setup, changes: dict[str, Any]) -> tuple[float, Proposal] | None:
+        facts, activations = counted(candidate.weights_bytes, tuple((candidate.lora or {}).items()))
+        plan = plan_memory(facts, candidate, activations)
+        if not fits(plan, target, share) or candidate.fused_loss and not facts.has_fused_loss:
+            return None
+        seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, mfu).tokens_per_second
+        halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
+        return seconds * CHANGE ** len(changes) * HALVED**halvings, Proposal(candidate, plan, changes, seconds)
+
+    own_facts, _ = counted(setup.weights_bytes, tuple((setup.lora or {}).items()))
+    own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
+    for candidates in (with_all_parameters(setup, target), with_adapters(setup, target)):
+        judged = [found for candidate, changes in candidates if (found := judge(candidate, changes)) is not None]
+        if judged:
+            best = min(judged, key=lambda pair: pair[0])[1]
+            return replace(best, slower=best.slower / own_seconds)
+    return None
+
+
+def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
+    """Every combination of micro-batch, checkpointing, fused loss and DeepSpeed profile; adapters stay where the recipe has them."""
+    profiles: list[tuple[str | None, Zero | None]] = [(None, setup.zero)]
+    if not target.on_cpu:
+        profiles += [(path, zero) for path, zero in shipped_profiles() if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)]
+    fused = (setup.fused_loss,) if target.on_cpu else (setup.fused_loss, True)
+    for micro_batch, checkpointing, fused_loss, (path, zero) in product(micro_batches(setup), (setup.checkpointing, True), fused, profiles):
+        changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero)
+        changes = changes_between(setup, changed)
+        if path is not None:
+            changed = replace(changed, half=True, weights_bytes=2)
+            changes["training.deepspeed"] = path
+            if not setup.half:
+                changes["training.bf16"] = True
+        yield with_micro_batch(changed, micro_batch, changes)
+
+
+def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
+    """The last way out: adapters on weights in half precision."""
+    if setup.lora is not None:
+        return
+    lora = replace(setup, lora={"r": 16}, zero=None, half=setup.half or not target.on_cpu)
+    lora = replace(lora, weights_bytes=2 if lora.half else 4)
+    for candidate, changes in with_all_parameters(lora, target):
+        if candidate.zero is None:
+            dropped = {"training.deepspeed": None} if setup.zero is not None else {}
+            half = {"training.bf16": True} if lora.half and not setup.half else {}
+            yield candidate, {"model.lora": {"r": 16}} | dropped | half | changes
+
+
+def shipped_profiles() -> list[tuple[str, Zero]]:
+    """Those of the repository, as a recipe names them; none where only the package is installed."""
+    read = [(f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text()))) for file in sorted(PROFILES.glob("*.json"))]
+    return [(name, zero) for name, zero in read if zero is not None]
+
+
+def micro_batches(setup: Setup) -> list[int]:
+    """The recipe's, and its halves."""
+    sizes = [setup.micro_batch]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def changes_between(setup: Setup, changed: Setup) -> dict[str, Any]:
+    """In the recipe's words."""
+    changes: dict[str, Any] = {}
+    if changed.checkpointing != setup.checkpointing:
+        changes["training.gradient_checkpointing"] = changed.checkpointing
+    if changed.fused_loss != setup.fused_loss:
+        changes["training.use_liger_kernel"] = changed.fused_loss
+    return changes
+
+
+def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) -> tuple[Setup, dict[str, Any]]:
+    """The same rows in a step, in smaller portions."""
+    if micro_batch == setup.micro_batch:
+        return setup, changes
+    accumulation = setup.accumulation * setup.micro_batch // micro_batch
+    portions = {"training.per_device_train_batch_size": micro_batch, "training.gradient_accumulation_steps": accumulation}
+    return replace(setup, micro_batch=micro_batch, accumulation=accumulation), changes | portions

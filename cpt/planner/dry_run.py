@@ -1,0 +1,131 @@
+"""The exact answer: a whole step on fake tensors, with every storage that is alive added up."""
+
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
+from cpt.planner.memory import tokens_in_chunk
+from cpt.planner.setup import Setup
+
+
+class PeakOfStorages(TorchDispatchMode):
+    """Bytes of all storages that any operation gave, at their most; works on real tensors as on fake ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.now = 0
+        self.peak = 0
+
+    def watch(self, storage: torch.UntypedStorage) -> None:
+        """Count it until it goes."""
+        key = id(storage)
+        known = self.alive.get(key)
+        if known is not None and known[0]() is storage:
+            return
+        size = storage.nbytes()
+        self.alive[key] = (weakref.ref(storage, lambda _: self.gone(key, size)), size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def gone(self, key: int, size: int) -> None:
+        """A storage that nobody holds any more."""
+        self.alive.pop(key, None)
+        self.now -= size
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        """Each operation, after which its results are there."""
+        result = function(*arguments, **(options or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.watch(leaf.untyped_storage())
+        return result
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Bytes of a step."""
+
+    peak: int
+    """All of it at the moment that takes most: weights, gradients, optimizer, activations, logits."""
+    weights: int
+
+
+def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
+    """Two steps of AdamW on fake tensors, of which the second counts: its states are there from the beginning.
+
+    Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the engine keeps is not part
+    of the model.
+    """
+    model = model_on_meta(config, setup)
+    with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
+        move_from_meta(model)
+        if setup.checkpointing:
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # the newer name is not in transformers 5.17
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = None if setup.zero is not None else torch.optim.AdamW(trained, lr=1e-3, fused=True)
+        if optimizer is None:
+            for parameter in trained:
+                parameter.register_post_accumulate_grad_hook(let_go)
+        row = fake_row(setup, setup.micro_batch)
+        with PeakOfStorages() as storages:
+            for tensor in (*model.parameters(), *model.buffers()):
+                storages.watch(tensor.untyped_storage())
+            for _ in range(2):
+                storages.peak = storages.now
+                for _ in range(min(2, setup.accumulation)):
+                    with computing_as(setup):
+                        loss = loss_of(model, row, fused=setup.fused_loss)
+                    loss.backward()
+                if optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return DryRun(storages.peak, weight_bytes(model))
+
+
+def loss_of(model: PreTrainedModel, row: dict[str, torch.Tensor], *, fused: bool) -> torch.Tensor:
+    """As the Trainer asks for it."""
+    if not fused:
+        return cast(torch.Tensor, model(**row, labels=row["input_ids"]).loss)
+    hidden = model.base_model(**row).last_hidden_state
+    return cast(torch.Tensor, PlannedFusedLoss.apply(hidden, model.get_output_embeddings().get_parameter("weight")))
+
+
+class PlannedFusedLoss(torch.autograd.Function):
+    """Allocates what Liger's kernel does, which cannot run on fake tensors; computes nothing of use."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Shapes: [rows, tokens, width], [vocabulary, width]; gives one number."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        ctx.shape = hidden.shape
+        ctx.save_for_backward(torch.empty_like(rows), torch.empty_like(weight) if weight.requires_grad else None)
+        logits = rows.new_empty((tokens_in_chunk(len(rows), *weight.shape), len(weight)))
+        in_full = logits.float()
+        return in_full.sum() + (logits * 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Made in the forward pass already."""
+        hidden, weight = ctx.saved_tensors
+        return hidden.view(ctx.shape), weight
+
+
+def let_go(parameter: torch.Tensor) -> None:
+    """As an engine that has taken the gradient."""
+    parameter.grad = None
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Of all parameters, each once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

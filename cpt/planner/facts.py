@@ -1,0 +1,73 @@
+"""What the planner must know of a model: how many numbers it has, and where."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cpt.models.adapters import count_lora_parameters
+from cpt.models.inventory import build_on_meta, count_model_parameters, flops_per_token
+
+# What Liger 0.8 patches (its map of model types, those of causal language models that people continue from).
+FUSED_LOSS_TYPES = """
+    gemma gemma2 gemma3_text glm4 granite llama mistral mixtral nemotron olmo2 olmo3 phi3 qwen2 qwen3 qwen3_moe smollm3
+"""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes in numbers, not bytes."""
+
+    name: str
+    """Its architecture."""
+    parameters: int
+    active: int
+    trained: int
+    head: int
+    """Of the layer that gives the logits, tied or not."""
+    vocabulary: int
+    """Rows of that layer."""
+    hidden: int
+    largest_matrix: int
+    largest_layer: int
+    embedding: int
+    is_tied: bool
+    """The head is the embedding."""
+    flops_per_token: float
+    has_fused_loss: bool
+
+
+def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
+    """Count on the meta device."""
+    model = build_on_meta(config)
+    head = model.get_output_embeddings().get_parameter("weight")
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    count = count_model_parameters(model)
+    by_layer: dict[str, int] = defaultdict(int)
+    layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
+    for name, parameter in model.named_parameters():
+        by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
+    trains_all = lora is None
+    return ModelFacts(
+        name=str(config.model_type),
+        parameters=count.total,
+        active=count.active,
+        trained=count.total if lora is None else count_lora_parameters(model, lora),
+        head=head.numel(),
+        vocabulary=head.shape[0],
+        hidden=head.shape[1],
+        largest_matrix=max(parameter.numel() for parameter in model.parameters()),
+        largest_layer=max(by_layer.values()),
+        embedding=embedding.numel(),
+        is_tied=embedding is head,
+        flops_per_token=flops_per_token(model, sequence_length, trains_weights=trains_all),
+        has_fused_loss=has_fused_loss(config),
+    )
+
+
+def has_fused_loss(config: PreTrainedConfig) -> bool:
+    """Whether Liger can compute the model's loss without all logits in memory."""
+    return config.model_type in FUSED_LOSS_TYPES.split()

@@ -1,0 +1,57 @@
+"""A recipe with a few keys changed, everything else of its file as it was, comments too."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from cpt.errors import RecipeError
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.words import in_yaml
+
+
+def write_fitted(
+    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool = False, force: bool = False
+) -> None:
+    """Write it beside the recipe with its comments, or elsewhere with every key that it means.
+
+    Args:
+        overrides: `key.path=value` of the command line, which the written recipe holds too.
+        changes: key with dots -> value.
+
+    Raises:
+        RecipeError: the file is there already, or what was written is no recipe.
+    """
+    if output.exists() and not force:
+        raise RecipeError(f"{output} exists. Choose another name with --write, or write over it with --force.")
+    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
+    whole = load_recipe(recipe, words, lora=lora)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    can_keep_comments = output.resolve().parent == recipe.resolve().parent and not overrides and not lora
+    if not can_keep_comments:  # what the file refers to lies beside it
+        output.write_text(dump_recipe(whole), encoding="utf-8")
+        return
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1000
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    tree = yaml.load(recipe.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        put(tree, key.split("."), value)
+    with output.open("w", encoding="utf-8") as file:
+        yaml.dump(tree, file)
+    if load_recipe(output) != whole:
+        output.unlink()
+        raise RecipeError(f"{recipe} could not be rewritten with its comments. Give --write a file in another folder.")
+
+
+def put(tree: CommentedMap, steps: Sequence[str], value: Any) -> None:
+    """Change or add one key; sections are made on the way."""
+    *above, last = steps
+    for step in above:
+        if not isinstance(tree.get(step), dict):
+            tree[step] = CommentedMap()
+        tree = tree[step]
+    tree[last] = value

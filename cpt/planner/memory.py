@@ -1,0 +1,312 @@
+"""Memory of one GPU and of the host, term by term, at each moment of a step that can be its peak.
+
+Weights, gradients and states are counted from the numbers of parameters (ZeRO: arXiv 1910.02054, and DeepSpeed's source for its buffers),
+activations on the model itself (`cpt.planner.activations`); what kernels and libraries take for themselves is assumed.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from cpt.planner.activations import Activations, Counted
+from cpt.planner.facts import ModelFacts
+from cpt.planner.setup import Setup, Zero
+
+GIB = 2**30
+CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
+COMMUNICATION = 0.4 * GIB  # NCCL's buffers, where there is more than one GPU
+FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing fits into
+LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
+FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
+MOMENTS = {"adamw": 2, "sgd": 0}  # for each number that is trained, in its own type; unknown optimizers count like AdamW
+MASTER = 4
+PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
+WORKER = 0.5 * GIB
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the memory."""
+
+    name: str
+    size: float
+    """Bytes."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """All that is there at once."""
+
+    name: str
+    terms: tuple[Term, ...]
+
+    @property
+    def size(self) -> float:
+        """Bytes."""
+        return sum(term.size for term in self.terms)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a run takes."""
+
+    moments: tuple[Moment, ...]
+    """Of each GPU; of all processes where there is none."""
+    host: Moment
+    """Of the whole machine."""
+    is_counted: bool
+    """False where activations are only estimated."""
+    model_alone: float
+    """Bytes of one process, without what engines, kernels and libraries set aside: what a dry run sees."""
+
+    @property
+    def peak(self) -> Moment:
+        """The moment that takes most of a GPU."""
+        return max(self.moments, key=lambda moment: moment.size)
+
+
+def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, workers: int = 0, snapshot: bool = False) -> MemoryPlan:
+    """Add it all up.
+
+    Args:
+        activations: as counted for one row and for two.
+        workers: processes that read data, for each GPU.
+        snapshot: checkpoints are written in the background, from a copy on the host.
+    """
+    moments = moments_of_step(facts, setup, activations.of_rows(setup.micro_batch))
+    alone = bytes_of_model(facts, setup, activations)
+    if setup.on_cpu:
+        # All processes in one memory, without a GPU's own.
+        whole = tuple(
+            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), *processes(setup, workers))) for m in moments
+        )
+        return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), activations.one.is_counted, alone)
+    whole = tuple(with_fixed(moment, setup) for moment in moments)
+    return MemoryPlan(whole, host_memory(facts, setup, workers=workers, snapshot=snapshot), activations.one.is_counted, alone)
+
+
+def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
+    """One process that keeps all weights; under ZeRO without gradients and optimizer, which are the engine's."""
+    alone = replace(setup, gpus=1, zero=None)
+    engines = {"gradients", "gradient of the head", "gradient of the embedding", "optimizer"} if setup.zero is not None else set()
+    return max(
+        sum(term.size for term in moment.terms if term.name not in engines)
+        for moment in moments_of_step(facts, alone, activations.of_rows(setup.micro_batch))
+    )
+
+
+def with_fixed(moment: Moment, setup: Setup) -> Moment:
+    """What a GPU takes besides."""
+    fixed = CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0)
+    between = Term("room between blocks", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
+    return Moment(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
+
+
+def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple[Moment, ...]:
+    """The loss, the backward pass's beginning and end, and the update."""
+    states = states_of(facts, setup)
+    buffers = buffers_of(facts, setup)
+    gradients = Term("gradients", gradient_bytes(facts, setup), gradient_note(setup))
+    waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
+    kept = rows.kept_with(checkpointing=setup.checkpointing)
+    again = ", layers computed again" if setup.checkpointing else ""
+    activations = Term("activations", kept, f"{setup.micro_batch} x {setup.sequence_length:,} tokens{again}")
+    one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
+    last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
+    head = Term("gradient of the head", head_gradient(facts, setup))
+    ends = () if waiting else (head,)
+    moments = [
+        Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
+        Moment("the head's backward pass", (*states, *waiting, activations, *head_twice(facts, setup), *buffers)),
+        Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),
+        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), last_layer, *buffers)),
+        Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
+        Moment("the update", (*states, gradients, *buffers, *update_of(facts, setup))),
+    ]
+    return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
+
+
+# --- states -----------------------------------------------------------------------------------------------------------------------------
+
+
+def moment_bytes(setup: Setup) -> int:
+    """The optimizer's own, for each number that is trained: of adapters and under DeepSpeed that number is in fp32."""
+    each = setup.weights_bytes if setup.zero is None and setup.lora is None else 4
+    return each * MOMENTS.get(setup.optimizer, MOMENTS["adamw"])
+
+
+def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Weights and optimizer on one GPU."""
+    zero, trained = setup.zero, facts.trained
+    frozen = 0 if setup.lora is None else facts.parameters
+    if zero is None:
+        weights = setup.weights_bytes * (frozen or trained) + (4 * trained if setup.lora is not None else 0)
+        return Term("weights", weights, bytes_note(setup)), Term("optimizer", moment_bytes(setup) * trained, setup.optimizer)
+    whole = setup.weights_bytes * (frozen + trained)
+    states: tuple[Term, ...]
+    if zero.stage == 3:
+        here = 0.0 if zero.offload_parameters else whole / setup.gpus
+        states = (Term("weights", here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""), gathered(facts, setup, zero))
+    else:
+        states = (Term("weights", whole, bytes_note(setup)),)
+    if zero.offload_optimizer:
+        return states
+    kept = (MASTER + moment_bytes(setup)) * trained / setup.gpus
+    return *states, Term(
+        "optimizer and fp32 weights", kept, f"{setup.optimizer}, over {setup.gpus} GPUs" if setup.gpus > 1 else setup.optimizer
+    )
+
+
+def gathered(facts: ModelFacts, setup: Setup, zero: Zero) -> Term:
+    """Whole layers that ZeRO-3 has fetched: those in use, and those that it fetches ahead or has not let go."""
+    held = zero.prefetch_bucket + facts.largest_layer
+    if zero.max_reuse_distance > 0:
+        held = max(held, zero.max_live)
+    held = max(held, facts.largest_matrix)
+    return Term("layers in use", setup.weights_bytes * min(held, facts.parameters), "gathered from all GPUs or from the host")
+
+
+def is_kept_by_engine(setup: Setup) -> bool:
+    """DeepSpeed has one place for the gradients from the first step on."""
+    return setup.zero is not None
+
+
+def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
+    """On one GPU, when all are there."""
+    zero = setup.zero
+    if zero is None:
+        each = 4 if setup.lora is not None else setup.weights_bytes
+        return float(each * facts.trained)
+    if zero.offload_optimizer:
+        return 0.0
+    share = 1 if zero.stage == 1 else setup.gpus
+    return setup.weights_bytes * facts.trained / share
+
+
+def gradient_note(setup: Setup) -> str:
+    """Where they are."""
+    return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
+
+
+def head_gradient(facts: ModelFacts, setup: Setup) -> float:
+    """The largest gradient of all comes first."""
+    return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0
+
+
+def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
+    """The embedding's comes last, unless it is the head's too."""
+    is_missing = setup.lora is None and setup.zero is None and not facts.is_tied
+    return Term(gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note)
+
+
+def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added to in place."""
+    if not facts.is_tied or setup.lora is not None:
+        return ()
+    copies = 2 if setup.fused_loss else 1
+    return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), "beside the head's"),)
+
+
+def bytes_note(setup: Setup) -> str:
+    """How they are kept."""
+    return "fp32" if setup.weights_bytes == 4 else "half precision"
+
+
+# --- what comes and goes ------------------------------------------------------------------------------------------------------------------
+
+
+def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """The head and its loss."""
+    tokens = setup.micro_batch * setup.sequence_length
+    cast = Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+    if not setup.fused_loss:
+        return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
+    chunk = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
+    size = FUSED_LOGIT_BYTES * chunk * facts.vocabulary + 2.0 * tokens * facts.hidden + head_gradient(facts, setup)
+    return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
+
+
+def head_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """A fused loss holds its head's gradient, made ahead, while autograd copies it."""
+    inputs = 2.0 * setup.micro_batch * setup.sequence_length * facts.hidden
+    return (Term("gradient of the head", 2 * head_gradient(facts, setup) + inputs, "and its copy"),) if setup.fused_loss else ()
+
+
+def tokens_in_chunk(tokens: int, vocabulary: int, hidden: int) -> int:
+    """Liger takes as many at once as make their logits about as large as what goes into the head."""
+    return min(tokens, 2 ** math.ceil(math.log2(max(1, math.ceil(tokens / math.ceil(vocabulary / hidden))))))
+
+
+def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """What engines set aside."""
+    zero = setup.zero
+    if zero is None:
+        each = 4 if setup.lora is not None else setup.weights_bytes
+        return (Term("gradient buckets", float(each * facts.trained), "DDP's copy"),) if setup.gpus > 1 else ()
+    reduce = setup.weights_bytes * min(zero.reduce_bucket, facts.trained) * (2 if zero.overlap_comm else 1)
+    gather = setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
+    moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
+    return (
+        Term("communication buckets", float(reduce + gather), "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")),
+        Term("the largest matrix on its way to the host", float(moved)),
+    )
+
+
+def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """What DeepSpeed's update adds: the gradients in fp32."""
+    zero = setup.zero
+    if zero is None or zero.offload_optimizer:
+        return ()
+    part = facts.trained / setup.gpus
+    if zero.stage == 3:
+        part = min(part, zero.sub_group)
+    return (Term("gradients in fp32", 4.0 * part, "for the update"),)
+
+
+# --- the host -----------------------------------------------------------------------------------------------------------------------------
+
+
+def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool) -> Moment:
+    """Of one machine that holds all the GPUs."""
+    terms = list(offloaded(facts, setup)) if setup.zero is not None else []
+    if snapshot:
+        each = MASTER + moment_bytes(setup) + (setup.weights_bytes if setup.zero is not None else 0)
+        terms.append(Term("copy of the checkpoint that is written", float(each * facts.trained)))
+    if not any(term.size > setup.weights_bytes * facts.parameters for term in terms):
+        copies = 1 if setup.zero is not None and setup.zero.stage == 3 else setup.gpus
+        terms.append(Term("weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"))
+    return Moment("host", (*(term for term in terms if term.size), *processes(setup, workers)))
+
+
+def processes(setup: Setup, workers: int) -> tuple[Term, ...]:
+    """What each process takes by itself."""
+    return (Term("processes", setup.gpus * (PROCESS + workers * WORKER), f"{setup.gpus} of training, {workers * setup.gpus} of data"),)
+
+
+def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """What ZeRO keeps on the host, over all GPUs, in pinned memory: torch rounds each pinned block up to a power of two."""
+    zero, trained = setup.zero, facts.trained
+    assert zero is not None, "asked under DeepSpeed alone"
+    part = math.ceil(trained / setup.gpus)
+    block = min(part, zero.sub_group) if zero.stage == 3 else part
+    blocks = setup.gpus * part / block
+    terms: list[Term] = []
+    if zero.offload_parameters:
+        terms.append(
+            Term("weights", setup.weights_bytes * facts.parameters * rounding(setup.weights_bytes * block), "half precision, pinned")
+        )
+    if zero.offload_optimizer:
+        states = blocks * block * (MASTER + moment_bytes(setup))
+        terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
+        pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
+        terms.append(Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"))
+        each = setup.weights_bytes if zero.stage == 3 else MASTER + (setup.weights_bytes if setup.accumulation > 1 else 0)
+        terms.append(Term("gradients", float(each * trained), "pinned"))
+        if zero.stage == 3:
+            terms.append(Term("gradients in fp32", float(MASTER * block * setup.gpus), "of a sub-group, for the update"))
+    return tuple(terms)
+
+
+def rounding(size: float) -> float:
+    """How much larger the next power of two is."""
+    return float(2 ** math.ceil(math.log2(size)) / size) if size > 1 else 1.0

@@ -1,0 +1,89 @@
+"""A plan as people read it: two tables that add up, the time, and a verdict."""
+
+from collections.abc import Iterator
+
+from cpt.planner.advice import USABLE, USABLE_OF_HOST, Proposal, gpu_room, host_room, host_that_is_needed
+from cpt.planner.facts import ModelFacts
+from cpt.planner.memory import GIB, MemoryPlan, Moment
+from cpt.planner.setup import Setup
+from cpt.planner.speed import Speed
+from cpt.planner.target import Target
+from cpt.recipe.words import in_yaml
+
+
+def told_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
+    """What is planned, in a sentence."""
+    trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
+    where = f"{setup.gpus} x {target.name}" if not target.on_cpu else f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    return (
+        f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {setup.micro_batch} x "
+        f"{setup.sequence_length:,} tokens at once, {setup.tokens_per_step:,} in a step; {where}."
+    )
+
+
+def told_zero(setup: Setup) -> str:
+    """Where the states are."""
+    if setup.zero is None:
+        return "no ZeRO"
+    parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
+    on_host = " and ".join(part for part, there in parts.items() if there)
+    return f"ZeRO-{setup.zero.stage}" + (f" with {on_host} on the host" if on_host else "")
+
+
+def table(title: str, moment: Moment) -> Iterator[str]:
+    """Parts and their sum, in GiB; what rounds to nothing is in the sum of the rest."""
+    yield f"{title:<48}{'GiB':>8}"
+    for term in moment.terms:
+        yield f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip()
+    yield f"  {'sum':<46}{moment.size / GIB:>8.2f}"
+
+
+def told_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0) -> Iterator[str]:
+    """The tables and the verdict."""
+    if target.on_cpu:
+        yield from table(f"Memory of all processes, at {plan.peak.name}:", plan.peak)
+        yield told_room("the machine", gpu_room(plan, target, share), target.memory_gib, USABLE_OF_HOST * share, plan.peak.size)
+    else:
+        yield from table(f"Memory of each GPU, at its peak ({plan.peak.name}):", plan.peak)
+        yield told_room(target.name, gpu_room(plan, target, share), target.memory_gib, USABLE * share, plan.peak.size)
+        yield ""
+        yield from table("Memory of the host:", plan.host)
+        if target.host_is_known:
+            room = host_room(plan, target)
+            yield told_room(f"the host ({target.host_source})", room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+        else:
+            yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; --host-memory says what yours has."
+    if not plan.is_counted:
+        yield "  The activations are estimated: this architecture's code cannot be run without values."
+
+
+def told_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
+    """How much is left, or missing."""
+    there = f"{usable * memory:.1f} GiB of {memory:.4g} that a run can have on {who}"
+    if room < 0:
+        return f"  Does not fit: {-room / GIB:.1f} GiB more than the {there}."
+    return f"  Fits in the {there}: {size / GIB / (usable * memory):.0%} used."
+
+
+def told_speed(speed: Speed, tokens: int | None, target: Target, gpus: int, price: float | None) -> Iterator[str]:
+    """Time and money."""
+    told = f"Speed: {speed.tokens_per_second:,.0f} tokens a second ({speed.source})"
+    if tokens is None:
+        yield f"{told}. The budget is in epochs: `cpt mixture` counts the tokens."
+        return
+    hours = speed.hours(tokens)
+    time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
+    money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+    yield f"{told}: {time} for {tokens:,} tokens{money}. Evaluation and saving come on top."
+    if speed.waits:
+        yield f"  {speed.waits[0].upper()}{speed.waits[1:]}."
+
+
+def told_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
+    """What would make it fit."""
+    yield "The cheapest change that makes it fit:"
+    for key, value in proposal.changes.items():
+        yield f"  {key}: {in_yaml(value)}"
+    time = f"about {proposal.slower - 1:.0%} more time" if proposal.slower > 1.005 else "no more time"
+    host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
+    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} than if the recipe's own way fitted."

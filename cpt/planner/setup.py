@@ -1,0 +1,128 @@
+"""What of a recipe decides how much memory its run takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpt.recipe.schema import Recipe
+
+BUCKET = 500_000_000  # elements; DeepSpeed's own defaults, where a profile leaves them out
+PREFETCH, PERSISTENT, SUB_GROUP, LIVE = 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Zero:
+    """The ZeRO part of a DeepSpeed profile; sizes in elements."""
+
+    stage: int
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    overlap_comm: bool = True
+    reduce_bucket: int = BUCKET
+    allgather_bucket: int = BUCKET
+    prefetch_bucket: int = PREFETCH
+    max_live: int = LIVE
+    max_reuse_distance: int = LIVE
+    sub_group: int = SUB_GROUP
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to run a recipe."""
+
+    gpus: int
+    """Processes, each with a GPU of its own, or all on the CPU."""
+    on_cpu: bool
+    micro_batch: int
+    """Rows that a process takes at once."""
+    sequence_length: int
+    accumulation: int
+    """Micro-batches in a step."""
+    half: bool
+    """Computes in bf16 or fp16."""
+    weights_bytes: int
+    """Of one weight that is not trained by itself, or of the copy that the layers compute with."""
+    checkpointing: bool
+    fused_loss: bool
+    packed: bool
+    """Rows of several documents, kept apart by an attention mask where attention is not flash's."""
+    attention: str
+    optimizer: str
+    lora: Mapping[str, Any] | None
+    zero: Zero | None
+
+    @property
+    def rows_at_once(self) -> int:
+        """Over all processes."""
+        return self.gpus * self.micro_batch
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Over all processes."""
+        return self.rows_at_once * self.accumulation * self.sequence_length
+
+
+def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, attention: str, on_cpu: bool = False) -> Setup:
+    """Read it from the recipe.
+
+    Args:
+        gpus: processes; where the recipe gives a global batch, accumulation follows from them.
+        profile: the DeepSpeed profile's content.
+        attention: what `model.attention: auto` means there.
+    """
+    training, length = recipe.training, recipe.data.sequence_length
+    micro_batch = int(training.get("per_device_train_batch_size", 8))
+    accumulation = int(training.get("gradient_accumulation_steps", 1))
+    if recipe.budget.global_batch_tokens is not None:
+        accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
+    half = bool(training.get("bf16") or training.get("fp16"))
+    zero = zero_of(profile) if profile is not None else None
+    written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
+    automatic = 2 if half and (zero is not None or recipe.model.lora is not None) else 4
+    return Setup(
+        gpus=gpus,
+        on_cpu=on_cpu,
+        micro_batch=micro_batch,
+        sequence_length=length,
+        accumulation=accumulation,
+        half=half,
+        weights_bytes=written or automatic,
+        checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
+        fused_loss=bool(training.get("use_liger_kernel")),
+        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window"),
+        attention=attention,
+        optimizer=recipe.optimizer.name,
+        lora=recipe.model.lora,
+        zero=zero,
+    )
+
+
+def zero_of(profile: Mapping[str, Any]) -> Zero | None:
+    """The profile's ZeRO part with DeepSpeed's defaults; None at stage 0."""
+    section = profile.get("zero_optimization") or {}
+    stage = int(section.get("stage", 0))
+    if stage == 0:
+        return None
+
+    def size(default: int, *names: str) -> int:
+        written = next((section[name] for name in names if isinstance(section.get(name), int | float)), default)
+        return int(written)
+
+    return Zero(
+        stage=stage,
+        offload_optimizer=is_on_host(section, "offload_optimizer"),
+        offload_parameters=is_on_host(section, "offload_param"),
+        overlap_comm=bool(section.get("overlap_comm", stage == 3)),
+        reduce_bucket=size(BUCKET, "reduce_bucket_size"),
+        allgather_bucket=size(BUCKET, "allgather_bucket_size"),
+        prefetch_bucket=size(PREFETCH, "stage3_prefetch_bucket_size", "prefetch_bucket_size"),
+        max_live=size(LIVE, "stage3_max_live_parameters", "max_live_parameters"),
+        max_reuse_distance=size(LIVE, "stage3_max_reuse_distance", "max_reuse_distance"),
+        sub_group=size(SUB_GROUP, "sub_group_size"),
+    )
+
+
+def is_on_host(section: Mapping[str, Any], key: str) -> bool:
+    """Whether a part lies in host memory (or on a disk)."""
+    part = section.get(key)
+    return isinstance(part, Mapping) and part.get("device", "none") != "none"

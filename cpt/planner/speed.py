@@ -1,0 +1,82 @@
+"""How long a run takes and what it costs: from the GPU's peak and a share of it that is reached, or from a run that was measured."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpt.errors import RecipeError
+from cpt.planner.facts import ModelFacts
+from cpt.planner.setup import Setup
+from cpt.planner.target import Target
+
+ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
+COMPUTED_AGAIN = 4 / 3  # the forward pass twice
+ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
+HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
+PCIE_BANDWIDTH = 22e9  # bytes a second each way, of 16 lanes of PCIe 4.0
+LINE_WITH_SPEED = "tokens_per_second"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of the whole job."""
+
+    tokens_per_second: float
+    source: str
+    waits: str = ""
+    """What the GPU waits for, where it does."""
+
+    def hours(self, tokens: int) -> float:
+        """For so many tokens; evaluation and saving come on top."""
+        return tokens / self.tokens_per_second / 3600
+
+
+def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
+    """From the peak."""
+    tokens = setup.micro_batch * setup.sequence_length
+    operations = tokens * facts.flops_per_token * (COMPUTED_AGAIN if setup.checkpointing else 1)
+    computing = operations / (target.peak_flops * mfu)
+    moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
+    step = setup.accumulation * max(computing, moving) + updating
+    waits = ""
+    if updating > 0.1 * step:
+        waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
+    if moving > computing:
+        waits = (
+            f"moving weights and gradients over PCIe takes {moving / computing:.1f} times the computing: more tokens in a micro-batch help"
+        )
+    return Speed(setup.tokens_per_step / step, f"{mfu:.0%} of {target.name}'s peak of {target.peak_flops / 1e12:.3g} TFLOP/s", waits)
+
+
+def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
+    """Between host and GPU in a micro-batch, one way after the other: what ZeRO fetches and brings back."""
+    zero = setup.zero
+    if zero is None or not zero.offload_optimizer:
+        return 0.0
+    passes = 3 if setup.checkpointing else 2
+    down = setup.weights_bytes * facts.trained
+    up = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
+    return max(down / setup.gpus, up) / PCIE_BANDWIDTH
+
+
+def update_seconds(facts: ModelFacts, setup: Setup) -> float:
+    """Of AdamW on the host."""
+    zero = setup.zero
+    if zero is None or not zero.offload_optimizer:
+        return 0.0
+    back = 0.0 if zero.offload_parameters else setup.weights_bytes * facts.trained / PCIE_BANDWIDTH
+    return ADAM_TRAFFIC * facts.trained / HOST_BANDWIDTH + back
+
+
+def measured_speed(run: Path) -> Speed:
+    """From a run's own figures, its first ones left out.
+
+    Raises:
+        RecipeError: it has none.
+    """
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()] if file.is_file() else []
+    figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
+    if not figures:
+        raise RecipeError(f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained.")
+    return Speed(figures[len(figures) // 2], f"the median of {len(figures)} measurements in {run}")

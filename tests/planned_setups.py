@@ -1,0 +1,73 @@
+"""Shapes of models and ways to run them, for the planner's tests."""
+
+from dataclasses import replace
+
+from cpt.planner.setup import Setup, Zero
+
+PLAIN = Setup(
+    gpus=1,
+    on_cpu=False,
+    micro_batch=1,
+    sequence_length=512,
+    accumulation=1,
+    half=True,
+    weights_bytes=2,
+    checkpointing=False,
+    fused_loss=False,
+    packed=True,
+    attention="sdpa",
+    optimizer="adamw",
+    lora=None,
+    zero=None,
+)
+SHAPES = {
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 16000,
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 50000,
+        "tie_word_embeddings": True,
+    },
+    "nemotron": {
+        "model_type": "nemotron",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "hidden_act": "relu2",
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 16000, "n_positions": 1024},
+}
+WAYS = {
+    "half": {},
+    "autocast": {"weights_bytes": 4},
+    "fp32": {"weights_bytes": 4, "half": False},
+    "checkpointing": {"checkpointing": True, "micro_batch": 4},
+    "adapters": {"lora": {"r": 16}},
+    "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
+    "accumulation": {"accumulation": 2, "weights_bytes": 4},
+    "fused loss": {"fused_loss": True, "checkpointing": True, "micro_batch": 4},
+    "ZeRO-3": {"zero": Zero(3), "checkpointing": True},
+    "flash": {"attention": "flash_attention_2", "micro_batch": 2},
+    "one document in a row": {"packed": False, "micro_batch": 2},
+    "on the CPU": {"on_cpu": True, "half": False, "weights_bytes": 4},
+}
+
+
+def setup_for(**changes: object) -> Setup:
+    return replace(PLAIN, **changes)

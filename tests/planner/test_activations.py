@@ -1,0 +1,58 @@
+import pytest
+from planned_setups import SHAPES, setup_for
+
+from cpt.models.config import config_from
+from cpt.planner.activations import count_activations
+
+
+def count(shape, **changes):
+    return count_activations(config_from(SHAPES[shape] if isinstance(shape, str) else shape), setup_for(**changes)).one
+
+
+def test_they_are_counted_by_layers():
+    few, many = count("llama"), count({**SHAPES["llama"], "num_hidden_layers": 8})
+    outside = many.kept - 2 * few.kept  # what is outside of layers is there once in both
+    assert outside <= 0 and many.kept == 2 * few.kept + outside and abs(outside) < 0.1 * few.kept
+    assert few.largest_layer < few.kept / 3 and few.layer_inputs < few.kept / 5
+
+
+def test_rows_multiply_them_and_copies_of_weights_stay():
+    both = count_activations(config_from(SHAPES["llama"]), setup_for(weights_bytes=4))
+    copies = 2 * both.one.kept - both.two.kept
+    in_layers = 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408)
+    assert copies == pytest.approx(2 * in_layers, rel=0.1)
+    assert both.of_rows(1) == both.one and both.of_rows(2) == both.two and both.of_rows(5).kept == 5 * both.one.kept - 4 * copies
+
+
+def test_rows_of_several_documents_bring_a_mask_for_each_layer_unless_attention_is_flashs():
+    packed, flash = count("llama"), count("llama", attention="flash_attention_2")
+    mask = 2 * 512 * 512
+    assert packed.kept - flash.kept >= 4 * mask
+    assert count("llama", packed=False).kept == flash.kept
+
+
+def test_autocast_keeps_half_precision_copies_of_the_weights():
+    assert count("llama", weights_bytes=4).kept > count("llama").kept + 2 * 4 * (3 * 512 * 1408)
+
+
+def test_adapters_are_part_of_it():
+    assert count("llama", lora={"r": 16}).kept > count("llama").kept
+    assert count("llama", lora={"preset": "cpt"}).kept > count("llama").kept
+
+
+def test_a_router_whose_code_needs_values_is_estimated():
+    config = {
+        "model_type": "minimind2_moe",
+        "vocab_size": 640,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    found = count(config)
+    assert not found.is_counted and 0 < found.largest_layer <= found.kept
+
+
+@pytest.mark.parametrize("shape", [{"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}])
+def test_models_without_attention_are_counted_too(shape):
+    assert count(shape, packed=False).kept > 0

@@ -1,0 +1,93 @@
+"""What is changed so that it fits: the least, and nothing where it fits already."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from planned_setups import PLAIN
+
+from cpt.models.config import config_from
+from cpt.planner.activations import count_activations
+from cpt.planner.advice import cheapest_that_fits, fits, gpu_room, shipped_profiles
+from cpt.planner.facts import facts_of
+from cpt.planner.memory import plan_memory
+from cpt.planner.target import find_target
+
+LLAMA_1B = config_from(
+    {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+    }
+)
+
+
+@lru_cache
+def cached(weights_bytes, lora):
+    setup = replace(PLAIN, sequence_length=4096, weights_bytes=weights_bytes, lora=dict(lora) if lora else None)
+    return facts_of(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
+
+
+def count(setup):
+    return cached(setup.weights_bytes, tuple(sorted((setup.lora or {}).items())))
+
+
+def setup_for(**changes):
+    return replace(PLAIN, sequence_length=4096, weights_bytes=4, **changes)
+
+
+def proposal_for(gpu, gpus=1, host=64.0, **changes):
+    setup = setup_for(gpus=gpus, **changes)
+    return cheapest_that_fits(setup, find_target(gpu, gpus, host), count, mfu=0.35)
+
+
+def test_what_fits_stays_as_it_is():
+    found = proposal_for("H100", micro_batch=2)
+    assert found is not None and found.changes == {} and found.slower == pytest.approx(1)
+
+
+def test_the_fused_loss_is_the_first_to_be_tried_since_it_costs_nothing():
+    found = proposal_for("H100", micro_batch=4)
+    assert found is not None and found.changes == {"training.use_liger_kernel": True}
+
+
+def test_a_small_card_gets_all_that_keeps_all_parameters():
+    found = proposal_for("RTX 4080", micro_batch=4)
+    assert found is not None and "model.lora" not in found.changes
+    assert found.changes["training.deepspeed"].endswith(("ds_config_prototype.json", "ds_config_8b_24gb.json"))
+    assert found.changes.get("training.bf16", found.setup.half)
+    assert fits(found.plan, find_target("RTX 4080", 1, 64.0))
+
+
+def test_portions_keep_the_rows_of_a_step():
+    found = proposal_for("RTX 4080", micro_batch=16, accumulation=2)
+    assert found is not None and found.setup.micro_batch * found.setup.accumulation == 32
+    portions = found.changes["training.per_device_train_batch_size"], found.changes["training.gradient_accumulation_steps"]
+    assert portions == (found.setup.micro_batch, found.setup.accumulation)
+
+
+def test_adapters_are_the_last_way_out():
+    found = proposal_for("RTX 4080", host=8.0)
+    assert found is not None and found.changes["model.lora"] == {"r": 16}
+
+
+def test_what_fits_nowhere_has_no_proposal():
+    assert proposal_for("RTX 4080", host=8.0, micro_batch=1, lora={"r": 16}) is not None
+    tiny = find_target("thing", 1, 64.0, memory=2.0, peak_tflops=10.0)
+    assert cheapest_that_fits(setup_for(), tiny, count, mfu=0.35) is None
+
+
+def test_an_unknown_host_is_not_judged_and_a_share_of_the_gpu_is():
+    plan = plan_memory(count(setup_for())[0], setup_for(), count(setup_for())[1])
+    assert fits(plan, find_target("H100", 1, None)) and not fits(plan, find_target("H100", 1, None), share=0.1)
+    assert gpu_room(plan, find_target("H100", 1, None), share=0.5) < gpu_room(plan, find_target("H100", 1, None))
+
+
+def test_the_shipped_profiles_are_those_that_are_tried():
+    assert {name.rpartition("_")[2] for name, _ in shipped_profiles()} >= {"prototype.json", "production.json", "24gb.json", "zero1.json"}

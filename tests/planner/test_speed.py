@@ -1,0 +1,42 @@
+import json
+from dataclasses import replace
+
+import pytest
+from planned_setups import PLAIN
+from planner_facts import FACTS
+
+from cpt.errors import RecipeError
+from cpt.planner.setup import Zero
+from cpt.planner.speed import measured_speed, planned_speed
+from cpt.planner.target import find_target
+
+H100 = find_target("H100", 1, 64.0)
+
+
+def test_tokens_a_second_are_the_peak_over_the_operations():
+    speed = planned_speed(FACTS, PLAIN, H100, 0.5)
+    assert speed.tokens_per_second == pytest.approx(0.5 * 989.4e12 / FACTS.flops_per_token)
+    assert speed.hours(int(speed.tokens_per_second * 7200)) == pytest.approx(2, rel=0.01) and not speed.waits
+
+
+def test_layers_computed_again_cost_a_third():
+    again = planned_speed(FACTS, replace(PLAIN, checkpointing=True), H100, 0.5).tokens_per_second
+    assert again == pytest.approx(planned_speed(FACTS, PLAIN, H100, 0.5).tokens_per_second * 3 / 4)
+
+
+def test_offloading_waits_for_the_bus_and_the_host_and_says_so():
+    zero = Zero(3, offload_optimizer=True, offload_parameters=True)
+    large = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9)
+    slow = planned_speed(large, replace(PLAIN, zero=zero), H100, 0.35)
+    many = planned_speed(large, replace(PLAIN, zero=zero, micro_batch=64), H100, 0.35)
+    assert "PCIe" in slow.waits and many.tokens_per_second > 10 * slow.tokens_per_second
+    update = planned_speed(large, replace(PLAIN, zero=zero, micro_batch=64), H100, 0.35).waits
+    assert "update in host memory" in update
+
+
+def test_a_measured_run_counts_by_its_median(tmp_path):
+    lines = [{"loss": 3.0, "tokens_per_second": rate} for rate in (10, 1000, 1010, 990, 1005)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    assert measured_speed(tmp_path).tokens_per_second == 1000
+    with pytest.raises(RecipeError, match="no tokens_per_second"):
+        measured_speed(tmp_path / "elsewhere")

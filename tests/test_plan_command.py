@@ -1,0 +1,91 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cpt.cli import application
+from cpt.errors import RecipeError, ResourceError
+from cpt.recipe.load import load_recipe
+
+RECIPE = """\
+name: run
+stage: pretrain
+model:
+  from_scratch: true
+  config: {model_type: llama, vocab_size: 32000, hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: 22, num_attention_heads: 32,
+           num_key_value_heads: 4}
+tokenizer: {path: nowhere}
+data: {sequence_length: 2048, sources: [{path: documents}]}
+budget: {tokens: 1_000_000_000}
+training: {per_device_train_batch_size: 8, bf16: true}   # rows
+"""
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+    def run(*words):
+        return CliRunner().invoke(application("plan"), ["plan", "recipe.yaml", *words])
+
+    return run
+
+
+def test_a_recipe_that_fits(plan):
+    result = plan("--gpu", "H200", "--price-per-gpu-hour", "2.5")
+    assert result.exit_code == 0, result.output
+    assert "Verdict: it fits H200 x 1 in a machine with" in result.output and "at 2.5 per GPU hour" in result.output
+    rows = [line.split("  ") for line in result.output.splitlines() if line.startswith("  ")]
+    parts, total = [], None
+    for row in rows:
+        cells = [cell.strip() for cell in row if cell.strip()]
+        if cells[0] == "sum":
+            total = float(cells[1])
+            break
+        parts.append(float(cells[1]))
+    assert total == pytest.approx(sum(parts), abs=0.05)
+
+
+def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
+    result = plan("--gpu", "RTX 4090", "--host-memory", "64")
+    assert result.exit_code == 3 and "does not fit" in result.output and "The cheapest change that makes it fit:" in result.output
+    written = plan("--gpu", "RTX 4090", "--host-memory", "64", "--write", "fitted.yaml")
+    assert written.exit_code == 0 and "# rows" in (tmp_path / "fitted.yaml").read_text()
+    load_recipe(tmp_path / "fitted.yaml")
+    again = CliRunner().invoke(application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"])
+    assert again.exit_code == 0 and "Verdict: it fits" in again.output
+
+
+def test_a_dry_run_agrees(plan):
+    result = plan("--gpu", "H200", "--exact", "model.config.num_hidden_layers=4")
+    assert "A dry run of a whole step takes" in result.output
+    difference = float(result.output.split("the formula says")[1].split("(")[1].split(" %")[0])
+    assert -3 <= difference <= 5
+
+
+def test_an_unknown_gpu_asks_for_its_figures_and_takes_them(plan):
+    result = plan("--gpu", "RTX 9999")
+    assert isinstance(result.exception, ResourceError) and "--memory-gib and --peak-tflops" in str(result.exception)
+    assert "1 x RTX 9999" in plan("--gpu", "RTX 9999", "--memory-gib", "200", "--peak-tflops", "500").output
+
+
+def test_a_share_of_the_memory_may_be_too_little(plan):
+    assert plan("--gpu", "H100", "--max-memory", "0.8").exit_code in (0, 3)
+    assert "Verdict: it does not fit" in plan("--gpu", "H100", "--max-memory", "0.2").output
+
+
+def test_a_measured_run_gives_the_speed(plan, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"tokens_per_second": 10_000.0}))
+    assert "Speed: 10,000 tokens a second (the median of 1 measurements" in plan("--gpu", "H200", "--measured", ".").output
+
+
+def test_nothing_is_written_for_a_recipe_that_fits(plan):
+    result = plan("--gpu", "H200", "--write", "fitted.yaml")
+    assert isinstance(result.exception, RecipeError) and "fits as it is" in str(result.exception)
+
+
+def test_without_a_gpu_one_has_to_be_named(plan, monkeypatch):
+    monkeypatch.setattr("cpt.plan_command.find_gpus", list)
+    result = plan()
+    assert isinstance(result.exception, ResourceError) and "--gpu cpu" in str(result.exception)
