@@ -31,7 +31,7 @@ from cpt.preflight.memory import memory_warning
 from cpt.preflight.model import check_model, check_tokenizer
 from cpt.preflight.saving import check_saving
 from cpt.ranks import tell
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node, place_of
@@ -98,7 +98,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     """Look at everything that the recipe refers to; seconds, no GPU, nothing is written."""
     found = PreflightReport()
     profile = found.run(lambda: check_deepspeed(recipe, deepspeed or recipe.training.get("deepspeed"), found))
-    check_names(recipe, found, offloaded=profile is not None and offloads(profile, "optimizer"))
+    check_names(recipe, found, profile)
     check_documents(recipe, found)
     found.mistakes += check_tasks(recipe.evaluation.tasks)
     found.unchecked += unchecked_sources(recipe.data, recipe.evaluation)
@@ -155,10 +155,10 @@ def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
             found.excused.append(mistake)
 
 
-def check_names(recipe: Recipe, found: PreflightReport, *, offloaded: bool) -> None:
+def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None) -> None:
     """Stage, optimizer, schedule, loss guard and the rule of what stays exist, and take the options they are given."""
     found.run(lambda: find_stage(recipe.stage))
-    found.run(lambda: try_optimizer(recipe, offloaded))
+    found.run(lambda: try_optimizer(recipe, profile))
     found.run(lambda: try_schedule(recipe))
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
@@ -172,16 +172,27 @@ def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]])
         raise RecipeError(f"`{kind}.name`: {problem}") from problem
 
 
-def try_optimizer(recipe: Recipe, offloaded: bool) -> None:
+def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked at."""
     find_named("optimizer", recipe.optimizer.name, OPTIMIZERS)
     check_optimizer(recipe.optimizer)
+    offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
         return
     try:
-        build_optimizer(recipe.optimizer, nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False)), offloaded=offloaded)
+        build_optimizer(section_without_layers(recipe.optimizer), two_layers(), offloaded=offloaded, partitioned=profile is not None)
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
+
+
+def two_layers() -> nn.Module:
+    """An embedding and a matrix."""
+    return nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2, bias=False))
+
+
+def section_without_layers(section: Optimizer) -> Optimizer:
+    """Rates by layers are the model's own affair."""
+    return section.model_copy(update={"layer_decay": None})
 
 
 def try_schedule(recipe: Recipe) -> None:

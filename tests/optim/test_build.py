@@ -5,7 +5,8 @@ from torch import nn
 
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.optim.build import build_optimizer, parameter_groups
+from cpt.optim.build import build_optimizer
+from cpt.optim.groups import parameter_groups
 from cpt.recipe.schema import Model, Optimizer
 
 
