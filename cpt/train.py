@@ -1,6 +1,8 @@
 """The whole run on one screen: `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt train`."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +38,7 @@ from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.resuming import go_on, keep_global_batch
 from cpt.stages.saving_on_errors import saved_on_errors
+from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.verdict import judge
 
@@ -48,6 +51,7 @@ def train(
     resume: Wanted = "latest",
     allow_restart: bool = False,
     trust_checkpoint: bool = False,
+    ready: Callable[[CPTTrainer], None] | None = None,
 ) -> Path:
     """Run the recipe, going on from its newest sound checkpoint, and return the folder of the exported model.
 
@@ -57,6 +61,7 @@ def train(
         resume: `latest`, `none` to begin anew, or the checkpoint to go on from.
         allow_restart: begin anew where no checkpoint is sound.
         trust_checkpoint: the user vouches for the pickles of a checkpoint without our manifest.
+        ready: called with the trainer when all is built, before its first step.
 
     Raises:
         CptError: one of its children, for whatever the user can mend.
@@ -69,8 +74,7 @@ def train(
     if run.is_finished and resume == "latest":
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
-    with run.reporting(), Preemption() as preemption:
-        heartbeat = Heartbeat(run.folder)
+    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat:
         refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
         start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
@@ -87,13 +91,14 @@ def train(
         )
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))
+        if ready is not None:
+            ready(trainer)
         with saved_on_errors(trainer):
             go_on(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
-        export_model(trainer, recipe, tokenizer, run.export_folder)
-        seal_export(trainer, run.export_folder)
+        export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
     tell(f"The model is in {run.export_folder}.")
     return run.export_folder

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
-from cpt.checkpoints.export import finish
+from cpt.checkpoints.export import finish, not_exported, rename_over
 from cpt.checkpoints.model_folder import Tensors, kind_of
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.shards import write_tensors
@@ -45,13 +46,16 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         if not is_main_process():
             return
         unfinished = run / f".{AVERAGE}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
-        tokenizer.save_pretrained(unfinished)
-        finish(unfinished)
-        carry_extension(recipe.model.path, unfinished)
-        shutil.rmtree(run / AVERAGE, ignore_errors=True)
-        unfinished.rename(run / AVERAGE)
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            write_average(folders, unfinished, dtype=None, max_shard_size="5GB")
+            tokenizer.save_pretrained(unfinished)
+            finish(unfinished)
+            carry_extension(recipe.model.path, unfinished)
+            rename_over(unfinished, run / AVERAGE)
+        except (OSError, SafetensorError) as failure:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise not_exported(run / AVERAGE, failure) from failure
         tell(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
 
     main_process_first(write)

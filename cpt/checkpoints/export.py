@@ -2,21 +2,27 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-import torch.distributed as dist
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase, Trainer
 
+from cpt.checkpoints.agreement import in_words
+from cpt.checkpoints.manifest import make_durable
 from cpt.checkpoints.merge_lora import BASE_WEIGHTS, merge_into_base
 from cpt.checkpoints.model_card import write_model_card
 from cpt.checkpoints.model_folder import HEADS, Tensors
+from cpt.checkpoints.rotation import published_in
 from cpt.checkpoints.shards import write_tensors
+from cpt.checkpoints.transaction import LEAVING
+from cpt.errors import CheckpointError
 from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
-from cpt.ranks import is_main_process
+from cpt.ranks import is_main_process, main_process_decides
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import INPUTS, RECIPE, write_json
 
@@ -25,32 +31,80 @@ ONLY_FOR_TRAINING = {"use_cache": True, "output_router_logits": False}  # value 
 CONFIGS = ("config.json", "generation_config.json")
 
 
-def export_model(trainer: Trainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the trained model, its tokenizer and configs to `folder`.
+def export_model(
+    trainer: Trainer,
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    seal: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Write the trained model, its tokenizer and configs to `folder`, which is there whole or not at all.
 
     Families of our own are written as the native architecture that they equal, so that nobody needs this package to load them.
     A LoRA adapter is merged into its base, and kept beside in `adapter/`. Every process must call it: ZeRO-3 gathers from all.
+
+    Args:
+        seal: called with the complete folder before it gets its name, by the main process.
+
+    Raises:
+        CheckpointError: the disk is full or read-only; raised on all processes.
     """
     unfinished = folder.with_name(f".{folder.name}.unfinished")
-    if is_main_process():
-        shutil.rmtree(unfinished, ignore_errors=True)
     adapted = trainer.model if isinstance(trainer.model, PeftModel) else None
-    trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
-    if is_main_process():
-        if adapted:
-            record_base_weights(folder.parent, unfinished / ADAPTER)
-            dtype = next(adapted.get_base_model().parameters()).dtype
-            model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
-            model.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-        finish(unfinished)
-        carry_extension(recipe.model.path, unfinished)
-        if (folder.parent / RECIPE).is_file():
-            write_model_card(unfinished, folder.parent, folder.parent.name)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    if dist.is_initialized():
-        dist.barrier()
+    problem: OSError | SafetensorError | None = None
+    try:
+        if is_main_process():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
+    except (OSError, SafetensorError) as failure:  # of the main process, which writes last: the others wait to hear of it below
+        problem = failure
+
+    def publish_export() -> None:
+        try:
+            if problem is not None:
+                raise problem
+            complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
+            seal(unfinished)
+            rename_over(unfinished, folder)
+        except (OSError, SafetensorError) as failure:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise not_exported(folder, failure) from failure
+
+    main_process_decides(publish_export)
+
+
+def complete(unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path) -> None:
+    """Add to the saved weights what others need to load and understand them."""
+    if adapted:
+        record_base_weights(run, unfinished / ADAPTER)
+        dtype = next(adapted.get_base_model().parameters()).dtype
+        model = merge_into_base(unfinished / ADAPTER, recipe.model, tokenizer, seed=recipe.seed, dtype=dtype)
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+    finish(unfinished)
+    carry_extension(recipe.model.path, unfinished)
+    if (run / RECIPE).is_file():
+        write_model_card(unfinished, run, run.name)
+
+
+def rename_over(unfinished: Path, folder: Path) -> None:
+    """Give it its name in one step; an older one is out of the way before, and gone after."""
+    make_durable(unfinished)
+    leaving = folder.with_name(f"{LEAVING}{folder.name}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    if folder.exists():
+        folder.rename(leaving)
+    unfinished.rename(folder)
+    make_durable(folder.parent)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def not_exported(folder: Path, failure: OSError | SafetensorError) -> CheckpointError:
+    """What went wrong, and that nothing of the training is lost."""
+    newest = published_in(folder.parent)[-1:]
+    kept = f"{newest[0].folder} holds all that was trained: " if newest else ""
+    remedy = "make room, and the same command goes on from there and only exports." if newest else "Mend that, and start the run again."
+    return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {kept}{remedy}")
 
 
 def record_base_weights(run: Path, adapter: Path) -> None:

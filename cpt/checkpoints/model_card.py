@@ -13,6 +13,7 @@ from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import ENVIRONMENT, EXPORT, INPUTS, RECIPE
+from cpt.runs.small_files import write_whole
 
 METRICS, VERDICT = "metrics.jsonl", "verdict.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -53,7 +54,7 @@ def write_model_card(folder: Path, run: Path | None, name: str, *, step: int | N
         serving_part(name if folder.name.startswith(".") or folder.name == EXPORT else folder.name, adapter),
     ]
     card = ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n")
-    (folder / "README.md").write_text(str(card), encoding="utf-8")
+    write_whole(folder / "README.md", str(card))
 
 
 def card_data(name: str, recipe: Recipe | None, judgements: list[Judgement], adapter: bool) -> ModelCardData:

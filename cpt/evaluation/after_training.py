@@ -23,6 +23,7 @@ from cpt.evaluation.verdict_page import CONTENT, write_verdict
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import RECIPE, Run
+from cpt.runs.small_files import LinesFile
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
@@ -72,8 +73,9 @@ def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
         if score.against is not None:
             ends[0][name] = score.against.before
     new = [end for end in ends if len(end) > 2 and not any(end.items() <= line.items() for line in lines)]
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(end) + "\n" for end in new)
+    file = LinesFile(path)
+    for end in new:
+        file.add(json.dumps(end))
 
 
 def one_line(problem: BaseException) -> str:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from io import BytesIO
 from pathlib import Path
 from typing import cast
 from zipfile import BadZipFile
@@ -15,8 +17,17 @@ from torch import nn
 from cpt.data.held_out import HeldOutSet
 from cpt.data.rows import PackedRows
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.perplexity import ScoredBatch, evaluate_held_out, perplexity_of, scored_batches, sum_over_processes
+from cpt.evaluation.perplexity import (
+    AfterBatch,
+    ScoredBatch,
+    evaluate_held_out,
+    go_on,
+    perplexity_of,
+    scored_batches,
+    sum_over_processes,
+)
 from cpt.ranks import is_main_process
+from cpt.runs.events import record_event
 
 FOLDER = "held_out"  # of a run's folder
 
@@ -67,17 +78,20 @@ class DocumentLosses:
         }
 
 
-def document_losses(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int) -> dict[str, DocumentLosses]:
+def document_losses(
+    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
+) -> dict[str, DocumentLosses]:
     """Measure the model on each document of each set, over all processes; every one gets the same figures.
 
     Args:
         model: as `evaluate_held_out` takes it.
         held_out: of `build_data`.
+        after_batch: as `evaluate_held_out` takes it.
 
     Raises:
         DataError: a set has nothing to predict.
     """
-    losses = {name: losses_of_set(model, held_out_set, batch_size) for name, held_out_set in held_out.items()}
+    losses = {name: losses_of_set(model, held_out_set, batch_size, after_batch) for name, held_out_set in held_out.items()}
     for name, found in losses.items():
         if not found.num_tokens.any():
             raise DataError(
@@ -87,7 +101,13 @@ def document_losses(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, bat
 
 
 def measure_and_keep(
-    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, run_folder: Path, step: int
+    model: nn.Module,
+    held_out: Mapping[str, HeldOutSet],
+    *,
+    batch_size: int,
+    run_folder: Path,
+    step: int,
+    after_batch: AfterBatch = go_on,
 ) -> dict[str, float]:
     """What `evaluate_held_out` gives; each document's losses stay in the run's folder, so that its verdict has intervals.
 
@@ -97,14 +117,25 @@ def measure_and_keep(
         DataError: a set has nothing to predict.
     """
     by_hand = {name: of_set for name, of_set in held_out.items() if of_set.chosen is None}
-    losses = document_losses(model, {name: held_out[name] for name in held_out if name not in by_hand}, batch_size=batch_size)
+    told_apart = {name: of_set for name, of_set in held_out.items() if name not in by_hand}
+    losses = document_losses(model, told_apart, batch_size=batch_size, after_batch=after_batch)
+    figures = evaluate_held_out(model, by_hand, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
+        keep_losses(run_folder, step, losses)
+    return {f"{name}_{figure}": value for name, of_set in losses.items() for figure, value in of_set.figures().items()} | figures
+
+
+def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
+    """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not the run."""
+    try:
         save_losses(run_folder / FOLDER / f"step-{step}.npz", losses)
+    except OSError as problem:
+        text = f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures are logged."
+        record_event(run_folder, "not_written", text, step=step)
+    with suppress(OSError):  # of a disk that is read-only; what is of an earlier step goes even if nothing took its place
         for other, path in kept_losses(run_folder).items():
             if other not in (0, step):
                 path.unlink()
-    figures = {f"{name}_{figure}": value for name, of_set in losses.items() for figure, value in of_set.figures().items()}
-    return figures | evaluate_held_out(model, by_hand, batch_size=batch_size)
 
 
 def kept_losses(run_folder: Path) -> dict[int, Path]:
@@ -113,7 +144,7 @@ def kept_losses(run_folder: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def losses_of_set(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) -> DocumentLosses:
+def losses_of_set(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch) -> DocumentLosses:
     """Of one set."""
     rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
     assert chosen is not None, "the set comes from `build_data`"
@@ -121,7 +152,7 @@ def losses_of_set(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) -
     sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct ones
     # Of two documents that begin at one place the first would be empty, and none is.
     begins = torch.from_numpy(rows.documents.offsets[chosen])
-    for batch in scored_batches(model, held_out_set, batch_size):
+    for batch in scored_batches(model, held_out_set, batch_size, after_batch):
         document = document_of_tokens(batch, rows, begins).to(device)
         for values, line in zip((batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True):
             line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
@@ -147,13 +178,20 @@ def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tenso
 
 
 def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
-    """Write the losses of each set to an .npz file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the losses of each set to an .npz file, whole or not at all."""
     arrays = {
         f"{number}.{field.name}": vars(of_set)[field.name] for number, of_set in enumerate(losses.values()) for field in fields(of_set)
     }
-    with path.open("wb") as file:
-        np.savez(file, names=np.array(list(losses), dtype=np.str_), **arrays)
+    content = BytesIO()
+    np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}")
+    try:
+        beside.write_bytes(content.getbuffer())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:

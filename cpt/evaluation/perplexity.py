@@ -1,7 +1,7 @@
 """Loss, perplexity, bits per byte and accuracy on held-out documents: the first figures that continued pre-training is judged by."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,7 +34,16 @@ class ScoredBatch:
     """[B, T - 1]: the token was the most likely one."""
 
 
-def evaluate_held_out(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int) -> dict[str, float]:
+AfterBatch = Callable[[], None]
+
+
+def go_on() -> None:
+    """After each batch, where nobody wants to know of it."""
+
+
+def evaluate_held_out(
+    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch = go_on
+) -> dict[str, float]:
     """Measure the model on each held-out set, over all processes of the run; every one gets the same figures.
 
     Bits per byte are the bits that the model needs for the documents, over their UTF-8 bytes: comparable between tokenizers, as loss
@@ -44,6 +53,7 @@ def evaluate_held_out(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, b
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state are left as they were.
         batch_size: rows in one forward pass; the figures do not depend on it.
+        after_batch: called after each batch, as often on every process; what it raises ends the evaluation.
 
     Returns:
         `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the tokens that were the
@@ -54,7 +64,7 @@ def evaluate_held_out(model: nn.Module, held_out: Mapping[str, HeldOutSet], *, b
     """
     figures: dict[str, float] = {}
     for name, held_out_set in held_out.items():
-        nats, num_tokens, num_correct = totals(model, held_out_set, batch_size)
+        nats, num_tokens, num_correct = totals(model, held_out_set, batch_size, after_batch)
         figures |= {f"{name}_{figure}": value for figure, value in figures_of(name, nats, num_tokens, num_correct, held_out_set).items()}
     return figures
 
@@ -81,10 +91,10 @@ def perplexity_of(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def totals(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) -> tuple[float, int, int]:
+def totals(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on) -> tuple[float, int, int]:
     """Negative log-likelihood (nats) of all predicted tokens of the set, their number, and how many were foretold; over all processes."""
     sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
-    for batch in scored_batches(model, held_out_set, batch_size):
+    for batch in scored_batches(model, held_out_set, batch_size, after_batch):
         sums += torch.stack([batch.nats.sum(), batch.is_predicted.sum().double(), batch.is_correct.sum().double()])
     sum_over_processes(sums)
     return sums[0].item(), int(sums[1].item()), int(sums[2].item())
@@ -96,7 +106,7 @@ def sum_over_processes(sums: torch.Tensor) -> None:
         dist.all_reduce(sums)
 
 
-def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) -> Iterator[ScoredBatch]:
+def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on) -> Iterator[ScoredBatch]:
     """What the model makes of this process' rows, batch by batch."""
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -111,6 +121,7 @@ def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int) 
             logits = inner(**batch, use_cache=False).logits
             if counts:
                 yield ScoredBatch(numbers, batch["position_ids"], *score_tokens(logits, labels))
+            after_batch()
 
 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:

@@ -80,6 +80,8 @@ def read_course(metrics: Path) -> list[Point]:
         return []
     points: dict[int, Point] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines():
+        if not line.endswith("}"):  # a crash cut it off
+            continue
         logged = json.loads(line)
         figures = bits_per_byte_of(logged)
         if figures:

@@ -1,7 +1,7 @@
 """What the model writes: greedy continuations of a few prompts, for the eye."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,75 @@ from transformers import (
 )
 
 from cpt.data.tokenization import adds_bos
+from cpt.errors import Interrupted
 from cpt.evaluation.perplexity import evaluation_mode
 from cpt.ranks import is_main_process
+from cpt.runs.events import record_event
+from cpt.runs.small_files import LinesFile, keep_lines_until
 
 
 class PromptSamples(TrainerCallback):
-    """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt, continuation."""
+    """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt, continuation.
 
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_new_tokens: int = 64) -> None:
-        self.path = path
+    Args:
+        before_each: called before each prompt; it raises Interrupted, on all processes alike, where the run is to stop.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Sequence[str],
+        max_new_tokens: int = 64,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lines = LinesFile(path)
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.max_new_tokens = max_new_tokens
+        self.before_each = before_each
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A resumed run has its first samples already."""
         if state.global_step == 0:
-            self.write(kwargs["model"], step=0)
+            self.sample(kwargs["model"], 0, control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After the last step."""
-        self.write(kwargs["model"], step=state.global_step)
+        """After the last step; what a signal stopped is not at its end."""
+        self.sample(kwargs["model"], state.global_step, control)
 
-    def write(self, model: nn.Module, step: int) -> None:
+    def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
         """Every process generates (ZeRO-3 needs all of them), the main one writes."""
-        continuations = continue_prompts(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens)
+        try:
+            texts = continue_prompts(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens, before_each=self.before_each)
+        except Interrupted:
+            control.should_training_stop = True
+            return
         if is_main_process():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("w" if step == 0 else "a", encoding="utf-8") as file:
-                for prompt, continuation in zip(self.prompts, continuations, strict=True):
-                    file.write(json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False) + "\n")
+            self.write(step, texts)
+
+    def write(self, step: int, continuations: Sequence[str]) -> None:
+        """In place of those that a run wrote which was killed right after; they wait in memory where the disk is full."""
+        path = self.lines.path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            keep_lines_until(path, step - 1)
+        except OSError as problem:
+            record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
+        for prompt, continuation in zip(self.prompts, continuations, strict=True):
+            self.lines.add(json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False))
+        if self.lines.waiting:
+            text = f"Samples of step {step} wait for room in {path.name}; without it they are lost when the run ends."
+            record_event(path.parent, "not_written", text, step=step)
 
 
 def continue_prompts(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, max_new_tokens: int = 64
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    before_each: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """The most likely next token, again and again, until the document ends or `max_new_tokens` are there.
 
@@ -63,12 +98,14 @@ def continue_prompts(
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
         prompts: beginnings of documents: the begin token is put before each where the tokenizer adds one, as in training.
+        before_each: called before each of them.
     """
     generator = unwrapped(model)
     device = next(generator.parameters()).device
     continuations = []
     with evaluation_mode(model), plain_greedy(generator, tokenizer, max_new_tokens):
         for prompt in prompts:
+            before_each()
             begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
             ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
             # Under ZeRO-3 generate keeps the processes in step by itself (synced_gpus).

@@ -11,6 +11,8 @@ from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, verdict_of_run
+from cpt.runs.events import record_event
+from cpt.runs.small_files import write_whole
 
 PAGE, CONTENT, FRONTIER = "verdict.md", "verdict.json", "frontier.png"
 HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
@@ -38,10 +40,13 @@ def write_verdict(
         try:
             plot_frontier({verdict.run: verdict.retention}, general, folder / FRONTIER)
             verdict = replace(verdict, frontier=FRONTIER)
-        except ResourceError as problem:
+        except (ResourceError, OSError) as problem:
             verdict = replace(verdict, not_run=[*verdict.not_run, NotRun("the frontier's picture", str(problem).rstrip("."))])
-    (folder / PAGE).write_text(verdict_page(verdict), encoding="utf-8")
-    (folder / CONTENT).write_text(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    try:
+        write_whole(folder / PAGE, verdict_page(verdict))
+        write_whole(folder / CONTENT, json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n")
+    except OSError as problem:
+        record_event(folder, "not_written", f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}")
     return verdict
 
 

@@ -18,7 +18,7 @@ from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.launchers.restart_policy import Decision, Ended, next_move
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import FILE_NAME as EVENTS
-from cpt.runs.events import read_events, record_event
+from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.record import Run, start_run
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS, Sign, forget_signs, read_signs
 
@@ -27,7 +27,8 @@ SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that a supe
 SECONDS_BETWEEN_LOOKS = 0.5
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
 STEPS_OF_PATIENCE = 5  # median steps
-PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}  # seconds; loading and saving take long
+# Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a save nothing.
+PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a start
 SECONDS_FOR_STACKS = 2.0
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -57,15 +58,23 @@ class Watch:
     """(rank, pid) -> the last count, and when it was seen first."""
 
     def hung(self, now: float) -> Sign | None:
-        """The process that was silent for longest past its patience, if any."""
-        late: list[tuple[float, Sign]] = []
-        for sign in read_signs(self.folder):
-            count, since = self.beats.get((sign.rank, sign.pid), (-1, now))
-            if count != sign.beats:
+        """The process that was silent for longest past its patience, if any.
+
+        Of processes that start or end one may work while the others wait for it, so there the last sign of any of them counts. On a disk
+        that is read-only nobody can give a sign, and after the run is finished nobody has to: then its verdict is being made.
+        """
+        if not os.access(self.folder, os.W_OK):
+            self.beats.clear()
+            return None
+        signs = read_signs(self.folder)
+        for sign in signs:
+            if self.beats.get((sign.rank, sign.pid), (-1, now))[0] != sign.beats:
                 self.beats[sign.rank, sign.pid] = (sign.beats, now)
-            elif now - since > patience(sign):
-                late.append((now - since, sign))
-        return max(late, key=lambda pair: pair[0])[1] if late else None
+        seen = {sign: self.beats[sign.rank, sign.pid][1] for sign in signs}
+        last = max(seen.values(), default=now)
+        silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
+        late = [sign for sign in signs if silent[sign] > patience(sign)]
+        return max(late, key=lambda sign: silent[sign]) if late and Run(self.folder).status().get("state") != "finished" else None
 
 
 @dataclass
@@ -104,6 +113,7 @@ class Supervisor:
                 self.tell("restart", f"{decision.why}. Starting again (restart {len(endings)}).", endings[-1])
                 self.wake.wait(seconds_before_next(endings))
         finally:
+            write_waiting_events(self.run.folder)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -203,20 +213,21 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str | None) -> list[str]:
+def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN) -> list[str]:
     """The words that start a run.
 
     Args:
         arguments: of cpt/train.py.
         processes: on this machine.
         launcher: words of another launcher, such as `accelerate launch --config_file launch/x.yaml`.
+        program: started instead of cpt/train.py.
     """
     if launcher is not None:
-        return [*shlex.split(launcher), str(TRAIN), *arguments]
+        return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:
-        return [sys.executable, str(TRAIN), *arguments]
+        return [sys.executable, str(program), *arguments]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return [*torchrun, str(TRAIN), *arguments]
+    return [*torchrun, str(program), *arguments]
 
 
 def supervise_run(

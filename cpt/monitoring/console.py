@@ -1,6 +1,7 @@
 """Tell the person at the terminal how the run goes: a progress bar, or one line for each log where output is a file."""
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -36,11 +37,9 @@ class ConsoleProgress(TrainerCallback):
         if state.is_world_process_zero:
             line = describe_logs(kwargs["logs"])
             if line:
-                self.console.print(
-                    f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                text = f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}"
+                with suppress(OSError):  # the output may go to a file on a disk that is full, or to a terminal that is gone
+                    self.console.print(text, highlight=False, soft_wrap=True)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the bar."""

@@ -1,17 +1,18 @@
 """What the run's folder tells while it runs: metrics.jsonl, a line for each log, and the step in status.json."""
 
-import errno
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.runs.events import write_waiting_events
 from cpt.runs.record import Run
+from cpt.runs.small_files import LinesFile, is_until, keep_lines_until
 
 log = logging.getLogger("cpt")
+NOTHING_KEPT = -1
 
 
 class MetricsFile(TrainerCallback):
@@ -23,12 +24,16 @@ class MetricsFile(TrainerCallback):
     def __init__(self, path: Path, tokens_per_step: int) -> None:
         self.path = path
         self.tokens_per_step = tokens_per_step
-        self.waiting: list[str] = []
+        self.lines = LinesFile(path)
+        self.to_cut_at: int | None = None
+        """The step behind which lines must go before others come, where the disk did not let them yet."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Forget what the checkpoint does not know."""
+        """Forget what the checkpoint does not know; a fresh start keeps no lines."""
         if state.is_world_process_zero:
-            keep_lines_until(self.path, state.global_step)
+            self.to_cut_at = state.global_step or NOTHING_KEPT
+            self.lines.waiting = [line for line in self.lines.waiting if is_until(line, self.to_cut_at)]
+            self.cut()
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The same where the run went back to a checkpoint on its way: then the Trainer's loop begins anew."""
@@ -38,37 +43,35 @@ class MetricsFile(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """One line for each log."""
         if state.is_world_process_zero:
-            line = {"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **kwargs["logs"]}
-            self.waiting.append(f"{json.dumps(line)}\n")
-            try:
-                append(self.path, "".join(self.waiting))
-                self.waiting.clear()
-            except OSError as problem:
-                log.warning("%s cannot be written: %s. Its lines wait for the next one.", self.path, problem.strerror)
+            line = json.dumps({"step": state.global_step, "tokens": state.global_step * self.tokens_per_step, **kwargs["logs"]})
+            if self.to_cut_at is None or self.cut():
+                self.lines.add(line)
+            else:
+                self.lines.waiting.append(f"{line}\n")
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """What had to wait is tried again."""
+        if self.to_cut_at is None or self.cut():
+            self.lines.write_waiting()
 
-def append(path: Path, text: str) -> None:
-    """All of the text or nothing of it."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The last chance."""
+        self.on_step_end(args, state, control)
+
+    def cut(self) -> bool:
+        """Take the lines out; whether that could be done."""
+        assert self.to_cut_at is not None
         try:
-            if file.write(text.encode()) < len(text.encode()):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            file.truncate(size)
-            raise
-
-
-def keep_lines_until(path: Path, step: int) -> None:
-    """Keep the lines of a JSONL file whose `step` is not after `step`; a fresh start keeps none."""
-    if path.exists():
-        lines = path.read_text().splitlines() if step else []
-        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in kept))
+            keep_lines_until(self.path, self.to_cut_at)
+        except OSError as problem:
+            log.warning("%s cannot be changed: %s. Its lines wait for the next one.", self.path, problem.strerror)
+            return False
+        self.to_cut_at = None
+        return True
 
 
 class StatusFile(TrainerCallback):
-    """Writes the status at each log and each save."""
+    """Writes the status at each log and each save, and events of this process that had to wait for room."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -76,6 +79,10 @@ class StatusFile(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """At each log."""
         self.run.write_status("running", step=state.global_step, steps=state.max_steps, **newest_checkpoint(self.run.folder))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Events are rare, and none waits as a rule."""
+        write_waiting_events(self.run.folder)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """At each save, which may have failed, or still be under way in the background."""

@@ -2,22 +2,24 @@
 
 import json
 import logging
-import os
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cpt.ranks import rank
+from cpt.runs.small_files import LinesFile
 
 log = logging.getLogger("cpt")
 FILE_NAME = "events.jsonl"
+OPENED: dict[Path, LinesFile] = {}  # by run: the lines that wait for room must outlive the call that brought them
 
 
 def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
     """Append one line to the run's events.jsonl, and log the sentence.
 
-    Any process may call it, several at once too. A disk that takes no more lines does not end the run: the log has the sentence then.
+    Any process may call it, several at once too. A disk that takes no more lines ends nothing: they wait for the next event, or for
+    `write_waiting_events`.
 
     Args:
         folder: of the run.
@@ -28,23 +30,36 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str)
     log.warning(message)
-    try:
-        descriptor = os.open(folder / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            os.write(descriptor, f"{line}\n".encode())  # one write: lines of several processes do not mix
-        finally:
-            os.close(descriptor)
-    except OSError as problem:
-        log.warning(f"{folder / FILE_NAME} cannot be written: {problem.strerror}.")
+    OPENED.setdefault(folder, LinesFile(folder / FILE_NAME)).add(line)
+
+
+def write_waiting_events(folder: Path) -> int:
+    """Write what this process could not write before; how many events still wait."""
+    return OPENED[folder].write_waiting() if folder in OPENED else 0
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All events of a run, the oldest first; a line that a crash cut off is left out."""
+    """All events of a run, the oldest first; a line that a crash or a full disk cut off is left out."""
+    path = folder / FILE_NAME
+    return parsed(path.read_bytes()) if path.exists() else []
+
+
+def read_new_events(folder: Path, place: int) -> tuple[list[dict[str, Any]], int]:
+    """The events behind a place in the file, as far as their lines are whole, and the place behind them."""
     path = folder / FILE_NAME
     if not path.exists():
-        return []
+        return [], place
+    with path.open("rb") as file:
+        file.seek(place)
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    return parsed(whole), place + len(whole)
+
+
+def parsed(content: bytes) -> list[dict[str, Any]]:
+    """The lines that are events."""
     events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in content.decode(errors="replace").splitlines():
         try:
             events.append(json.loads(line))
         except json.JSONDecodeError:

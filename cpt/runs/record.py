@@ -1,6 +1,5 @@
 """The run's folder: what ran (recipe, environment, hashes) and how it stands (status.json)."""
 
-import errno
 import fcntl
 import json
 import logging
@@ -20,6 +19,8 @@ from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
+from cpt.runs.events import write_waiting_events
+from cpt.runs.small_files import write_whole
 from cpt.runs.writable import refuse_unwritable
 
 RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
@@ -48,16 +49,19 @@ class Run:
         return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
 
     def status(self) -> dict[str, Any]:
-        """The last status that was written; empty before the first."""
-        path = self.folder / STATUS
-        return json.loads(path.read_text()) if path.exists() else {}
+        """The last status that was written; empty before the first, and where a crash left half of one."""
+        try:
+            status: dict[str, Any] = json.loads((self.folder / STATUS).read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return status
 
     def write_status(self, state: str, **details: Any) -> None:
         """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
         if is_main_process():
-            progress = {key: value for key, value in self.status().items() if key in PROGRESS}
             now = datetime.now(UTC).isoformat(timespec="seconds")
             try:
+                progress = {key: value for key, value in self.status().items() if key in PROGRESS}
                 write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
             except OSError as problem:  # a full disk ends no run
                 log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
@@ -95,7 +99,11 @@ class Run:
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
             self.write_status(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
-        self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
+        else:
+            self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
+        finally:
+            if lost := write_waiting_events(self.folder):
+                log.warning("%d event(s) of this run found no room in %s: this log has them.", lost, self.folder)
 
 
 def start_run(recipe: Recipe, *, new: bool = False) -> Run:
@@ -191,20 +199,4 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
 
 def write_json(path: Path, content: Any) -> None:
     """Write the file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    try:
-        beside.write_text(text)
-        beside.replace(path)
-    except OSError as problem:
-        beside.unlink(missing_ok=True)
-        if problem.errno != errno.ENOSPC or not path.exists():
-            raise
-        overwrite(path, text)
-
-
-def overwrite(path: Path, text: str) -> None:
-    """On a full disk: in the place that the file has already."""
-    with path.open("r+b") as file:
-        file.write(text.encode())
-        file.truncate()
+    write_whole(path, json.dumps(content, indent=2, default=str) + "\n")

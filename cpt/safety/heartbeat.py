@@ -2,10 +2,12 @@
 
 import faulthandler
 import json
+import math
 import os
 import signal
 import socket
 import statistics
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -13,13 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.ranks import rank
+from cpt.runs.small_files import write_whole
 
 FOLDER, STACKS = "heartbeats", "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
 STEPS_LOOKED_AT = 20
+SECONDS_BETWEEN_LOOKS = 10.0  # at the processor's time
+LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
 SIGNAL_FOR_STACKS = signal.SIGUSR2
 Phase = Literal["starting", "training", "between", "ending"]
 
@@ -43,6 +49,9 @@ class Sign:
 class Heartbeat(TrainerCallback):
     """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes write nothing.
 
+    Progress is a step, a micro-batch, a batch of an evaluation. Before the first step and after the last, while its context is open, it
+    is the processor's time: hashing checkpoints, converting them, tokenising, compiling and merging take as long as they need.
+
     SIGUSR2 makes the process write the stacks of all its threads to `stacks/rank-N.txt`, also when it hangs in a library.
 
     Args:
@@ -53,13 +62,38 @@ class Heartbeat(TrainerCallback):
         self.folder = folder
         self.beats = 0
         self.seconds: deque[float] = deque(maxlen=STEPS_LOOKED_AT)
-        self.step_began = self.written = 0.0
+        self.step_began, self.written = 0.0, -math.inf
         stacks = folder / STACKS / f"rank-{rank()}.txt"
         stacks.parent.mkdir(parents=True, exist_ok=True)
         self.stacks = stacks.open("w")  # stays open: the signal may come at any time
         faulthandler.register(SIGNAL_FOR_STACKS, file=self.stacks, all_threads=True)
-        self.phase: Phase | None = None
+        self.phase: Phase = "starting"
+        self.step = 0
+        self.lock = threading.Lock()
+        self.is_over = threading.Event()
         self.beat("starting", 0)
+
+    def __enter__(self) -> "Heartbeat":
+        """Look at the processor's time from here on."""
+        self.watcher = threading.Thread(target=self.watch_work, name="cpt-heartbeat", daemon=True)
+        self.watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The run is over."""
+        self.is_over.set()
+        self.watcher.join()
+
+    def watch_work(self) -> None:
+        """Beat where this process, or one that it started, works; one that waits for others takes next to no time."""
+        before = seconds_of_work()
+        while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
+            now = seconds_of_work()
+            with self.lock:
+                phase = self.phase
+                if phase in ("starting", "ending") and now - before >= LEAST_WORK * SECONDS_BETWEEN_LOOKS:
+                    self.write(phase, self.step)
+            before = now
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A step's forward begins."""
@@ -75,13 +109,23 @@ class Heartbeat(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.step_began)
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A batch of an evaluation is done, or a sample; those before the first step and after the last are part of start and end."""
+        self.beat("between" if self.phase == "training" else self.phase, state.global_step)
+
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The model will be exported."""
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
         """Say that there is progress; at once where another phase begins, for each has a patience of its own."""
+        with self.lock:
+            self.write(phase, step)
+
+    def write(self, phase: Phase, step: int) -> None:
+        """The same, while nobody else does."""
         self.beats += 1
+        self.step = step
         now = time.perf_counter()
         if phase == self.phase and now - self.written < SECONDS_BETWEEN_WRITES:
             return
@@ -91,17 +135,22 @@ class Heartbeat(TrainerCallback):
         write_sign(self.folder, sign)
 
 
+def seconds_of_work() -> float:
+    """The processor's time that this process and those below it took so far, those that have ended included."""
+    myself, total = psutil.Process(), 0.0
+    for process in [myself, *myself.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
 def write_sign(folder: Path, sign: Sign) -> None:
-    """Whole or not at all; a full disk must not end a run because of its pulse."""
+    """Whole or not at all; a full disk must not end a run because of its pulse, nor make it look dead."""
     path = folder / FOLDER / f"rank-{sign.rank}.json"
-    beside = path.with_suffix(f".{sign.pid}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(asdict(sign)))
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
+        write_whole(path, json.dumps(asdict(sign)))
 
 
 def read_signs(folder: Path) -> list[Sign]:
@@ -117,5 +166,5 @@ def read_signs(folder: Path) -> list[Sign]:
 
 def forget_signs(folder: Path) -> None:
     """Before processes are started anew."""
-    for path in (folder / FOLDER).glob("rank-*"):
+    for path in (folder / FOLDER).glob("*rank-*"):  # with what a killed process was writing
         path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -29,13 +29,19 @@ FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 """Options that every guard takes, your own too."""
 
 
+@cache
+def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made once."""
+    return torch.tensor([1.0, LEAST_NORM], device=device), torch.tensor([HARMLESS_LOSS, HARMLESS_NORM], device=device)
+
+
 def on_one_scale(figures: torch.Tensor) -> torch.Tensor:
     """Loss and gradient norm [2] by their logarithms, in units of what is harmless.
 
     asinh is the logarithm of large values, and takes a loss of 0 or less as well.
     """
-    loss, norm = figures
-    return torch.stack((loss.asinh() / HARMLESS_LOSS, (norm / LEAST_NORM).asinh() / HARMLESS_NORM))
+    small, harmless = scales(figures.device)
+    return (figures / small).asinh() / harmless
 
 
 def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0) -> torch.Tensor:
@@ -51,15 +57,16 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
     Returns:
         [2], whether each is a spike. Nothing here may ask the device for a value: no `if`, no `.item()`.
     """
-    median = middle(history, count)
-    deviation = middle((history - median[:, None]).abs(), count)
+    half = (count // 2).expand(len(history), 1)
+    median = ranked(history, half)
+    deviation = ranked((history - median).abs(), half)
     limit = sigmas + sigmas * YOUTH / count
-    return (step - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1)) & (count >= FEWEST)
+    return (step[:, None] - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1))[:, 0] & (count >= FEWEST)
 
 
-def middle(values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The median of the `count` smallest values of each row; torch's own asks the host which one that is."""
-    return values.sort(dim=1).values.gather(1, (count // 2).expand(len(values), 1))[:, 0]
+def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of them count."""
+    return values.sort(dim=1).values.gather(1, place)
 
 
 LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
@@ -129,7 +136,7 @@ class LossGuard:
         figures = figures.float()
         values = on_one_scale(figures)
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
-        skip = (spikes | ~values.isfinite()).any()
+        skip = (spikes | (values - values != 0)).any()  # the difference is NaN for what is not finite
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
         self.accepted += ~skip

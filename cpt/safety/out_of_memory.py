@@ -1,6 +1,7 @@
 """Out of memory: what counts as it, which micro-batch comes next, what the next start must know of it, and how all ranks agree."""
 
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from cpt.runs.record import write_json
 
+log = logging.getLogger("cpt")
 LEARNED = "learned.json"
 MICRO_BATCH = "micro_batch"
 
@@ -42,10 +44,13 @@ def learned_micro_batch(folder: Path, processes: int) -> int | None:
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
-    """Let the next start begin with this micro-batch."""
+    """Let the next start begin with this micro-batch; on a full disk it has to learn it again."""
     path = folder / LEARNED
     learned = json.loads(path.read_text()) if path.exists() else {}
-    write_json(path, {**learned, MICRO_BATCH: {**learned.get(MICRO_BATCH, {}), str(processes): size}})
+    try:
+        write_json(path, {**learned, MICRO_BATCH: {**learned.get(MICRO_BATCH, {}), str(processes): size}})
+    except OSError as problem:
+        log.warning("%s cannot be written: %s.", path, problem.strerror)
 
 
 class MemoryVote:

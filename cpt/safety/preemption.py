@@ -6,6 +6,7 @@ import select
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,21 +20,38 @@ from cpt.ranks import world_size
 log = logging.getLogger("cpt")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_AGREEMENTS = 0.1
-MOST_STEPS_BETWEEN = 50
+MOST_CALLS_BETWEEN = 50
 SECONDS_BETWEEN_LOOKS = 1.0  # at the launcher
 SECONDS_OF_ONE_INTERRUPT = 1.0  # torchrun passes on what its processes have got already
 CODE_OF_SECOND_INTERRUPT = 130
 LAUNCHER_GONE = signal.SIGHUP  # what it counts as
 
 
+@dataclass
+class Pace:
+    """How often all processes ask each other: each time where that is 0.1 s or more after the last, else each so many times."""
+
+    calls_between: int = 1
+    """The same number on all of them."""
+    calls: int = 0
+    """Since they last asked."""
+    asked_at: float = 0.0
+
+    def is_due(self) -> bool:
+        """Count a call."""
+        self.calls += 1
+        return self.calls >= self.calls_between
+
+
 class Preemption(TrainerCallback):
     """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a save.
 
-    One process that got the signal is enough: all of them agree on it at a step's end, over gloo and not over the GPUs, each step where
-    steps take longer than 0.1 s and else each so many of them. Before and after the training there is nothing to save, and the signal
-    raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the spot, whatever it waits for. Where a
-    launcher started this process and is gone, that counts as a signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A
-    SIGHUP that was ignored from the start (nohup) stays ignored.
+    One process that got the signal is enough: all of them agree on it at a step's end, or after a batch of an evaluation, over gloo and
+    not over the GPUs, each time where steps take longer than 0.1 s and else each so many of them. An evaluation that is due or under way
+    is left to the next start: whoever sent the signal does not wait for it. Before and after the training there is nothing to save, and
+    the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the spot, whatever it waits for.
+    Where a launcher started this process and is gone, that counts as a signal too: torchrun leaves its processes behind when SIGUSR1
+    kills it. A SIGHUP that was ignored from the start (nohup) stays ignored.
 
     A thread reads the signals from a pipe, since Python's own handlers wait for a main thread that may wait for other processes.
     """
@@ -47,9 +65,7 @@ class Preemption(TrainerCallback):
         self.interrupted_at: float | None = None
         """When the first SIGINT came, by a clock that only goes on."""
         self.group: dist.ProcessGroup | None = None
-        self.steps_until_agreement = 1
-        self.agreed_at = 0.0
-        self.steps_since = 0
+        self.steps, self.batches = Pace(), Pace()
         self.previous: dict[int, Any] = {}
 
     # --- the context -------------------------------------------------------------------------------------------------------------------
@@ -129,34 +145,46 @@ class Preemption(TrainerCallback):
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
-        self.agreed_at = time.perf_counter()
+        self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop here if any process was told to."""
-        self.steps_since += 1
-        if self.steps_since < self.steps_until_agreement:
-            return
-        number = self.agree()
-        if number:
-            self.stopped_by = signal.Signals(number).name
-            # The evaluation can wait until the run goes on; whoever sent the signal does not.
+        if self.is_told_to_stop(self.steps):
             control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
+
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave the evaluation.
+
+        Raises:
+            Interrupted: any process was told to stop; raised on all of them after the same batch.
+        """
+        if self.is_training and self.stopped_by is None:
+            self.is_told_to_stop(self.batches)
+        if self.stopped_by is not None:
+            raise Interrupted(f"stopped by {self.stopped_by} in an evaluation")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Nothing is being trained any more."""
         self.is_training = False
 
-    def agree(self) -> int:
-        """The signal that any process got, or 0; and how many steps to train until the next time, the same number for all."""
+    def is_told_to_stop(self, pace: Pace) -> bool:
+        """Whether any process got a signal, as far as they have asked each other; the same on all."""
+        number = self.agree(pace) if pace.is_due() else 0
+        if number:
+            self.stopped_by = signal.Signals(number).name
+        return bool(number)
+
+    def agree(self, pace: Pace) -> int:
+        """The signal that any process got, or 0; and when they ask again."""
         now = time.perf_counter()
-        seconds = (now - self.agreed_at) / self.steps_since
+        seconds = (now - pace.asked_at) / pace.calls
         figures = torch.tensor([float(self.received), seconds])
         if self.group is not None:
             dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
         number, seconds = figures.tolist()
         if world_size() > 1:
-            self.steps_until_agreement = max(1, min(MOST_STEPS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
-        self.agreed_at, self.steps_since = now, 0
+            pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
+        pace.asked_at, pace.calls = now, 0
         return int(number)
 
     def raise_if_stopped(self, checkpoint: str | None) -> None:

@@ -15,13 +15,14 @@ from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.run_files import MetricsFile, StatusFile
 from cpt.monitoring.shares import RealisedShares
+from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
 from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import run_length
-from cpt.stages.trainer import CPTTrainer
+from cpt.stages.trainer import METRICS, CPTTrainer
 
 
 def build_trainer(
@@ -59,7 +60,7 @@ def build_trainer(
         clock,
         DataPosition(data, rows),
         RealisedShares(data, rows),
-        MetricsFile(folder / "metrics.jsonl", length.tokens_per_step),
+        MetricsFile(folder / METRICS, length.tokens_per_step),
         StatusFile(Run(folder)),
         ConsoleProgress(folder.name),
         *watchers,
@@ -68,5 +69,7 @@ def build_trainer(
     if recipe.evaluation.retain:
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
-        trainer.add_callback(PromptSamples(folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts))
+        samples = PromptSamples(folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step)
+        trainer.add_callback(samples)
+    put_trackers_last(trainer, folder)
     return trainer

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from transformers import Trainer
 
-from cpt.checkpoints.manifest import MANIFEST, hash_files, write_manifest
+from cpt.checkpoints.manifest import MANIFEST, make_durable, write_manifest
+from cpt.checkpoints.transaction import hash_all
 from cpt.ranks import is_main_process
 from cpt.stages.saving import TransactionalSaves
 
@@ -12,8 +13,10 @@ WRITTEN_LATER_TOO = (".md", ".html")  # the card, and the verdict's page
 
 
 def seal_export(trainer: Trainer, folder: Path) -> None:
-    """Write the manifest of an export, by the process that wrote the export."""
+    """Write the manifest of an export that is complete, by the process that wrote it; when it returns, the disk has all of it."""
     if is_main_process() and isinstance(trainer, TransactionalSaves):
-        files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in WRITTEN_LATER_TOO)
-        names = [name for path in files if (name := path.relative_to(folder).as_posix()) != MANIFEST]
-        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, trainer.rows_trained, hash_files(folder, names)))
+        files = {name: entry for name, entry in sorted(hash_all(folder).items()) if not name.endswith(WRITTEN_LATER_TOO)}
+        files.pop(MANIFEST, None)
+        for inside in [path for path in folder.rglob("*") if path.is_dir()]:
+            make_durable(inside)
+        write_manifest(folder, trainer.describe("weights", trainer.state.global_step, trainer.rows_trained, files))

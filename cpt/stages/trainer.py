@@ -9,17 +9,22 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from cpt.data.held_out import HeldOutSet
 from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
+from cpt.errors import Interrupted
 from cpt.evaluation.document_losses import measure_and_keep
+from cpt.evaluation.retention import read_course
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
+from cpt.ranks import main_process_decides
 from cpt.recipe.schema import Recipe
 from cpt.stages.guarded import GuardedSteps
 from cpt.stages.length import RunLength
+
+METRICS = "metrics.jsonl"
 
 
 class CPTTrainer(GuardedSteps):
@@ -63,8 +68,21 @@ class CPTTrainer(GuardedSteps):
         """
         if resume_from_checkpoint is not None:
             self.first_step = TrainerState.load_from_json(str(Path(resume_from_checkpoint) / "trainer_state.json")).global_step
-            self.args.eval_on_start = False
+            self.args.eval_on_start = self.lacks_evaluation(self.first_step)
         return super().train(str(resume_from_checkpoint) if resume_from_checkpoint is not None else None, **options)
+
+    def lacks_evaluation(self, step: int) -> bool:
+        """Whether a step was to be evaluated and is not: a signal came first."""
+        if self.args.eval_strategy != IntervalStrategy.STEPS:
+            return False
+        is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
+        metrics = self.run_folder / METRICS
+        return is_due and main_process_decides(lambda: all(point.step != step for point in read_course(metrics)))
+
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(**options)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The rows of this process, from the first step on that is still to be trained."""
@@ -89,7 +107,9 @@ class CPTTrainer(GuardedSteps):
         if self.optimizer is None:
             trained = model if model is not None else self.model
             assert trained is not None, "the Trainer was built with a model"
-            self.optimizer = build_optimizer(self.recipe.optimizer, trained, offloaded=self.offloads_optimizer)
+            self.optimizer = build_optimizer(
+                self.recipe.optimizer, trained, offloaded=self.offloads_optimizer, partitioned=self.is_deepspeed_enabled
+            )
         return self.optimizer
 
     def create_scheduler(
@@ -127,12 +147,27 @@ class CPTTrainer(GuardedSteps):
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation."""
+        """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation.
+
+        Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
+        """
         assert self.model is not None, "the Trainer was built with a model"
-        folder, step = Path(str(self.args.output_dir)), self.state.global_step
-        batch_size = self.args.per_device_eval_batch_size
-        figures = measure_and_keep(self.model, self.held_out, batch_size=batch_size, run_folder=folder, step=step)
+        step, batch_size = self.state.global_step, self.args.per_device_eval_batch_size
+        where: dict[str, Any] = {"run_folder": self.run_folder, "step": step}
+        try:
+            figures = measure_and_keep(self.model, self.held_out, batch_size=batch_size, after_batch=self.tell_prediction_step, **where)
+        except Interrupted:
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def tell_prediction_step(self) -> None:
+        """Let the callbacks know, as the Trainer's own evaluation does.
+
+        Raises:
+            Interrupted: the run is to stop; raised on all processes alike.
+        """
+        self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)

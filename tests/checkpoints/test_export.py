@@ -1,20 +1,26 @@
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from full_disk import disk_of_its_own, fill
 from safetensors.torch import load_file, save_file
 from tiny import write_recipe
 from tiny_checkpoints import save_llama
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
-from cpt.checkpoints.export import store_tied_head_once
+from cpt.checkpoints.export import rename_over, store_tied_head_once
 from cpt.checkpoints.model_folder import Tensors
+from cpt.checkpoints.verify import verify_path
+from cpt.errors import CheckpointError
 from cpt.models.hashes import hash_weights
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
+ROOT = Path(__file__).parents[2]
 MINIMIND = {
     "model_type": "minimind2",
     "hidden_size": 32,
@@ -60,11 +66,63 @@ def test_a_lora_run_exports_the_merged_model_and_the_adapter(tiny_recipe, tmp_pa
     assert not torch.allclose(before, after, atol=1e-4)
 
 
-def test_an_export_that_is_interrupted_leaves_no_final_folder(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.checkpoints.export.finish", lambda folder: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        exported(tiny_recipe, tmp_path)
-    assert not (tmp_path / "runs" / "tiny" / "final").exists()
+def test_an_export_onto_a_full_disk_names_the_checkpoint_and_the_same_command_makes_up_for_it(tiny_recipe, tmp_path):
+    with disk_of_its_own(tmp_path / "disk", "80m") as disk:
+        recipe = load_recipe(write_recipe({**tiny_recipe, "output_dir": str(disk)}, tmp_path / "recipe.yaml"))
+        full = FullAtEnd(disk)
+        with pytest.raises(CheckpointError, match=r"written to .*final: No space left.*checkpoint-8 holds all .* only exports"):
+            train(recipe, ready=lambda trainer: trainer.add_callback(full))
+        assert sorted(path.name for path in (disk / "tiny").glob("*final*")) == [], "what was written made room again"
+        full.ballast.unlink()
+        folder = train(recipe)
+        assert [(one.folder.name, one.found) for one in verify_path(folder.parent)] == [("checkpoint-8", []), ("final", [])]
+
+
+class FullAtEnd(TrainerCallback):
+    """The disk has no room left once everything is trained and saved."""
+
+    def __init__(self, disk):
+        self.disk = disk
+
+    def on_train_end(self, args, state, control, **_):
+        self.ballast = fill(self.disk)
+
+
+KILLED = """
+import os, signal, sys
+from cpt.checkpoints import export
+from cpt.recipe.load import load_recipe
+from cpt.stages import exported
+from cpt.train import train
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(*{"complete": (export, "finish"), "hash": (exported, "write_manifest"), "rename": (export, "make_durable")}[sys.argv[2]], die)
+train(load_recipe(sys.argv[1]))
+"""
+MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("complete", "rename"))]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_inside_the_export_leaves_none_and_the_next_start_a_whole_one(tiny_recipe, tmp_path, moment):
+    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    killed = subprocess.run([sys.executable, "-c", KILLED, recipe, moment], capture_output=True, text=True, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert (run / ".final.unfinished").is_dir() and not (run / "final").exists()
+    assert [one.folder.name for one in verify_path(run)] == ["checkpoint-8"]
+    folder = train(load_recipe(recipe))
+    assert [(one.folder.name, one.found) for one in verify_path(run)] == [("checkpoint-8", []), ("final", [])]
+    assert not (run / ".final.unfinished").exists() and AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_an_older_export_goes_only_when_the_new_one_is_whole(tmp_path):
+    for name, content in (("final", "old"), (".final.unfinished", "new"), (".del-final", "of a kill")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model").write_text(content)
+    rename_over(tmp_path / ".final.unfinished", tmp_path / "final")
+    assert [path.name for path in tmp_path.iterdir()] == ["final"] and (tmp_path / "final" / "model").read_text() == "new"
 
 
 @pytest.fixture

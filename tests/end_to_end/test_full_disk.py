@@ -1,11 +1,11 @@
 """A disk of its own for a run, small, filled and freed and made read-only while it trains: needs the right to mount."""
 
 import shutil
-import subprocess
 import threading
 import time
 
 import pytest
+from full_disk import disk_of_its_own, fill, set_read_only
 from launching import launch, losses
 from tiny import TINY_LLAMA, write_recipe
 
@@ -18,12 +18,8 @@ SHAPE = {**TINY_LLAMA, "hidden_size": 128, "intermediate_size": 512, "num_hidden
 @pytest.fixture
 def disk(tmp_path):
     """Room for five checkpoints and what must stay free."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", folder]).returncode:
-        pytest.skip("needs the right to mount")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with disk_of_its_own(tmp_path / "disk", "80m") as folder:
+        yield folder
 
 
 def recipe_on(folder, sections, name, **checkpoints):
@@ -44,10 +40,6 @@ def when(path, *steps):
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     return thread
-
-
-def fill(folder):
-    subprocess.run(["dd", "if=/dev/zero", f"of={folder / 'ballast'}", "bs=64k"], capture_output=True)
 
 
 @pytest.mark.long
@@ -88,7 +80,7 @@ def test_a_read_only_disk_is_found_before_the_model_is_loaded(tiny_recipe, disk)
     assert launch(recipe).returncode == 0
     shutil.rmtree(disk / "tiny" / "final")
     (disk / "tiny" / "status.json").unlink()
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    set_read_only(disk, True)
     refused = launch(recipe)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
     assert "`output_dir`: nothing can be saved in" in refused.stderr and "Read-only file system" in refused.stderr

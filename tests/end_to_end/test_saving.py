@@ -10,6 +10,7 @@ from save_both_ways import differing
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.checkpoints.manifest import damages
+from cpt.runs.events import read_events
 
 # These hold times, paths, or what the guard measured.
 SAID_OTHERWISE = ("manifest.json", "training_args.bin", "trainer_state.json", "config.json", "safety.json")
@@ -44,7 +45,7 @@ def test_every_kind_of_run_saves_what_the_trainer_would_have_written(tiny_recipe
     (tmp_path / "out").mkdir()
     start("tests/end_to_end/save_both_ways.py", recipe, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "differences.json").read_text())
-    assert found["ours"] == found["behind"] == [] and found["files"] >= 12
+    assert found["ours"] == found["blocked"] == found["behind"] == [] and found["files"] >= 12
     assert max(found["sizes"]) < 1.05 * min(found["sizes"]), found["sizes"]
 
 
@@ -61,3 +62,18 @@ def test_what_is_saved_behind_the_training_holds_the_numbers_of_its_step(tiny_re
         one, other = (tmp_path / name / "runs" / "tiny" / f"checkpoint-{step}" for name in ("waiting", "behind"))
         assert damages(one) == damages(other) == []
         assert [name for name in differing(one, other) if name not in SAID_OTHERWISE] == []
+
+
+KINDS = [  # stage, in the background
+    pytest.param(3, True, marks=pytest.mark.slow),
+    *(pytest.param(*kind, marks=pytest.mark.long) for kind in ((0, False), (2, False), (2, True), (3, False))),
+]
+
+
+@pytest.mark.parametrize(("stage", "behind"), KINDS)
+def test_a_first_save_that_the_disk_changed_is_not_published_whatever_the_run(tiny_recipe, tmp_path, stage, behind):
+    saved = {"every_steps": 1, "keep": None, "in_background": behind}
+    start("tests/end_to_end/first_saves.py", recipe_of(tiny_recipe, tmp_path / "run", stage, steps=3, checkpoints=saved))
+    run = tmp_path / "run" / "runs" / "tiny"
+    assert [(event["kind"], event["step"]) for event in read_events(run)] == [("save_failed", 1), ("saved_again", 2)]
+    assert not (run / "checkpoint-1").exists() and damages(run / "checkpoint-2") == damages(run / "checkpoint-3") == []

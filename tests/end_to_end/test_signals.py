@@ -2,11 +2,15 @@
 
 import shutil
 import signal
+import time
 
 import pytest
 from launching import launch, zero_profile
-from signalling import stops_and_goes_on, to_group, to_last_rank, to_launcher, to_run
-from tiny import TINY_LLAMA, write_recipe
+from signalling import pids_of, start, status, stops_and_goes_on, to_group, to_last_rank, to_launcher, to_run, wait_for_state
+from tiny import TINY_LLAMA, write_documents, write_recipe
+
+from cpt.evaluation.retention import read_course
+from cpt.safety.heartbeat import read_signs
 
 STEPS = 120
 
@@ -48,3 +52,23 @@ def test_every_signal_to_whoever_gets_it_in_every_kind_of_run(tiny_recipe, tmp_p
         folder.mkdir()
         stops_and_goes_on(recipe_in(folder, tiny_recipe, stage), straight, number=number, send=send, way="torchrun", processes=2)
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
+def test_a_long_evaluation_is_left_by_all_processes_alike_and_made_up(tiny_recipe, tmp_path, stage):
+    many = write_documents(tmp_path / "many.jsonl", 600, seed=7)
+    sections = {**tiny_recipe, "evaluation": {"perplexity": [{"path": str(many)}]}}
+    sections["training"] = {**sections["training"], "per_device_eval_batch_size": 1}
+    recipe, run = recipe_in(tmp_path, sections, stage), tmp_path / "runs" / "tiny"
+    process = start(recipe, way="torchrun", processes=2)
+    deadline = time.monotonic() + 240
+    while not any(sign.phase == "between" and sign.step == STEPS for sign in read_signs(run)):
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-3000:]
+        time.sleep(0.02)
+    to_last_rank(process, run, signal.SIGTERM)
+    process.wait(90)
+    stopped = wait_for_state(run, "interrupted")
+    assert stopped["exit_code"] == 75 and stopped["checkpoint"] == f"checkpoint-{STEPS}" and len(pids_of(run)) == 2
+    assert [point.step for point in read_course(run / "metrics.jsonl")] == [0], "the evaluation was left in the middle"
+    assert start(recipe, way="torchrun", processes=2).wait(240) == 0, (tmp_path / "output.txt").read_text()[-3000:]
+    assert status(run)["state"] == "finished" and [point.step for point in read_course(run / "metrics.jsonl")] == [0, STEPS]

@@ -4,10 +4,12 @@ import random
 import pytest
 import torch
 import yaml
+from full_disk import disk_of_its_own, fill
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging
+from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging, record_tasks
+from cpt.evaluation.findings import ScoreFinding
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
@@ -141,3 +143,12 @@ def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     assert [(line["step"], line["eval_task_exam_acc"]) for line in logged] == [(0, score.against.before), (8, score.value)]
     judge_run(finished)
     assert len((finished.folder / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_scores_that_find_no_room_cost_a_warning(tmp_path, caplog):
+    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
+        (disk / "metrics.jsonl").write_text('{"step": 8, "tokens": 2048}\n' * 100)
+        before = (disk / "metrics.jsonl").read_text()
+        fill(disk)
+        record_tasks(Run(disk), [ScoreFinding(f"{n}" * 3000, "acc,none", 0.5, (0.4, 0.6), 10) for n in range(3)])
+        assert (disk / "metrics.jsonl").read_text() == before and "No space left on device" in caplog.text

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from full_disk import disk_of_its_own, fill
 from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
@@ -17,6 +18,7 @@ from cpt.evaluation.document_losses import document_losses, kept_losses, load_lo
 from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
 from cpt.evaluation.perplexity import evaluate_held_out
 from cpt.recipe.schema import Model, Tokenizer
+from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.load import load_tokenizer
 
 
@@ -95,6 +97,35 @@ def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_pa
     assert list(kept_losses(tmp_path)) == [0, 10]
     kept = load_losses(kept_losses(tmp_path)[0])["held"]
     assert kept.nats.tolist() == document_losses(model, held_out, batch_size=4)["held"].nats.tolist()
+
+
+def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last(corpus, tokenizer, model, tmp_path, caplog):
+    held_out = sets(corpus, tokenizer)
+    with disk_of_its_own(tmp_path / "disk", "256k") as disk:
+        for step in (0, 5):
+            measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=step)
+        ballast = fill(disk)
+        figures = measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=10)
+        assert figures == pytest.approx(evaluate_held_out(model, held_out, batch_size=4))
+        assert list(kept_losses(disk)) == [0] and load_losses(kept_losses(disk)[0])
+        assert "at step 10 are not kept: No space left on device" in caplog.text
+        ballast.unlink()
+        write_waiting_events(disk)
+        assert [(event["kind"], event["step"]) for event in read_events(disk)] == [("not_written", 10)]
+        assert not list(disk.rglob(".step*"))
+
+
+def test_an_evaluation_can_be_left_after_any_batch(corpus, tokenizer, model, tmp_path):
+    batches = []
+
+    def leave():
+        batches.append(1)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_and_keep(model, sets(corpus, tokenizer), batch_size=1, run_folder=tmp_path, step=3, after_batch=leave)
+    assert len(batches) == 2 and kept_losses(tmp_path) == {} and not model.training
 
 
 def test_a_damaged_file_is_told(corpus, tokenizer, model, tmp_path):

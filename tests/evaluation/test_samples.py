@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, TrainerControl, TrainerState
 
+from cpt.errors import Interrupted
 from cpt.evaluation.samples import PromptSamples, continue_prompts
+from cpt.runs.events import read_events, write_waiting_events
 from cpt.tokenizer.train_bpe import train_bpe
 
 
@@ -85,9 +88,44 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(model
     for step in (0, 7):  # the second begin is a resumed run's
         samples.on_train_begin(None, TrainerState(global_step=step), TrainerControl(), model=model)
     samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
-    lines = [json.loads(line) for line in samples.path.read_text().splitlines()]
+    lines = [json.loads(line) for line in samples.lines.path.read_text().splitlines()]
     assert [(line["step"], line["prompt"]) for line in lines] == [(0, "def"), (0, "x"), (9, "def"), (9, "x")]
     assert lines[0]["continuation"] == continue_prompts(model, tokenizer, ["def"], max_new_tokens=3)[0]
+
+
+def test_a_run_that_ends_twice_has_its_last_samples_once(model, tokenizer, tmp_path):
+    samples = PromptSamples(tmp_path / "samples.jsonl", tokenizer, ["def"], max_new_tokens=3)
+    samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
+    for _ in range(2):  # the first was killed in its export
+        samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
+    assert [json.loads(line)["step"] for line in samples.lines.path.read_text().splitlines()] == [0, 9]
+
+
+def test_on_a_full_disk_samples_wait_for_room(model, tokenizer, tmp_path, caplog):
+    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
+        samples = PromptSamples(disk / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3)
+        ballast = fill(disk)
+        samples.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
+        assert "wait for room in samples.jsonl" in caplog.text
+        ballast.unlink()
+        samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
+        assert [json.loads(line)["step"] for line in samples.lines.path.read_text().splitlines()] == [0, 0, 9, 9]
+        write_waiting_events(disk)
+        assert [event["kind"] for event in read_events(disk)] == ["not_written"]
+
+
+def test_a_run_that_is_told_to_stop_writes_no_more_samples(model, tokenizer, tmp_path):
+    asked = []
+
+    def stop_at_the_second():
+        asked.append(1)
+        if len(asked) == 2:
+            raise Interrupted("stopped by SIGTERM")
+
+    samples = PromptSamples(tmp_path / "samples.jsonl", tokenizer, ["def", "x", "y"], 3, before_each=stop_at_the_second)
+    control = TrainerControl()
+    samples.on_train_begin(None, TrainerState(), control, model=model)
+    assert control.should_training_stop and len(asked) == 2 and not samples.lines.path.exists()
 
 
 @pytest.mark.slow

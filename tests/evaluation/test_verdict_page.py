@@ -1,5 +1,8 @@
 import json
+import shutil
 
+import pytest
+from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
 from cpt.data.contamination import Contamination, Hit
@@ -57,7 +60,9 @@ def test_a_run_of_which_little_is_known_has_a_short_page():
     )
 
 
-def test_page_json_and_picture_are_written_into_the_runs_folder(tiny_recipe, corpus, tmp_path):
+@pytest.fixture
+def run(tiny_recipe, corpus, tmp_path):
+    """A run's folder with a recipe and two evaluations."""
     sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
     tiny_recipe["evaluation"] = {"perplexity": sets, "retain": {"general": None}}
     write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
@@ -65,7 +70,22 @@ def test_page_json_and_picture_are_written_into_the_runs_folder(tiny_recipe, cor
         {"step": step, "tokens": step, "eval_domain_bits_per_byte": 2 - step / 99, "eval_general_bits_per_byte": 1} for step in (0, 9)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
-    verdict = write_verdict(tmp_path, serve="cpt serve x")
+    return tmp_path
+
+
+def test_on_a_full_disk_the_run_goes_on_without_a_page(run, caplog):
+    with disk_of_its_own(run / "disk", "256k") as disk:
+        for name in ("recipe.yaml", "metrics.jsonl"):
+            shutil.copy(run / name, disk / name)
+        fill(disk)
+        verdict = write_verdict(disk)
+        assert [one.name for one in verdict.sets] == ["domain", "general"]
+        assert "The verdict is not written: No space left on device. Again: cpt verdict" in caplog.text
+        assert not (disk / "verdict.json").exists()
+
+
+def test_page_json_and_picture_are_written_into_the_runs_folder(run, tmp_path):
+    verdict = write_verdict(run, serve="cpt serve x")
     assert verdict.frontier == "frontier.png" and (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert "![Domain against general bits per byte](frontier.png)" in (tmp_path / "verdict.md").read_text()
     assert json.loads((tmp_path / "verdict.json").read_text())["sets"][0]["name"] == "domain"

@@ -1,5 +1,6 @@
 import io
 
+import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
@@ -28,3 +29,11 @@ def test_without_a_terminal_each_log_is_a_plain_line():
     state.global_step = 5
     callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
     assert out.getvalue().startswith("demo  step 5/10  0:00 to go  loss 2.0000")
+
+
+def test_output_that_finds_no_room_ends_nothing():
+    callback = ConsoleProgress("demo", Console(file=open("/dev/full", "w"), width=200))  # noqa: SIM115
+    state = TrainerState(global_step=5, max_steps=10, is_world_process_zero=True)
+    callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
+    with pytest.raises(OSError, match="No space left"):
+        callback.console.file.flush()

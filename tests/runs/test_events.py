@@ -2,7 +2,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from cpt.runs.events import count_events, read_events, record_event
+from cpt.runs.events import count_events, read_events, read_new_events, record_event, write_waiting_events
 
 
 def test_an_event_is_a_line_and_a_sentence(tmp_path, caplog):
@@ -26,7 +26,29 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
     assert [event["kind"] for event in read_events(tmp_path)] == ["hang"]
 
 
-def test_a_disk_that_takes_no_line_ends_nothing(tmp_path, caplog):
-    record_event(tmp_path / "not-there", "hang", "It hangs.")
+def test_a_line_behind_a_cut_off_one_is_read(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b'{"kind": "resta\x00\xff')
+    record_event(tmp_path, "hang", "It hangs.")
+    assert [event["kind"] for event in read_events(tmp_path)] == ["hang"]
+
+
+def test_a_disk_that_takes_no_line_ends_nothing_and_gets_it_later(tmp_path, caplog):
+    run = tmp_path / "not-there"
+    record_event(run, "hang", "It hangs.")
     assert "It hangs." in caplog.text and "cannot be written" in caplog.text
-    assert not os.path.exists(tmp_path / "not-there")
+    assert not os.path.exists(run) and write_waiting_events(run) == 1
+    run.mkdir()
+    record_event(run, "restart", "Once more.")
+    assert [event["kind"] for event in read_events(run)] == ["hang", "restart"] and write_waiting_events(run) == 0
+
+
+def test_what_is_new_is_read_once_and_only_whole(tmp_path):
+    record_event(tmp_path, "hang", "It hangs.")
+    first, place = read_new_events(tmp_path, 0)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"kind": "rest')
+    nothing, place = read_new_events(tmp_path, place)
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('art"}\n')
+    then, _ = read_new_events(tmp_path, place)
+    assert [[event["kind"] for event in events] for events in (first, nothing, then)] == [["hang"], [], ["restart"]]

@@ -5,9 +5,11 @@ import sys
 import time
 
 import pytest
+from full_disk import disk_of_its_own, fill
 
 from cpt.errors import CheckpointError, DataError, Interrupted, LaunchError, RecipeError
 from cpt.recipe.schema import Recipe
+from cpt.runs.events import read_events, record_event
 from cpt.runs.record import Run, hold, start_run
 
 
@@ -125,3 +127,24 @@ def test_a_run_that_was_told_to_stop_says_so(tmp_path):
     with pytest.raises(Interrupted), run.reporting():
         raise Interrupted("stopped by SIGTERM")
     assert (run.status()["state"], run.status()["exit_code"]) == ("interrupted", 75)
+
+
+def test_half_a_status_is_none(tmp_path):
+    (tmp_path / "status.json").write_text('{"state": "fini')
+    run = Run(tmp_path)
+    assert run.status() == {} and not run.is_finished
+    run.write_status("running", step=3)
+    assert run.status()["step"] == 3
+
+
+def test_events_that_never_found_room_are_counted_when_the_run_ends(tmp_path, caplog):
+    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
+        run = Run(disk)
+        with run.reporting():
+            ballast = fill(disk)
+            record_event(disk, "save_failed", "x" * 5000)
+        assert "1 event(s) of this run found no room" in caplog.text and run.status()["state"] == "finished"
+        ballast.unlink()
+        with run.reporting():
+            assert read_events(disk) == []
+        assert [event["kind"] for event in read_events(disk)] == ["save_failed"]

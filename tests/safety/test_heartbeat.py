@@ -1,8 +1,12 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
+import pytest
+from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
 from cpt.safety.heartbeat import Heartbeat, forget_signs, read_signs
@@ -63,3 +67,69 @@ def test_a_full_disk_ends_nothing(tmp_path):
     (tmp_path / "heartbeats").write_text("in the way")
     pulse.beat("training", 1)
     assert (tmp_path / "heartbeats").read_text() == "in the way"
+
+
+def test_on_a_full_disk_the_pulse_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_WRITES", 0.0)
+    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
+        pulse = Heartbeat(disk)
+        fill(disk)
+        pulse.beat("training", 12345)
+        (sign,) = read_signs(disk)
+        assert (sign.step, sign.phase) == (12345, "training")
+
+
+def test_a_long_evaluation_shows_that_it_goes_on(tmp_path):
+    pulse, phases = Heartbeat(tmp_path), []
+    for call in (pulse.on_prediction_step, pulse.on_step_begin, pulse.on_prediction_step, pulse.on_train_end, pulse.on_prediction_step):
+        before = pulse.beats
+        call(None, TrainerState(global_step=3), TrainerControl())
+        phases.append(read_signs(tmp_path)[0].phase)
+        assert pulse.beats == before + 1
+    assert phases == ["starting", "training", "between", "ending", "ending"]
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """A pulse whose watcher looks often, and what tells whether it beat in the next half second."""
+    monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr("cpt.safety.heartbeat.LEAST_WORK", 0.3)  # it is looked at a hundred times as often as in a run
+    with Heartbeat(tmp_path) as pulse:
+
+        def beats_while(work):
+            before = pulse.beats
+            work()
+            return pulse.beats > before
+
+        yield pulse, beats_while
+
+
+def busy():
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        sum(range(1000))
+
+
+def busy_below():
+    subprocess.run([sys.executable, "-c", "import time\nt = time.time() + 1.5\nwhile time.time() < t: pass"], check=True)
+
+
+def test_before_the_first_step_work_is_a_sign_of_life_and_waiting_is_none(watched):
+    _, beats_while = watched
+    assert beats_while(busy) and beats_while(busy_below)
+    time.sleep(0.3)  # what was done last is looked at
+    assert not beats_while(lambda: time.sleep(1.0))
+
+
+def test_while_steps_are_made_only_they_count_and_after_the_last_work_does_again(watched):
+    pulse, beats_while = watched
+    pulse.on_step_begin(None, TrainerState(global_step=4), TrainerControl())
+    assert not beats_while(busy)
+    pulse.on_train_end(None, TrainerState(global_step=5), TrainerControl())
+    assert beats_while(busy) and (pulse.phase, pulse.step) == ("ending", 5)
+
+
+def test_the_watcher_ends_with_the_run(tmp_path):
+    with Heartbeat(tmp_path) as pulse:
+        assert pulse.watcher.is_alive()
+    assert not pulse.watcher.is_alive()

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.safety.loss_guard import FEWEST, STEPS_BEHIND, LossGuard, check_loss_guard, middle
+from cpt.safety.loss_guard import FEWEST, STEPS_BEHIND, LossGuard, check_loss_guard, ranked
 
 CPU = torch.device("cpu")
 
@@ -37,8 +37,8 @@ def healthy(num_steps, *, seed=0, noise=0.03, norm_noise=0.3):
 
 def test_the_middle_is_the_median_of_the_values_that_are_there():
     values = torch.tensor([[5.0, 1.0, 3.0, math.inf, math.inf], [2.0, 9.0, 4.0, math.inf, math.inf]])
-    assert middle(values, torch.tensor(3)).tolist() == [3.0, 4.0]
-    assert middle(torch.full((2, 5), math.inf), torch.tensor(0)).tolist() == [math.inf, math.inf]
+    assert ranked(values, torch.full((2, 1), 3 // 2)).tolist() == [[3.0], [4.0]]
+    assert ranked(torch.full((2, 5), math.inf), torch.zeros(2, 1, dtype=torch.int64)).tolist() == [[math.inf], [math.inf]]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

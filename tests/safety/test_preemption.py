@@ -43,6 +43,28 @@ def test_a_signal_in_training_saves_and_stops_at_the_end_of_the_step(training, n
         training.raise_if_stopped("checkpoint-7")
 
 
+def batch(preemption):
+    preemption.on_prediction_step(None, TrainerState(), TrainerControl())
+
+
+def test_a_signal_in_an_evaluation_ends_it_after_the_batch(training):
+    batch(training)
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait_until(lambda: training.received)
+    for _ in range(2):  # samples that come after it end as well
+        with pytest.raises(Interrupted, match="stopped by SIGTERM in an evaluation"):
+            batch(training)
+    with pytest.raises(Interrupted, match="SIGTERM: checkpoint-7 is saved"):
+        training.raise_if_stopped("checkpoint-7")
+
+
+def test_an_evaluation_outside_of_a_training_is_nobodys_to_stop():
+    preemption = Preemption()
+    preemption.received = signal.SIGTERM
+    batch(preemption)
+    assert preemption.stopped_by is None
+
+
 def test_a_signal_where_nothing_is_trained_ends_at_once():
     with Preemption(), pytest.raises(Interrupted, match="SIGTERM came while nothing was being trained"):
         os.kill(os.getpid(), signal.SIGTERM)
