@@ -12,6 +12,8 @@ COMMANDS = {  # name -> (module:function, what it does)
     "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
     "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
     "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
+    "rehearse": ("cpt.rehearsal.command:command", "Do once, in minutes, all that a run will do, before days are spent on it."),
+    "plan": ("cpt.plan_command:command", "Memory, time and money of a run, and the cheapest change that makes it fit."),
     "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
     "data": ("cpt.data_commands.app:app", "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them."),
     "tokenizer": ("cpt.tokenizer_commands.app:app", "Report on a tokenizer, extend one with a domain's tokens, or train a new one."),

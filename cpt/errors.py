@@ -31,6 +31,10 @@ class LaunchError(CptError):
     """Start it another way: processes, hosts or ports are not what the launch promised."""
 
 
+class RehearsalError(CptError):
+    """Mend what the rehearsal found before the run is started; each of its rows names the remedy."""
+
+
 class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
     """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its checkpoint."""
 

@@ -62,6 +62,7 @@ WAYS = {
     "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
     "fused loss": {"fused_loss": True, "checkpointing": True, "micro_batch": 4},
+    "fused loss on the CPU": {"fused_loss": True, "on_cpu": True, "half": False, "weights_bytes": 4, "micro_batch": 4},
     "ZeRO-3": {"zero": Zero(3), "checkpointing": True},
     "flash": {"attention": "flash_attention_2", "micro_batch": 2},
     "one document in a row": {"packed": False, "micro_batch": 2},

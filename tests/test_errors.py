@@ -13,6 +13,7 @@ def test_every_error_is_a_cpt_error_that_says_its_remedy():
         "ResourceError",
         "TrainingError",
         "LaunchError",
+        "RehearsalError",
         "Interrupted",
         "RestartNeeded",
     }

@@ -10,10 +10,11 @@ from typing import Any
 
 from cpt.planner.activations import Counted
 from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import GIB, MemoryPlan, plan_memory
+from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.setup import Setup, Zero, zero_of
 from cpt.planner.speed import planned_speed
 from cpt.planner.target import Target
+from cpt.planner.terms import GIB
 from cpt.recipe.references import REPOSITORY
 
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own

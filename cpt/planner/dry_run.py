@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planner.memory import tokens_in_chunk
 from cpt.planner.setup import Setup
@@ -72,6 +73,9 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
         if setup.checkpointing:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # the newer name is not in transformers 5.17
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        is_ligers = setup.fused_loss and is_left_to_liger(config, on_gpu=not setup.on_cpu)
+        if setup.fused_loss and not is_ligers:
+            use_chunked_loss(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = None if setup.zero is not None else torch.optim.AdamW(trained, lr=1e-3, fused=True)
         if optimizer is None:
@@ -85,7 +89,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                 storages.peak = storages.now
                 for _ in range(min(2, setup.accumulation)):
                     with computing_as(setup):
-                        loss = loss_of(model, row, fused=setup.fused_loss)
+                        loss = loss_of(model, row, by_liger=is_ligers)
                     loss.backward()
                 if optimizer is not None:
                     optimizer.step()
@@ -93,9 +97,9 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
         return DryRun(storages.peak, weight_bytes(model))
 
 
-def loss_of(model: PreTrainedModel, row: dict[str, torch.Tensor], *, fused: bool) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, row: dict[str, torch.Tensor], *, by_liger: bool) -> torch.Tensor:
     """As the Trainer asks for it."""
-    if not fused:
+    if not by_liger:
         return cast(torch.Tensor, model(**row, labels=row["input_ids"]).loss)
     hidden = model.base_model(**row).last_hidden_state
     return cast(torch.Tensor, PlannedFusedLoss.apply(hidden, model.get_output_embeddings().get_parameter("weight")))

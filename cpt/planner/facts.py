@@ -9,12 +9,8 @@ from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapters import count_lora_parameters
+from cpt.models.chunked_loss import ALTERED_LOGITS, is_left_to_liger
 from cpt.models.inventory import build_on_meta, count_model_parameters, flops_per_token
-
-# What Liger 0.8 patches (its map of model types, those of causal language models that people continue from).
-FUSED_LOSS_TYPES = """
-    gemma gemma2 gemma3_text glm4 granite llama mistral mixtral nemotron olmo2 olmo3 phi3 qwen2 qwen3 qwen3_moe smollm3
-"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,8 @@ class ModelFacts:
     """The head is the embedding."""
     flops_per_token: float
     has_fused_loss: bool
+    is_left_to_liger: bool
+    """On a GPU, its kernel has the gradients ready in the forward pass; cpt's chunks are computed again."""
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
@@ -65,9 +63,11 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         is_tied=embedding is head,
         flops_per_token=flops_per_token(model, sequence_length, trains_weights=trains_all),
         has_fused_loss=has_fused_loss(config),
+        is_left_to_liger=is_left_to_liger(config, on_gpu=True),
     )
 
 
 def has_fused_loss(config: PreTrainedConfig) -> bool:
-    """Whether Liger can compute the model's loss without all logits in memory."""
-    return config.model_type in FUSED_LOSS_TYPES.split()
+    """Whether the model's loss can be computed without all logits in memory: by Liger, or in cpt's own chunks."""
+    values = config.get_text_config().to_dict()
+    return is_left_to_liger(config, on_gpu=True) or all(values.get(name) in (None, 1, 1.0) for name in ALTERED_LOGITS)

@@ -7,43 +7,18 @@ activations on the model itself (`cpt.planner.activations`); what kernels and li
 import math
 from dataclasses import dataclass, replace
 
+from cpt.models.chunked_loss import tokens_at_once
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
+from cpt.planner.host import host_memory, processes
 from cpt.planner.setup import Setup, Zero
+from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
-GIB = 2**30
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, where there is more than one GPU
 FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing fits into
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
 FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
-MOMENTS = {"adamw": 2, "sgd": 0}  # for each number that is trained, in its own type; unknown optimizers count like AdamW
-MASTER = 4
-PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
-WORKER = 0.5 * GIB
-
-
-@dataclass(frozen=True)
-class Term:
-    """One part of the memory."""
-
-    name: str
-    size: float
-    """Bytes."""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """All that is there at once."""
-
-    name: str
-    terms: tuple[Term, ...]
-
-    @property
-    def size(self) -> float:
-        """Bytes."""
-        return sum(term.size for term in self.terms)
 
 
 @dataclass(frozen=True)
@@ -129,12 +104,6 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
 # --- states -----------------------------------------------------------------------------------------------------------------------------
 
 
-def moment_bytes(setup: Setup) -> int:
-    """The optimizer's own, for each number that is trained: of adapters and under DeepSpeed that number is in fp32."""
-    each = setup.weights_bytes if setup.zero is None and setup.lora is None else 4
-    return each * MOMENTS.get(setup.optimizer, MOMENTS["adamw"])
-
-
 def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Weights and optimizer on one GPU."""
     zero, trained = setup.zero, facts.trained
@@ -203,7 +172,7 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added to in place."""
     if not facts.is_tied or setup.lora is not None:
         return ()
-    copies = 2 if setup.fused_loss else 1
+    copies = 2 if uses_liger(facts, setup) else 1
     return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), "beside the head's"),)
 
 
@@ -221,6 +190,14 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     cast = Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
     if not setup.fused_loss:
         return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
+    if not uses_liger(facts, setup):
+        chunk = min(tokens, tokens_at_once(facts.vocabulary))
+        of_head = head_gradient(facts, setup)
+        before = of_head if chunk < tokens else 0.0  # of the chunks that were there already
+        at_logits = LOGIT_BYTES * chunk * facts.vocabulary + before
+        at_head = 4.0 * chunk * facts.vocabulary + of_head + before
+        inputs = 2.0 * tokens * facts.hidden
+        return Term("logits", max(at_logits, at_head) + inputs, f"of {chunk:,} tokens at once, with the head's gradient"), cast
     chunk = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
     size = FUSED_LOGIT_BYTES * chunk * facts.vocabulary + 2.0 * tokens * facts.hidden + head_gradient(facts, setup)
     return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
@@ -229,7 +206,12 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 def head_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """A fused loss holds its head's gradient, made ahead, while autograd copies it."""
     inputs = 2.0 * setup.micro_batch * setup.sequence_length * facts.hidden
-    return (Term("gradient of the head", 2 * head_gradient(facts, setup) + inputs, "and its copy"),) if setup.fused_loss else ()
+    return (Term("gradient of the head", 2 * head_gradient(facts, setup) + inputs, "and its copy"),) if uses_liger(facts, setup) else ()
+
+
+def uses_liger(facts: ModelFacts, setup: Setup) -> bool:
+    """Elsewhere the fused loss is cpt's own, in chunks."""
+    return setup.fused_loss and facts.is_left_to_liger and not setup.on_cpu
 
 
 def tokens_in_chunk(tokens: int, vocabulary: int, hidden: int) -> int:
@@ -261,52 +243,3 @@ def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if zero.stage == 3:
         part = min(part, zero.sub_group)
     return (Term("gradients in fp32", 4.0 * part, "for the update"),)
-
-
-# --- the host -----------------------------------------------------------------------------------------------------------------------------
-
-
-def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool) -> Moment:
-    """Of one machine that holds all the GPUs."""
-    terms = list(offloaded(facts, setup)) if setup.zero is not None else []
-    if snapshot:
-        each = MASTER + moment_bytes(setup) + (setup.weights_bytes if setup.zero is not None else 0)
-        terms.append(Term("copy of the checkpoint that is written", float(each * facts.trained)))
-    if not any(term.size > setup.weights_bytes * facts.parameters for term in terms):
-        copies = 1 if setup.zero is not None and setup.zero.stage == 3 else setup.gpus
-        terms.append(Term("weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"))
-    return Moment("host", (*(term for term in terms if term.size), *processes(setup, workers)))
-
-
-def processes(setup: Setup, workers: int) -> tuple[Term, ...]:
-    """What each process takes by itself."""
-    return (Term("processes", setup.gpus * (PROCESS + workers * WORKER), f"{setup.gpus} of training, {workers * setup.gpus} of data"),)
-
-
-def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What ZeRO keeps on the host, over all GPUs, in pinned memory: torch rounds each pinned block up to a power of two."""
-    zero, trained = setup.zero, facts.trained
-    assert zero is not None, "asked under DeepSpeed alone"
-    part = math.ceil(trained / setup.gpus)
-    block = min(part, zero.sub_group) if zero.stage == 3 else part
-    blocks = setup.gpus * part / block
-    terms: list[Term] = []
-    if zero.offload_parameters:
-        terms.append(
-            Term("weights", setup.weights_bytes * facts.parameters * rounding(setup.weights_bytes * block), "half precision, pinned")
-        )
-    if zero.offload_optimizer:
-        states = blocks * block * (MASTER + moment_bytes(setup))
-        terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
-        pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
-        terms.append(Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"))
-        each = setup.weights_bytes if zero.stage == 3 else MASTER + (setup.weights_bytes if setup.accumulation > 1 else 0)
-        terms.append(Term("gradients", float(each * trained), "pinned"))
-        if zero.stage == 3:
-            terms.append(Term("gradients in fp32", float(MASTER * block * setup.gpus), "of a sub-group, for the update"))
-    return tuple(terms)
-
-
-def rounding(size: float) -> float:
-    """How much larger the next power of two is."""
-    return float(2 ** math.ceil(math.log2(size)) / size) if size > 1 else 1.0

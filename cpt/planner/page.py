@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from cpt.planner.advice import USABLE, USABLE_OF_HOST, Proposal, gpu_room, host_room, host_that_is_needed
 from cpt.planner.facts import ModelFacts
-from cpt.planner.memory import GIB, MemoryPlan, Moment
+from cpt.planner.memory import MemoryPlan
 from cpt.planner.setup import Setup
 from cpt.planner.speed import Speed
 from cpt.planner.target import Target
+from cpt.planner.terms import GIB, Moment
 from cpt.recipe.words import in_yaml
 
 

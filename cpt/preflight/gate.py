@@ -214,7 +214,8 @@ def missing_packages(recipe: Recipe) -> Iterator[CptError]:
             yield RecipeError(f"`monitoring.trackers[{number}]`: no tracker called `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(TRACKERS[tracker]) is None:
             yield ResourceError(f"`monitoring.trackers[{number}]`: {tracker} is not installed. Install it: pip install {TRACKERS[tracker]}")
-    if recipe.training.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
+    on_gpu = torch.cuda.is_available() or is_for_another_machine(recipe)  # elsewhere cpt's own chunks do
+    if recipe.training.get("use_liger_kernel") and on_gpu and importlib.util.find_spec("liger_kernel") is None:
         yield ResourceError("`training.use_liger_kernel`: Liger is not installed. Install it: pip install liger-kernel")
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from cpt.data.held_out import HeldOutSet
@@ -17,6 +18,7 @@ from cpt.data.loader import CPTDataLoader
 from cpt.errors import Interrupted
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_course
+from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides
@@ -52,6 +54,9 @@ class CPTTrainer(GuardedSteps):
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
+        if arguments.use_liger_kernel and isinstance(model, PreTrainedModel | PeftModel) and not is_left_to_liger(model.config):
+            arguments.use_liger_kernel = False  # Liger would do nothing, or fail without a GPU
+            use_chunked_loss(model)
         super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
         self.recipe = recipe
         self.rows = rows

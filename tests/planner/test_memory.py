@@ -7,8 +7,10 @@ from planned_setups import PLAIN
 from planner_facts import FACTS
 
 from cpt.planner.activations import Activations, Counted
-from cpt.planner.memory import GIB, gradient_bytes, logits_of, moments_of_step, plan_memory, rounding, states_of
+from cpt.planner.host import rounding
+from cpt.planner.memory import gradient_bytes, logits_of, moments_of_step, plan_memory, states_of
 from cpt.planner.setup import Zero
+from cpt.planner.terms import GIB
 
 ACTIVATIONS = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, widest=100)
 COUNTED = Counted(ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, widest=200))

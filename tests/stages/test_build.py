@@ -6,6 +6,7 @@ from tiny import write_recipe
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
+from cpt.models.chunked_loss import ChunkedLoss
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.stages.trainer import CPTTrainer
@@ -58,3 +59,24 @@ def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, mo
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
     with pytest.raises(RecipeError, match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.stages.trainer.CPTTrainer"):
         build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
+
+
+def losses_of(recipe, tmp_path, name, **changes):
+    loaded = load_recipe(write_recipe({**recipe, "name": name, **changes}, tmp_path / f"{name}.yaml"))
+    tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
+    data = build_data(loaded.data, tokenizer, seed=loaded.seed)
+    trainer = build_trainer(loaded, build_model(loaded.model, tokenizer), tokenizer, data)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line], trainer
+
+
+def test_a_loss_in_chunks_is_the_same_loss(tiny_recipe, tmp_path):
+    plain, _ = losses_of(tiny_recipe, tmp_path, "plain")
+    fused, trainer = losses_of(tiny_recipe, tmp_path, "fused", training={**tiny_recipe["training"], "use_liger_kernel": True})
+    assert fused == pytest.approx(plain, rel=1e-5)
+    assert isinstance(trainer.model.loss_function, ChunkedLoss) and not trainer.args.use_liger_kernel
+
+
+def test_muon_trains_with_the_schedule_and_the_guard(tiny_recipe, tmp_path):
+    losses, trainer = losses_of(tiny_recipe, tmp_path, "muon", optimizer={"name": "muon", "learning_rate": 1e-2})
+    assert losses[-1] < losses[0] and trainer.optimizer.optimizer.parts[0].param_groups[0]["lr"] < 1e-2

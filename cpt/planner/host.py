@@ -1,0 +1,56 @@
+"""Memory of a machine that holds GPUs: what ZeRO keeps there, copies of checkpoints, processes."""
+
+import math
+
+from cpt.planner.facts import ModelFacts
+from cpt.planner.setup import Setup
+from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
+
+PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
+WORKER = 0.5 * GIB
+
+
+def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool) -> Moment:
+    """Of one machine that holds all the GPUs."""
+    terms = list(offloaded(facts, setup)) if setup.zero is not None else []
+    if snapshot:
+        each = MASTER + moment_bytes(setup) + (setup.weights_bytes if setup.zero is not None else 0)
+        terms.append(Term("copy of the checkpoint that is written", float(each * facts.trained)))
+    if not any(term.size > setup.weights_bytes * facts.parameters for term in terms):
+        copies = 1 if setup.zero is not None and setup.zero.stage == 3 else setup.gpus
+        terms.append(Term("weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"))
+    return Moment("host", (*(term for term in terms if term.size), *processes(setup, workers)))
+
+
+def processes(setup: Setup, workers: int) -> tuple[Term, ...]:
+    """What each process takes by itself."""
+    return (Term("processes", setup.gpus * (PROCESS + workers * WORKER), f"{setup.gpus} of training, {workers * setup.gpus} of data"),)
+
+
+def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """What ZeRO keeps on the host, over all GPUs, in pinned memory: torch rounds each pinned block up to a power of two."""
+    zero, trained = setup.zero, facts.trained
+    assert zero is not None, "asked under DeepSpeed alone"
+    part = math.ceil(trained / setup.gpus)
+    block = min(part, zero.sub_group) if zero.stage == 3 else part
+    blocks = setup.gpus * part / block
+    terms: list[Term] = []
+    if zero.offload_parameters:
+        terms.append(
+            Term("weights", setup.weights_bytes * facts.parameters * rounding(setup.weights_bytes * block), "half precision, pinned")
+        )
+    if zero.offload_optimizer:
+        states = blocks * block * (MASTER + moment_bytes(setup))
+        terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
+        pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
+        terms.append(Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"))
+        each = setup.weights_bytes if zero.stage == 3 else MASTER + (setup.weights_bytes if setup.accumulation > 1 else 0)
+        terms.append(Term("gradients", float(each * trained), "pinned"))
+        if zero.stage == 3:
+            terms.append(Term("gradients in fp32", float(MASTER * block * setup.gpus), "of a sub-group, for the update"))
+    return tuple(terms)
+
+
+def rounding(size: float) -> float:
+    """How much larger the next power of two is."""
+    return float(2 ** math.ceil(math.log2(size)) / size) if size > 1 else 1.0
