@@ -77,13 +77,13 @@ bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judg
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
 	$(BIN)/python -m benchmarks.guards $(ARGS)
 
-bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 20 minutes on 4 cores
+bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)
 
 bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores; then the table of docs/reliability.md
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
-bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 1 minute
+bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 2 minutes
 	$(BIN)/python -m benchmarks.verifying $(ARGS)
 
 bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU; then docs/rewarming.md

@@ -1,20 +1,28 @@
-"""Train, and save by turns as the Trainer does, as we do, and behind the training: RECIPE OUT; by torchrun on several processes.
+"""Train, and save as the Trainer does, as we do, and behind the training: RECIPE OUT; by torchrun on several processes.
 
-After each step that saves comes one that does not: behind the training it is the one that goes on meanwhile.
+Every other step is saved in all ways, in an order that changes from round to round: each save into an empty folder, on a disk that has
+nothing else left to write, with memory at hand for what the system holds of it. The last of them is behind the training, and the step
+after it goes on meanwhile.
 """
 
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from cpt.checkpoints.manifest import make_durable
+from cpt.checkpoints import manifest, transaction, writing
+from cpt.checkpoints.manifest import FileEntry, make_durable
 from cpt.data.build import build_data
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.models.build import build_model
@@ -25,21 +33,20 @@ from cpt.stages.build import build_trainer
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 
-WAYS = ("theirs", "ours", "behind")
-STEPS_IN_ROUND = 2 * len(WAYS)
+STEPS_IN_ROUND = 2
 
 
-class ByTurns(TrainerCallback):
-    """Says at each step whether and how it is saved, and keeps the seconds."""
+class InAllWays(TrainerCallback):
+    """Saves every other step in all ways, and keeps the seconds: of the clock, and of all processes' processors."""
 
     def __init__(self, trainer: CPTTrainer) -> None:
         self.trainer = trainer
         self.samples: list[dict[str, float]] = []
-        self.way: str | None = None
-        self.waited = 0.0
-        self.wait_for_copies = trainer.wait_for_copies
-        trainer._save_checkpoint = self.save  # type: ignore[method-assign]
+        self.waited = self.copying = 0.0
+        self.wait_for_copies, self.copy_to_host = trainer.wait_for_copies, trainer.copy_to_host
+        trainer._save_checkpoint = lambda *_: None  # type: ignore  # the run's end is of no interest
         trainer.wait_for_copies = self.wait  # type: ignore[method-assign]
+        trainer.copy_to_host = self.copy  # type: ignore[method-assign]
         trainer.kinds_read_back.add("full")  # once in a run, and not the cost of a save
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -47,40 +54,75 @@ class ByTurns(TrainerCallback):
         self.waited, self.began = 0.0, time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Its clock stops; every other step is saved."""
-        turn, follows_a_save = divmod(state.global_step - 1, 2)
-        if follows_a_save and self.way is not None:
-            self.after_save(time.perf_counter() - self.began)
-        self.way = None if follows_a_save else WAYS[turn % len(WAYS)]
-        control.should_save = self.way is not None
+        """A step that is saved, or the one after it."""
+        seconds = time.perf_counter() - self.began
+        if state.global_step % STEPS_IN_ROUND:
+            self.samples.append({"step": seconds, "load": os.getloadavg()[0]})
+            ways = [self.save_theirs, self.save_ours, self.save_bare]
+            first = len(self.samples) % len(ways)
+            for way in ways[first:] + ways[:first]:
+                way()
+            self.begin_behind()
+        else:
+            self.end_behind(seconds)
 
-    def after_save(self, step_seconds: float) -> None:
-        """The step after a save is done."""
+    # --- the ways -----------------------------------------------------------------------------------------------------------------------
+
+    def save_theirs(self) -> None:
+        """As the Trainer does, which does not wait for the disk; then the wait."""
+        trainer = self.trainer
+        self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.saved_model, None))
+        saved = self.folder / f"checkpoint-{trainer.state.global_step}"
+        self.measure("syncing_theirs", lambda: sync_files(saved), clears=False)
+        self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+
+    def save_ours(self) -> None:
+        """As we do, while training waits."""
+        self.measure("ours", partial(self.save_once, in_background=False))
+
+    def save_bare(self) -> None:
+        """The same without hashes, and without waiting for the disk."""
+        with neither_hashed_nor_durable():
+            self.measure("bare", partial(self.save_once, in_background=False))
+
+    def begin_behind(self) -> None:
+        """Begin to save; then training goes on."""
+        self.measure("held", partial(self.save_once, in_background=True))
+
+    def end_behind(self, step_seconds: float) -> None:
+        """The step after it is done."""
         sample = self.samples[-1]
-        sample[f"step_after_{self.way}"] = step_seconds - self.waited
-        if self.way == "behind":
-            sample["waited"] = self.waited
-            sample["until_published"] = timed(self.trainer.in_flight.wait)
-            assert self.trainer.save_failure is None, self.trainer.save_failure
+        sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
+        self.trainer.in_flight.wait()
+        sample["copying"] = self.copying
+        assert self.trainer.save_failure is None, self.trainer.save_failure
 
-    def save(self, model: Any, trial: Any) -> None:
-        """In this step's way, into an empty folder on an idle disk; the run's end is of no interest."""
-        if self.way is None:
-            return
-        folder = Path(str(self.trainer.args.output_dir))
-        if is_main_process():
-            for old in folder.glob("checkpoint-*"):
-                shutil.rmtree(old)
-            make_durable(folder)
-        if self.way == "theirs":
-            self.samples.append({"theirs": timed(lambda: Trainer._save_checkpoint(self.trainer, model, trial))})
-            saved = folder / f"checkpoint-{self.trainer.state.global_step}"
-            self.samples[-1]["until_synced"] = timed(lambda: sync_files(saved))
-            self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
-            return
-        checkpoints = self.trainer.recipe.checkpoints.model_copy(update={"in_background": self.way == "behind"})
+    # --- how they are measured ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        return Path(str(self.trainer.args.output_dir))
+
+    def save_once(self, *, in_background: bool) -> None:
+        """Our save."""
+        checkpoints = self.trainer.recipe.checkpoints.model_copy(update={"in_background": in_background})
         self.trainer.recipe = self.trainer.recipe.model_copy(update={"checkpoints": checkpoints})
-        self.samples[-1]["held" if self.way == "behind" else "ours"] = timed(lambda: self.trainer.save_once("full"))
+        self.trainer.save_once("full")
+
+    def measure(self, name: str, work: Callable[[], object], *, clears: bool = True) -> None:
+        """Do it under the same conditions as the others, and note what it took until the last process was through."""
+        if clears and is_main_process():
+            for old in self.folder.glob("checkpoint-*"):
+                shutil.rmtree(old)
+            os.sync()
+            bring_memory(int(1.1 * self.samples[max(0, len(self.samples) - 2)].get("bytes", 0)))
+        together()
+        wall, processor = time.perf_counter(), time.process_time()
+        work()
+        processor = time.process_time() - processor
+        together()
+        self.samples[-1] |= {name: time.perf_counter() - wall, f"{name}_processor": in_all(processor)}
 
     def wait(self, *arguments: Any) -> None:
         """What an optimizer does first; its seconds count."""
@@ -88,20 +130,54 @@ class ByTurns(TrainerCallback):
         self.wait_for_copies(*arguments)
         self.waited += time.perf_counter() - began
 
+    def copy(self, *arguments: Any) -> None:
+        """What a next update that came at once would wait for."""
+        began = time.perf_counter()
+        self.copy_to_host(*arguments)
+        self.copying = time.perf_counter() - began
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds until the last process is through."""
-    together()
-    began = time.perf_counter()
-    work()
-    together()
-    return time.perf_counter() - began
+
+class NoDigest:
+    """In the place of a hash."""
+
+    def update(self, piece: object) -> None:
+        """Look at nothing."""
+
+    def hexdigest(self) -> str:
+        """A hash of nothing."""
+        return ""
+
+
+@contextmanager
+def neither_hashed_nor_durable() -> Iterator[None]:
+    """What a save costs by itself; the rename stays, which takes microseconds."""
+    nothing = mock.Mock()
+    unhashed = mock.patch.object(transaction, "hash_durably", lambda path: FileEntry(path.stat().st_size, ""))
+    undigested = mock.patch.object(writing, "xxh3_128", NoDigest)
+    unsynced = mock.patch.multiple(os, fsync=nothing, fdatasync=nothing)
+    undurable = mock.patch.object(transaction, "make_durable", nothing), mock.patch.object(manifest, "make_durable", nothing)
+    with unhashed, undigested, unsynced, undurable[0], undurable[1]:
+        yield
+
+
+def bring_memory(size: int) -> None:
+    """Use memory and free it: a virtual machine may have given what was free for seconds to its host, and getting it back takes as long
+    as a save, which whichever save came first would pay for."""
+    torch.empty(size, dtype=torch.uint8).fill_(1)
 
 
 def together() -> None:
     """All processes are here."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def in_all(seconds: float) -> float:
+    """The sum over the processes."""
+    total = torch.tensor(seconds, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return float(total)
 
 
 def sync_files(folder: Path) -> None:
@@ -122,12 +198,12 @@ def main() -> None:
     model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), mixed_precision=arguments.bf16)
     trainer = build_trainer(recipe, model, tokenizer, data, arguments)
     assert isinstance(trainer, CPTTrainer)
-    turns = ByTurns(trainer)
-    trainer.add_callback(turns)
+    ways = InAllWays(trainer)
+    trainer.add_callback(ways)
     trainer.train()
     if is_main_process():
         shutil.rmtree(arguments.output_dir or "")
-        out.write_text(json.dumps(turns.samples[1:]))  # the first one finds no memory for copies yet
+        out.write_text(json.dumps(ways.samples[1:]))  # the first one finds no memory for copies yet
     leave_processes()
 
 

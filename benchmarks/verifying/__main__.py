@@ -1,35 +1,52 @@
-"""How long does it take to verify a checkpoint, beside `cat` of its files? `python -m benchmarks.verifying [FOLDER] [GIB]`
+"""How long does it take to verify a checkpoint, beside `cat` of its files? `python -m benchmarks.verifying`: 2 minutes.
 
-Both read the same files in turn, so that whatever else the machine does meets both alike. Cold: the system's copies are dropped before
-each reading, and the disk is asked. Warm: all of it is in memory, and only copying and hashing are left.
+Both read the same files by turns, each first in every other pair, so that whatever else the machine does meets both alike; medians and
+quartiles of the pairs. Warm: all of it is in memory, and only copying and hashing are left. Cold: the system's copies are dropped before
+each reading, and the disk is asked (that of a virtual machine may have copies of its own). Writes benchmarks/results/verifying.json.
 """
 
+import argparse
 import json
 import os
-import statistics
+import platform
+import resource
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from benchmarks.measurement import measurement
 from cpt.checkpoints.manifest import FORMAT, Manifest, damages, hash_files, write_manifest
 
-PAIRS = 7
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "verifying.json"
 SHAPES = {"one file": [1.0], "as of two processes": [0.2, 0.38, 0.38, 0.04]}  # shares of the checkpoint
+TARGET = 1.0  # of the time of `cat`
+Pairs = list[dict[str, float]]
 
 
-def main(place: Path, gib: float) -> None:
-    """Print a line for each shape, cold and warm; as JSON too."""
-    results = []
-    with TemporaryDirectory(dir=place) as scratch:
-        for shape, shares in SHAPES.items():
-            folder = write_checkpoint(Path(scratch) / shape.replace(" ", "-"), [int(share * gib * 2**30) for share in shares])
-            files = sorted(path for path in folder.iterdir() if path.suffix == ".pt")
-            for cold in (True, False):
-                results.append(measure(folder, files, cold) | {"shape": shape, "cold": cold, "gib": gib})
-                print(json.dumps(results[-1]))
+def main() -> None:
+    """Measure each shape, cold and warm, and write the results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verifying", description=__doc__)
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder")
+    parser.add_argument("--gib", type=float, default=1.2, help="of a checkpoint")
+    parser.add_argument("--pairs", type=int, default=15)
+    asked = parser.parse_args()
+    with TemporaryDirectory(dir=asked.folder) as scratch:
+        samples = measure_all(Path(scratch), asked.gib, asked.pairs)
+    RESULTS.write_text(json.dumps(results_of(samples, asked.gib), indent=1) + "\n")
+
+
+def measure_all(scratch: Path, gib: float, pairs: int) -> dict[str, Pairs]:
+    """Samples by what was measured."""
+    samples = {}
+    for shape, shares in SHAPES.items():
+        folder = write_checkpoint(scratch / shape.replace(" ", "-"), [int(share * gib * 2**30) for share in shares])
+        for cold in (False, True):
+            samples[f"{shape}, {'cold' if cold else 'warm'}"] = measure(folder, pairs, cold=cold)
+    return samples
 
 
 def write_checkpoint(folder: Path, sizes: list[int]) -> Path:
@@ -45,8 +62,9 @@ def write_checkpoint(folder: Path, sizes: list[int]) -> Path:
     return folder
 
 
-def measure(folder: Path, files: list[Path], cold: bool) -> dict[str, float]:
-    """Medians of pairs, the order changing from pair to pair."""
+def measure(folder: Path, pairs: int, *, cold: bool) -> Pairs:
+    """Seconds of both ways, of the clock and of the processors."""
+    files = sorted(folder.glob("*.pt"))
 
     def cat() -> None:
         with open(os.devnull, "wb") as nowhere:
@@ -55,29 +73,53 @@ def measure(folder: Path, files: list[Path], cold: bool) -> dict[str, float]:
     def verify() -> None:
         assert damages(folder) == []
 
-    pairs = []
-    for number in range(PAIRS):
-        ways = (cat, verify) if number % 2 else (verify, cat)
-        seconds = {way: timed(way, files, cold) for way in ways}
-        pairs.append((seconds[cat], seconds[verify]))
+    for way in (cat, verify):  # the memory that they need, and the files in the system's
+        way()
+    samples = []
+    for number in range(pairs):
+        sample: dict[str, float] = {}
+        for way in (cat, verify) if number % 2 else (verify, cat):
+            if cold:
+                forget(files)
+            wall, worked = time.perf_counter(), processor_seconds()
+            way()
+            sample[way.__name__], sample[f"{way.__name__}_processor"] = time.perf_counter() - wall, processor_seconds() - worked
+        samples.append(sample)
+    return samples
+
+
+def forget(files: list[Path]) -> None:
+    """Drop the system's copies."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def results_of(samples: dict[str, Pairs], gib: float) -> dict[str, Any]:
+    """Figures beside the target, with the raw samples."""
+    rows = []
+    for name, pairs in samples.items():
+        for clock, key in (("", ""), (", processor time", "_processor")):
+            ratios = [pair[f"verify{key}"] / pair[f"cat{key}"] for pair in pairs]
+            rows.append(measurement(f"{name}, {gib} GiB: verifying beside `cat`{clock}", None if key else TARGET, ratios, "ratio"))
+        for way in ("cat", "verify"):
+            speeds = [gib / pair[way] for pair in pairs]
+            rows.append(measurement(f"{name}, {gib} GiB: {way}", None, speeds, "GiB/s"))
     return {
-        "cat_seconds": round(statistics.median(one for one, _ in pairs), 3),
-        "verify_seconds": round(statistics.median(other for _, other in pairs), 3),
-        "verify_over_cat": round(statistics.median(other / one for one, other in pairs), 3),
+        "device": f"{platform.machine()}, {os.cpu_count()} cores, load at the end {os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        "libraries": {"xxhash": metadata.version("xxhash")},
+        "measurements": rows,
+        "samples": samples,
     }
 
 
-def timed(work: Callable[[], None], files: list[Path], cold: bool) -> float:
-    """Seconds of the wall clock."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        if cold:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."), float(sys.argv[2]) if len(sys.argv) > 2 else 1.2)
+    main()

@@ -15,7 +15,7 @@ from cpt.errors import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT = 1
 CHUNK = 1 << 20  # stays in the processor's cache between reading and hashing
-READ_AHEAD = 8 << 20  # asked of the disk while the chunks before it are hashed
+READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
 HASHED_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")  # one more may change what is loaded
 

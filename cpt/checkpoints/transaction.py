@@ -20,7 +20,8 @@ from cpt.checkpoints.agreement import Agreement, SaveFailed
 from cpt.checkpoints.disk import refuse_small_disk
 from cpt.checkpoints.manifest import FileEntry, Manifest, make_durable, write_manifest
 from cpt.checkpoints.snapshot import bytes_in
-from cpt.checkpoints.writing import all_at_once, hash_durably, write_state, write_text
+from cpt.checkpoints.writing import Task, all_at_once, hash_durably, write_state, write_text
+from cpt.checkpoints.zero_parts import ZeroParts
 from cpt.errors import CheckpointError
 from cpt.ranks import is_main_process
 
@@ -44,6 +45,10 @@ class Contents:
     """Writes the model's files into a folder, with these weights; with None: those it has now."""
     weights: Weights | None = None
     """What it is given."""
+    gather: Callable[[], Weights | None] | None = None
+    """Gets these weights from all processes, each of which must call it; called while other files are being written."""
+    parts: ZeroParts | None = None
+    """What of this process it reads, where the next step may change that."""
     model_bytes: int = 0
     """What these files will take."""
     check: Callable[[Weights | None], None] | None = None
@@ -95,15 +100,21 @@ def prepare(staging: Path, needed: int) -> None:
 
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
     """Write what this process has; when it returns, the disk has it."""
-    tasks: list[Callable[[], dict[str, FileEntry]]] = []
-    if contents.write_model is not None:
-        tasks.append(partial(write_model, partial(contents.write_model, staging / MODEL_PART, contents.weights), staging))
-    tasks += [partial(entry_of, path, partial(write_state, staging / path, state)) for path, state in contents.states.items()]
+    tasks = [partial(entry_of, path, partial(write_state, staging / path, state)) for path, state in contents.states.items()]
     tasks += [partial(entry_of, path, partial(write_text, staging / path, text)) for path, text in contents.texts.items()]
     tasks += [partial(copy_durably, source, staging, path) for path, source in contents.copies.items()]
+    return all_at_once(tasks, meanwhile=partial(model_tasks, contents, staging))
+
+
+def model_tasks(contents: Contents, staging: Path) -> list[Task]:
+    """What writes the model's files, once its weights are there and found good; the first, all processes do together."""
+    if contents.gather is not None:
+        contents.weights = contents.gather()
     if contents.check is not None:
         contents.check(contents.weights)
-    return all_at_once(tasks)
+    if contents.write_model is None:
+        return []
+    return [partial(write_model, partial(contents.write_model, staging / MODEL_PART, contents.weights), staging)]
 
 
 def entry_of(path: str, write_file: Callable[[], FileEntry]) -> dict[str, FileEntry]:

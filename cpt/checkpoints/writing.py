@@ -1,7 +1,7 @@
 """Write files so that they are known by their hash and are on the disk, not only in the system's memory."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,9 @@ from cpt.checkpoints.manifest import FileEntry, hash_file, make_durable
 WRITTEN_AT_ONCE = 4  # files; what one of them waits for is the disk, the other works
 PIECE = 1 << 18
 SENT_EARLY = 256 << 20  # bytes after which the disk is told to begin, so that little is left to wait for at the end
+
+Task = Callable[[], dict[str, FileEntry]]
+"""Writes files, and gives their entries."""
 
 
 class HashedFile:
@@ -98,11 +101,16 @@ def hash_durably(path: Path) -> FileEntry:
     return entry
 
 
-def all_at_once(tasks: list[Callable[[], dict[str, FileEntry]]]) -> dict[str, FileEntry]:
-    """The entries of all tasks, some of which run at the same time; when one fails, those that have not begun are left out."""
+def all_at_once(tasks: Sequence[Task], meanwhile: Callable[[], Sequence[Task]] = list) -> dict[str, FileEntry]:
+    """The entries of all tasks, some of which run at the same time; when one fails, those that have not begun are left out.
+
+    Args:
+        meanwhile: runs in the calling thread, to its end whatever fails; gives tasks for which it was needed.
+    """
     with ThreadPoolExecutor(WRITTEN_AT_ONCE) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:
+            futures += [pool.submit(task) for task in meanwhile()]
             return {path: entry for future in futures for path, entry in future.result().items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -111,7 +111,7 @@ class GuardedSteps(RollingBack, SmallerBatches):
             dist.all_reduce(figures)
             figures /= self.args.world_size
         skip = self.judge_figures(figures)
-        self._tr_loss.copy_(self.loss_before + torch.where(skip, torch.zeros_like(self._tr_loss), self._tr_loss))
+        self._tr_loss.copy_(torch.where(skip, self.loss_before, self.loss_before + self._tr_loss))
         self.skip_update(skip, figures)
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Save so that nothing is ever lost: what all processes do together comes first, then each writes, then one rename publishes.
 
-A checkpoint holds what the Trainer would have written, and a manifest. Nothing is written while processes wait for each other, so a disk
-that fails on one of them leaves all of them in step: the save is given up on all, and training goes on.
+A checkpoint holds what the Trainer would have written, and a manifest. No write stands between what processes do together, so a disk that
+fails on one of them leaves all of them in step: the save is given up on all, and training goes on.
 """
 
 import logging
@@ -165,8 +165,9 @@ class TransactionalSaves(Snapshots):
         """Take a snapshot of this step, and have it written: now, or while training goes on."""
         self.wait_for_saves()
         step = self.step_saved = self.state.global_step
-        contents = self.take_snapshot(full=kind == "full")
-        in_background = self.recipe.checkpoints.in_background and self.detach(contents)
+        beside = self.recipe.checkpoints.in_background and not self.changes_unasked
+        contents = self.take_snapshot(full=kind == "full", beside_training=beside)
+        in_background = beside and self.detach(contents)
         moment = mark() if in_background and self.args.device.type != "cpu" else None
         copy = partial(self.copy_to_host, contents, moment) if in_background else None
         save = partial(self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy)

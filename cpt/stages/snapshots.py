@@ -1,7 +1,8 @@
 """One moment of a run, held still for a checkpoint: what the Trainer and DeepSpeed would write, put together and not written."""
 
 import os
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,8 +16,9 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from cpt.checkpoints.agreement import Agreement
 from cpt.checkpoints.read_back import saved_parameters
-from cpt.checkpoints.snapshot import HostCopies, changed_by_steps, copy_beside_training, memory_of, refuse_non_finite
+from cpt.checkpoints.snapshot import HostCopies, changed_by_steps, copy_beside_training, memory_of, refuse_non_finite, tensors_in
 from cpt.checkpoints.transaction import Contents, Weights
+from cpt.checkpoints.zero_parts import parts_of
 from cpt.runs.events import record_event
 from cpt.stages.resuming import ExactResume
 from cpt.stages.trainer_states import progress, random_states, random_states_file
@@ -66,16 +68,20 @@ class Snapshots(ExactResume):
         """Small files beside the state, by name; asked on the main process for each full checkpoint."""
         return {}
 
-    def take_snapshot(self, *, full: bool) -> Contents:
-        """What this process has to write of this step; all that processes do together happens here.
+    def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
+        """What this process has to write of this step; what processes do together happens here, or in `gather`.
 
         Args:
             full: with all that a run needs to go on; else the weights and the tokenizer.
+            beside_training: the next step does not wait for the rest of the save.
         """
         taken = self.snapshot = Contents()
         nowhere = str(Path(str(self.args.output_dir)) / f"step-{self.state.global_step}")
+        stage = None if self.zero_section is None else self.zero_section.get("stage")
         try:
-            if self.zero_section is not None and self.zero_section.get("stage") != 3:  # the Trainer copies the model, on every process
+            if stage == 3:
+                self._save(nowhere, self.plan_gathering(taken, beside_training=beside_training))
+            elif stage is not None:  # the Trainer copies the model, on every process
                 self._save(nowhere, self.saved_model.state_dict())
             else:
                 self.save_model(nowhere, _internal_call=True)
@@ -89,22 +95,42 @@ class Snapshots(ExactResume):
             self.snapshot = None
         return taken
 
+    def plan_gathering(self, taken: Contents, *, beside_training: bool) -> Weights | None:
+        """How ZeRO-3's weights will be put together; what there is already: none, where only its parts are to be saved.
+
+        DeepSpeed's way uses the connections and the parameters of the training, which has to wait for it.
+        """
+        engine: Any = self.model_wrapped
+        of_adapter = isinstance(self.model, PeftModel)
+        if not of_adapter and not engine.zero_gather_16bit_weights_on_model_save():
+            return {}
+        in_its_way: Callable[[], Weights | None] = partial(
+            engine._zero3_consolidated_16bit_state_dict, exclude_frozen_parameters=of_adapter
+        )
+        taken.parts = parts_of(self.saved_model, only_trained=of_adapter) if beside_training else None
+        if beside_training and taken.parts is None:
+            return in_its_way()
+        taken.gather = in_its_way if taken.parts is None else partial(taken.parts.put_together, self.agreement)
+        return None
+
     def detach(self, taken: Contents) -> bool:
         """Copy what the next forward pass may change, and see that there is memory for the rest; False where training has to wait."""
-        if self.changes_unasked:
-            return False
-        weights = taken.weights
-        if taken.write_model is not None and weights is None:
+        weights, parts = taken.weights, taken.parts
+        if taken.write_model is not None and weights is None and parts is None:
             weights = self.saved_model.state_dict()
         changing = changed_by_steps(self.saved_model)
-        copied = [taken.states, [tensor for tensor in (weights or {}).values() if memory_of(tensor) in changing]]
+        copied = [taken.states, [tensor for tensor in tensors_in([weights, parts and parts.parts]) if memory_of(tensor) in changing]]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if parts is not None and taken.write_model is not None:
+            needed += parts.bytes_of_whole()
         if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
             self.tell_too_large(needed)
             return False
-        buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
-        taken.states = self.host_copies.copy(taken.states, changing=lambda tensor: memory_of(tensor) in buffers)
-        taken.weights = None if weights is None else self.host_copies.copy(weights, changing=lambda tensor: memory_of(tensor) in buffers)
+        memory_of_buffers = {memory_of(buffer) for buffer in self.saved_model.buffers()}
+        copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
+        taken.states, taken.weights = copy(taken.states), copy(weights)
+        if parts is not None:
+            parts.named = copy(parts.named)
         self.copied.clear()
         return True
 
@@ -113,9 +139,10 @@ class Snapshots(ExactResume):
         try:
             copy_beside_training(moment)
             changing = changed_by_steps(self.saved_model)
-            taken.states = self.host_copies.copy(taken.states)
-            if taken.weights is not None:
-                taken.weights = self.host_copies.copy(taken.weights, changing=lambda tensor: memory_of(tensor) in changing)
+            copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing)
+            taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
+            if taken.parts is not None:
+                taken.parts.parts = copy(taken.parts.parts)
         finally:
             self.copied.set()
 

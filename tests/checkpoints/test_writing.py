@@ -1,4 +1,5 @@
 import os
+import threading
 
 import pytest
 import torch
@@ -51,3 +52,26 @@ def test_when_one_file_fails_the_failure_comes_out():
 
     with pytest.raises(OSError, match="full"):
         all_at_once([dict, fails, dict])
+
+
+def test_what_all_processes_do_together_is_done_while_files_are_written_and_though_one_fails():
+    is_writing, met = threading.Event(), threading.Event()
+
+    def writes():
+        is_writing.set()
+        assert met.wait(10)
+        return {"optimizer.pt": "entry"}
+
+    def fails():
+        raise OSError("full")
+
+    def meet():
+        assert is_writing.wait(10)
+        met.set()
+        return [lambda: {"model.safetensors": "entry"}]
+
+    assert set(all_at_once([writes], meanwhile=meet)) == {"optimizer.pt", "model.safetensors"}
+    met.clear()
+    with pytest.raises(OSError, match="full"):
+        all_at_once([fails, writes], meanwhile=meet)
+    assert met.is_set()

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
+from cpt.stages import snapshots
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
@@ -43,18 +45,31 @@ def save(trainer, folder, way):
     return Path(get_last_checkpoint(str(folder)))
 
 
-def in_background(trainer):
-    """Save, and spoil every trained number and moment as soon as an optimizer may make its step."""
+def begin_behind(trainer):
     trainer.recipe = trainer.recipe.model_copy(
         update={"checkpoints": trainer.recipe.checkpoints.model_copy(update={"in_background": True})}
     )
     trainer.save_once("full")
+
+
+def without_memory(trainer):
+    """Save in the background, where copies find no memory."""
+    with mock.patch.object(snapshots, "MOST_OF_THE_MEMORY", 0.0):
+        begin_behind(trainer)
+    assert trainer.in_flight.thread is None and trainer.save_failure is None, trainer.save_failure
+
+
+def in_background(trainer):
+    """Save, and spoil every trained number and moment as soon as an optimizer may make its step."""
+    begin_behind(trainer)
     assert trainer.in_flight.thread is not None
     trainer.wait_for_copies()
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
                 parameter.data.fill_(7)
+                if "ds_tensor" in vars(parameter):  # ZeRO-3's part of it
+                    parameter.ds_tensor.fill_(7)
         for group in trainer.optimizer.param_groups:  # under DeepSpeed the master weights
             for parameter in group["params"]:
                 parameter.data.fill_(7)
@@ -104,10 +119,14 @@ def main():
     output = Path(sys.argv[2])
     theirs = save(trainer, output / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
     ours = save(trainer, output / "ours", lambda: trainer.save_once("full"))
+    blocked = save(trainer, output / "blocked", lambda: without_memory(trainer))
     behind = save(trainer, output / "behind", lambda: in_background(trainer))
     if is_main_process():
-        sizes = [sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE) for folder in (theirs, ours, behind)]
-        differences = {"ours": differing(theirs, ours), "behind": differing(theirs, behind), "sizes": sizes, "files": len(files_of(theirs))}
+        sizes = [
+            sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE) for folder in (theirs, ours, blocked, behind)
+        ]
+        differences = {name: differing(theirs, folder) for name, folder in (("ours", ours), ("blocked", blocked), ("behind", behind))}
+        differences |= {"sizes": sizes, "files": len(files_of(theirs))}
         (output / "differences.json").write_text(json.dumps(differences))
     leave_processes()
 

@@ -11,7 +11,7 @@ def samples(guarded, free, *, drift=0.0):
 
 
 def test_the_cost_of_a_guarded_step_is_that_above_its_neighbours():
-    assert added(samples(0.202, 0.2, drift=0.001), "wall") == pytest.approx(0.002)
+    assert {round(seconds, 9) for seconds in added(samples(0.202, 0.2, drift=0.001), "wall")} == {0.002}
 
 
 def test_the_target_is_met_by_the_share_of_a_larger_models_step():
