@@ -15,7 +15,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from cpt.data.held_out import HeldOutSet
 from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
-from cpt.errors import Interrupted
+from cpt.errors import Interrupted, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_course
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
@@ -23,6 +23,7 @@ from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides
 from cpt.recipe.schema import Recipe
+from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.guarded import GuardedSteps
 from cpt.stages.length import RunLength
 
@@ -155,6 +156,9 @@ class CPTTrainer(GuardedSteps):
         """Loss, perplexity and bits per byte of each held-out set, logged like the Trainer's own evaluation.
 
         Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
+
+        Raises:
+            ResourceError: memory ended; smaller micro-batches of the training would not help.
         """
         assert self.model is not None, "the Trainer was built with a model"
         step, batch_size = self.state.global_step, self.args.per_device_eval_batch_size
@@ -164,6 +168,15 @@ class CPTTrainer(GuardedSteps):
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}
+        except RuntimeError as problem:
+            if not is_out_of_memory(problem):
+                raise
+            less = (
+                "lower" if batch_size > 1 else "1 already: take shorter rows (`data.sequence_length`), or a model that is split over GPUs"
+            )
+            raise ResourceError(
+                f"memory ended in the evaluation of step {step}, with {batch_size} rows at once. `training.per_device_eval_batch_size`: {less}."
+            ) from problem
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -3,6 +3,7 @@ import torch
 from tiny import write_recipe
 
 from cpt.data.build import build_data
+from cpt.errors import ResourceError
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
@@ -111,3 +112,16 @@ def test_the_run_goes_through_each_row_once_and_in_order(tiny_recipe, tmp_path):
     seen = torch.cat([batch["input_ids"] for batch in trainer.get_train_dataloader()])
     expected = torch.stack([trainer.train_dataset[i]["input_ids"] for i in range(trainer.length.rows)])
     assert torch.equal(seen, expected)
+
+
+def test_memory_that_ends_in_an_evaluation_is_no_matter_of_the_micro_batch(tiny_recipe, tmp_path, corpus, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    monkeypatch.setattr("cpt.stages.trainer.measure_and_keep", full)
+    with pytest.raises(
+        ResourceError, match="in the evaluation of step 0, with 2 rows at once. `training.per_device_eval_batch_size`: lower"
+    ):
+        trainer.train()
