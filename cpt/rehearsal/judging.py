@@ -40,7 +40,7 @@ def why(ended: Ended) -> tuple[str, str]:
         return LaunchError.__name__, f"ended with code {ended.code} without a word of its own. What the launcher said is in {ended.log}."
     ends = "OutOfMemory" in failure.error or "out of memory" in failure.message.lower()
     first = failure.message.partition("\n")[0][:400]
-    if ends and failure.place == "evaluation":  # the run would take it for a step's, and halve its micro-batch in vain
+    if ends and failure.place == "evaluation":
         return ResourceError.__name__, f"out of memory while the model was evaluated. {LESS_TO_EVALUATE}."
     if failure.is_expected:
         return failure.error, failure.message

@@ -171,12 +171,9 @@ class CPTTrainer(GuardedSteps):
         except RuntimeError as problem:
             if not is_out_of_memory(problem):
                 raise
-            less = (
-                "lower" if batch_size > 1 else "1 already: take shorter rows (`data.sequence_length`), or a model that is split over GPUs"
-            )
-            raise ResourceError(
-                f"memory ended in the evaluation of step {step}, with {batch_size} rows at once. `training.per_device_eval_batch_size`: {less}."
-            ) from problem
+            key = "`training.per_device_eval_batch_size`"
+            remedy = f"Set {key} lower" if batch_size > 1 else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
+            raise ResourceError(f"memory ended in the evaluation of step {step}, with {batch_size} rows at once. {remedy}.") from problem
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
