@@ -48,11 +48,8 @@ def command(
 ) -> None:
     """Memory, time and money of a run, before anything is downloaded."""
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    found = find_gpus()
-    name = gpu or (found[0].name if found else None)
-    if name is None:
-        raise ResourceError('this machine has no GPU: say which one is meant, --gpu "RTX 4090", or --gpu cpu.')
-    target = find_target(name, gpus or (len(found) if gpu is None else 1), host_memory, memory=memory_gib, peak_tflops=peak_tflops)
+    name, number = gpu_that_is_meant(gpu, gpus)
+    target = find_target(name, number, host_memory, memory=memory_gib, peak_tflops=peak_tflops)
     config = config_without_weights(loaded.model)
     profile = read_profile(loaded.training["deepspeed"]) if loaded.training.get("deepspeed") else None
     setup = setup_of(loaded, gpus or max(1, target.gpus), profile, attention=attention_there(loaded), on_cpu=target.on_cpu)
@@ -79,17 +76,29 @@ def command(
         return
     tell(f"Verdict: it does not fit {target.name} x {setup.gpus}.")
     proposal = cheapest_that_fits(setup, target, count, mfu=mfu, share=max_memory)
-    if proposal is None:
+    if proposal is not None:
+        proposal = without_what_follows(proposal, loaded)
+        for line in told_proposal(proposal, target):
+            tell(line)
+        if write is not None:
+            write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
+            tell(f"{write} is written. Next: cpt check {write}")
+            return
+    else:
         tell("Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or larger ones.")
-        raise typer.Exit(DOES_NOT_FIT)
-    proposal = without_what_follows(proposal, loaded)
-    for line in told_proposal(proposal, target):
-        tell(line)
-    if write is not None:
-        write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
-        tell(f"{write} is written. Next: cpt check {write}")
-        return
     raise typer.Exit(DOES_NOT_FIT)
+
+
+def gpu_that_is_meant(gpu: str | None, gpus: int | None) -> tuple[str, int]:
+    """The one that was named, or those of this machine.
+
+    Raises:
+        ResourceError: none was named, and there is none.
+    """
+    found = find_gpus()
+    if gpu is None and not found:
+        raise ResourceError('this machine has no GPU: say which one is meant, --gpu "RTX 4090", or --gpu cpu.')
+    return (gpu, gpus or 1) if gpu is not None else (found[0].name, gpus or len(found))
 
 
 def told_host(plan: MemoryPlan) -> str:

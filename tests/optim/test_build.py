@@ -101,3 +101,9 @@ def test_a_users_own_optimizer_is_found_by_its_path(tmp_path, monkeypatch):
 def test_a_wrong_optimizer_is_a_recipe_error(section, offloaded, complaint):
     with pytest.raises(RecipeError, match=complaint):
         build_optimizer(section, Tiny(), offloaded=offloaded)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+def test_a_decay_of_rates_is_a_share(decay):
+    with pytest.raises(RecipeError, match="layer_decay"):
+        build_optimizer(Optimizer(layer_decay=decay), Tiny())

@@ -7,7 +7,6 @@ from planned_setups import PLAIN
 from planner_facts import FACTS
 
 from cpt.planner.activations import Activations, Counted
-from cpt.planner.host import rounding
 from cpt.planner.memory import gradient_bytes, logits_of, moments_of_step, plan_memory, states_of
 from cpt.planner.setup import Zero
 from cpt.planner.terms import GIB
@@ -79,7 +78,6 @@ def test_the_host_holds_what_is_offloaded_and_the_rounding_of_pinned_blocks():
     host = sizes(plan_memory(FACTS, replace(AUTOCAST, zero=zero, weights_bytes=2), COUNTED).host.terms)
     assert host["optimizer and fp32 weights"] == 12_000 and host["gradients"] == 2000 and host["processes"] == 3 * GIB
     assert host["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1)) and host["weights"] == pytest.approx(2000 * 256 / 200)
-    assert rounding(1024) == 1.0 and rounding(1025) == pytest.approx(2048 / 1025)
 
 
 def test_on_the_cpu_all_processes_share_one_memory():

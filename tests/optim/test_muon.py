@@ -1,0 +1,34 @@
+import copy
+
+import pytest
+import torch
+from tiny_training import learns_and_resumes, steps, tiny_llama
+
+from cpt.optim.build import build_optimizer
+from cpt.recipe.schema import Optimizer
+
+
+def test_it_learns_and_goes_on_from_its_saved_state_bit_for_bit():
+    learns_and_resumes(Optimizer(name="muon", learning_rate=2e-2))
+
+
+def test_it_makes_matrices_orthogonal_and_leaves_the_rest_to_adamw():
+    trained = tiny_llama()
+    optimizer = build_optimizer(Optimizer(name="muon", learning_rate=1e-3, weight_decay=0.0), trained)
+    before = {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
+    steps(trained, optimizer, 1)
+    update = before["model.layers.0.mlp.up_proj.weight"] - trained.state_dict()["model.layers.0.mlp.up_proj.weight"]
+    values = torch.linalg.svdvals(update)
+    assert values.min() > 0.3 * values.max()  # Newton-Schulz leaves them between 0.7 and 1.2
+    of_adamw = (before["lm_head.weight"] - trained.state_dict()["lm_head.weight"]).abs()
+    assert of_adamw.max() == pytest.approx(1e-3, rel=0.05)  # AdamW's first step is the rate, for each number
+
+
+def test_a_schedule_moves_both_parts():
+    trained = tiny_llama()
+    optimizer = build_optimizer(Optimizer(name="muon", learning_rate=1e-3), trained)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    before = copy.deepcopy(trained.state_dict())
+    steps(trained, optimizer, 2)
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in before.items())
+    assert schedule.get_last_lr() == [0.0] * len(optimizer.param_groups)
