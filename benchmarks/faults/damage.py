@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.faults.comparing import same_weights
 from benchmarks.faults.runs import TrialRun
-from benchmarks.faults.trials import SYSTEMS, Outcome, Suite, last_error, told, tried_once
+from benchmarks.faults.trials import Outcome, Suite, last_error, told, tried_once
 from cpt.checkpoints.resume import choose_checkpoint
 from tests.tiny_run import DAMAGES, damage
 
@@ -18,7 +18,7 @@ def damage_everything(suite: Suite) -> list[dict[str, Any]]:
     """Both systems, by kind of damage; with ours also what the chooser of checkpoints says of every file in every way."""
     found = []
     for stage in suite.stages:
-        for system in SYSTEMS:
+        for system in suite.systems:
             straight = suite.straight("damage", system, stage, steps=STEPS, every=EVERY)
             names = files_of(straight.folder / f"checkpoint-{DAMAGED}")
             if system == "cpt":

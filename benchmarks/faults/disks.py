@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step, wait
+from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step
+from benchmarks.faults.started import wait
 from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error, resumed, tried
 
 STEPS, EVERY = 16, 4

@@ -1,23 +1,26 @@
-"""SIGKILL at any moment, half of the time inside a save: every start after it must go on, with the rows and weights of a run left alone."""
+"""SIGKILL at any moment, most of the time inside a save: every start after it must go on, with the rows and weights of a run left alone."""
 
 import random
 import shutil
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.faults.comparing import same_losses, same_weights, steps_lost, wrong_samples
-from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step, kill_all, wait
-from benchmarks.faults.slow_disk import Operation, operations, slowed
+from benchmarks.faults.moments import BETWEEN, Timetable, half_written, moment_of, save_times, wait_for_moment
+from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step
+from benchmarks.faults.slow_disk import operations, slowed
+from benchmarks.faults.started import Started, family_of, kill_all, wait
 from benchmarks.faults.trials import last_error
 
 STEPS, EVERY = 24, 3
-BETWEEN, ELSE = "between saves", "reading back or between two files"
-PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.3}  # steps of a tiny model are too short to be killed in
-MOST_STARTS_IN_VAIN = 3
+PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.1}  # of a micro-batch: steps of a tiny model are too short to be killed in
+IN_SAVES, WHILE_STARTING = 0.6, 0.1  # shares of the kills; the others come from the first step on
+MOST_STARTS_IN_VAIN, MOST_UNFINISHED = 3, 3
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Killed:
     errors: list[str] = field(default_factory=list)
 
 
-def kill_runs(work: Path, *, system: System, stage: int, kills: int, workers: int, seed: int = 0) -> dict[str, Any]:
+def kill_runs(work: Path, *, system: System, stage: int, kills: int, workers: int, forked: bool = False) -> dict[str, Any]:
     """Kill runs of one kind so often, and hold each of them against the undisturbed one.
 
     Args:
@@ -48,53 +51,54 @@ def kill_runs(work: Path, *, system: System, stage: int, kills: int, workers: in
         workers: runs at the same time.
     """
     name = f"kills{stage}"
-    straight = slow_run(work, f"{name}-straight", system, stage).straight()
-    seconds = save_times(straight)
+    straight = slow_run(work, f"{name}-straight", system, stage, forked)
+    began = time.monotonic()
+    straight.straight()
+    timetable = Timetable.of(straight, began)
     shares = [kills // workers + (number < kills % workers) for number in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         jobs = [
-            pool.submit(kill_until, work, f"{name}-{number}", straight, share, seconds, random.Random(seed + number))
+            pool.submit(kill_until, work, f"{name}-{number}", straight, share, timetable, random.Random())
             for number, share in enumerate(shares)
             if share
         ]
         all_of_them = [job.result() for job in jobs]
     found = total(all_of_them)
-    found.save_seconds = seconds
+    found.save_seconds = save_times(straight)
     return {"system": system, **asdict(found)}
 
 
-def slow_run(work: Path, name: str, system: System, stage: int) -> TrialRun:
+def slow_run(work: Path, name: str, system: System, stage: int, forked: bool = False) -> TrialRun:
     """A run on a slow disk."""
     home = work / f"{name}-{system}"
     disk = slowed(work, home / "runs", home / "disk.log")
-    return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk)
+    return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk, forked=forked)
 
 
-def kill_until(work: Path, name: str, straight: TrialRun, kills: int, seconds: list[float], draw: random.Random) -> Killed:
-    """Run after run, until so many kills are spent and the last one has come to its end.
-
-    Args:
-        seconds: that saves take; the first of a process, which is the one that is killed, takes longest.
-    """
+def kill_until(work: Path, name: str, straight: TrialRun, kills: int, timetable: Timetable, draw: random.Random) -> Killed:
+    """Run after run, until so many kills are spent and the last one has come to its end, or too many did not come to theirs."""
     found, number = Killed(), 0
-    while found.kills < kills:
-        run = slow_run(work, f"{name}-{number}", straight.system, straight.stage)
-        kill_one_run(run, kills, seconds[0], draw, found)
+    while found.kills < kills and found.unfinished < MOST_UNFINISHED:
+        run = slow_run(work, f"{name}-{number}", straight.system, straight.stage, straight.forked)
+        kill_one_run(run, kills, timetable, draw, found)
         number += 1
         judge(run, straight, found)
+        print(f"{run.name}: {found}", flush=True)
+        if found.other_weights == found.other_losses == found.wrong_samples == found.unfinished == 0:
+            shutil.rmtree(run.home)  # what went wrong stays, to be looked at
     return found
 
 
-def kill_one_run(run: TrialRun, kills: int, save_seconds: float, draw: random.Random, found: Killed) -> None:
+def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.Random, found: Killed) -> None:
     """Start it again after each kill, to its end; where a start fails by itself, do what a person would do then."""
     vain = 0
     while not run.is_done() and vain < MOST_STARTS_IN_VAIN:
         began = time.monotonic()
         process = run.start([PAUSE])
-        in_save = found.inside_saves * 2 <= found.kills
-        if found.kills < kills and wait_for_moment(run, process, save_seconds, draw, in_save=in_save):
-            kill_all(process)
-            count_kill(run, began, found)
+        in_save = found.inside_saves <= IN_SAVES * found.kills
+        aimed_at = killed_in(run, process, timetable, draw, in_save=in_save) if found.kills < kills else None
+        if aimed_at is not None:
+            count_kill(run, began, aimed_at, found)
             vain = 0
         elif wait(process, MOST_SECONDS) != 0:
             vain += 1
@@ -103,61 +107,35 @@ def kill_one_run(run: TrialRun, kills: int, save_seconds: float, draw: random.Ra
             remove_newest(run)
 
 
-def wait_for_moment(run: TrialRun, process: subprocess.Popen, save_seconds: float, draw: random.Random, *, in_save: bool) -> bool:
-    """Wait for the moment of the kill: somewhere in the next save, or anywhere from the first step on; False where the run ended before."""
-    if not await_step(run, process, 1):
-        return False
-    if in_save:
-        begun = time.monotonic()
-        while not operations(run.home / "disk.log", after=begun):
-            if process.poll() is not None:
-                return False
-            time.sleep(0.02)
-        time.sleep(draw.uniform(0, save_seconds))
+def killed_in(run: TrialRun, process: Started, timetable: Timetable, draw: random.Random, *, in_save: bool) -> str | None:
+    """Wait for the moment of the kill, and kill; what was aimed at, None where the run ended before."""
+    family: list[psutil.Process] | None = None
+    aimed_at: str | None = "start"
+    if not in_save and draw.random() < WHILE_STARTING / (1 - IN_SAVES):
+        time.sleep(draw.uniform(0, timetable.starting))
+    elif not await_step(run, process, 1):
+        return None
     else:
-        time.sleep(draw.uniform(0, 2 * EVERY * PAUSE["seconds"] + save_seconds))
-    return process.poll() is None
+        family, aimed_at = family_of(process), BETWEEN
+        if in_save:
+            aimed_at = wait_for_moment(run, process, timetable, draw)
+        else:
+            before = draw.choice((0.0, timetable.between_saves + timetable.saving))  # a save or none
+            time.sleep(before + draw.uniform(0, timetable.between_saves))
+    if process.poll() is not None:
+        return None
+    kill_all(process, family)
+    return aimed_at
 
 
-def save_times(run: TrialRun) -> list[float]:
-    """Seconds from the first write of each save to its last operation."""
-    spans: dict[str, list[float]] = {}
-    for one in operations(run.home / "disk.log"):
-        spans.setdefault(checkpoint_of(one), []).extend([one.began, one.ended or one.began])
-    return [round(max(times) - min(times), 2) for times in spans.values()]
-
-
-def checkpoint_of(operation: Operation) -> str:
-    """The checkpoint's name in a path."""
-    return next(part for part in operation.path.split("/") if part.startswith("checkpoint-"))
-
-
-def count_kill(run: TrialRun, began: float, found: Killed) -> None:
+def count_kill(run: TrialRun, began: float, aimed_at: str, found: Killed) -> None:
     """Tell in the middle of what the kill came."""
     found.kills += 1
-    moment = moment_of(operations(run.home / "disk.log", after=began), half_written(run))
+    has_begun = any(line["attempt"][0] == run.attempts for line in run.records())
+    done = operations(run.home / "disk.log", after=began)
+    moment = moment_of(done, half_written(run), aimed_at) if has_begun else "start"
     found.moments[moment] = found.moments.get(moment, 0) + 1
-    found.inside_saves += moment != BETWEEN
-
-
-def moment_of(done: list[Operation], is_half_written: bool) -> str:
-    """The operation that had not ended, of several at once the rarest."""
-    cut = {"rename that publishes" if publishes(one) else one.what for one in done if one.ended is None}
-    rarest_first = ("rename that publishes", "rename", "hash", "sync", "write")
-    return next((what for what in rarest_first if what in cut), ELSE if is_half_written else BETWEEN)
-
-
-def publishes(operation: Operation) -> bool:
-    """The one rename that makes a checkpoint."""
-    return operation.what == "rename" and operation.path.rpartition("/")[2].startswith("checkpoint-")
-
-
-def half_written(run: TrialRun) -> bool:
-    """Whether a save had begun and not ended."""
-    if run.system == "cpt":
-        return any((run.folder / ".saving").glob("checkpoint-*"))
-    steps = run.checkpoints()
-    return bool(steps) and not (run.folder / f"checkpoint-{steps[-1]}" / "trainer_state.json").exists()
+    found.inside_saves += moment not in ("start", BETWEEN)
 
 
 def judge(run: TrialRun, straight: TrialRun, found: Killed) -> None:
@@ -185,6 +163,7 @@ def total(parts: list[Killed]) -> Killed:
         for name in ("kills", "inside_saves", "failed_resumes", "runs", "unfinished", "wrong_samples", "other_weights", "other_losses"):
             setattr(found, name, getattr(found, name) + getattr(part, name))
         found.most_steps_lost = max(found.most_steps_lost, part.most_steps_lost)
+        found.save_seconds += part.save_seconds
         found.errors += part.errors
         for moment, count in part.moments.items():
             found.moments[moment] = found.moments.get(moment, 0) + count

@@ -14,8 +14,9 @@ import torch
 from benchmarks.faults.bad_steps import WITHOUT_DROPOUT, most_apart
 from benchmarks.faults.comparing import steps_lost, wrong_samples
 from benchmarks.faults.damage import copy_until, files_of
-from benchmarks.faults.runs import MOST_SECONDS, System, await_step, kill_all, wait
+from benchmarks.faults.runs import MOST_SECONDS, System, await_step
 from benchmarks.faults.signals import ranks
+from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error, resumed, tried
 from cpt.checkpoints.manifest import MANIFEST, hash_files, read_manifest, write_manifest
 from cpt.checkpoints.safe_load import load_data

@@ -2,24 +2,24 @@
 
 import json
 import os
-import signal
+import random
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from benchmarks.faults.forked import EXECUTED, fork
 from benchmarks.faults.injection import ATTEMPT, FAULTS, SAMPLES
+from benchmarks.faults.started import Started, wait
 from cpt.tokenizer.train_bpe import train_bpe
 from tests.end_to_end.launching import zero_profile
 from tests.loopback_hub import Hub
@@ -51,6 +51,13 @@ def prepare(work: Path, hub: Hub | None = None) -> None:
         source = {"path": "lab/domain", "streaming": True}
         environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(work / "home")}
     (work / DATA).write_text(json.dumps({"source": source, "environment": environment}))
+
+
+def environment_of(work: Path) -> dict[str, str]:
+    """What every process of a run finds in its environment."""
+    data: dict[str, Any] = json.loads((work / DATA).read_text())
+    common = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    return {**common, **data["environment"]}
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class TrialRun:
     training: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    forked: bool = False
+    """Most starts are forks, after `begin_forking`."""
     attempts: int = 0
 
     def __post_init__(self) -> None:
@@ -153,13 +162,13 @@ class TrialRun:
         program = ["cpt/train.py"] if self.system == "cpt" else ["-m", "benchmarks.faults.plain"]
         return [*(torchrun if self.processes > 1 or self.stage else python), *program, str(self.recipe), *arguments]
 
-    def start(
-        self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False
-    ) -> subprocess.Popen:
+    def start(self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False) -> Started:
         """The run, in a process group of its own."""
         kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
-        environment = {**kept, **self.told(faults), "PYTHONPATH": str(ROOT), **self.environment}
+        environment = {**kept, **self.told(faults), **self.environment}
         words = self.words(arguments, supervised)
+        if self.forked and not supervised and random.random() > EXECUTED:
+            return fork(words, environment, self.output, ROOT)
         with self.output.open("a") as output:
             return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -167,10 +176,7 @@ class TrialRun:
         """What the next start finds in its environment."""
         self.attempts += 1
         return {
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
-            **self.data["environment"],
-            "TOKENIZERS_PARALLELISM": "false",
+            **environment_of(self.work),
             "CPT_CACHE": str(self.work / "cache"),
             FAULTS: json.dumps(list(faults)),
             SAMPLES: str(self.samples),
@@ -247,34 +253,18 @@ class TrialRun:
         return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit())
 
 
-def wait(process: subprocess.Popen, seconds: float) -> int:
-    """The exit code; 124 where it had to be ended."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return 124
-    finally:
-        kill_all(process)
-
-
-def kill_all(process: subprocess.Popen) -> None:
-    """SIGKILL to a run's processes, those in sessions of torchrun's making too."""
-    family = []
-    with suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    for child in family:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def await_step(run: TrialRun, process: subprocess.Popen, step: int, seconds: float = 300.0) -> bool:
-    """Wait until this start of the run is in a step; False where it ended before."""
-    give_up = time.monotonic() + seconds
+def await_step(run: TrialRun, process: Started, step: int, seconds: float = 300.0) -> bool:
+    """Wait until all processes of this start of the run are in a step; False where it ended before."""
+    give_up, read, there = time.monotonic() + seconds, defaultdict[Path, int](int), set[Path]()
     while time.monotonic() < give_up:
-        if any(line["attempt"][0] == run.attempts and line["step"] >= step for line in run.records()):
+        for path in run.home.glob("samples-*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(read[path])
+                lines = file.read().split(b"\n")
+            read[path] += sum(len(line) + 1 for line in lines[:-1])
+            if any(one["attempt"][0] == run.attempts and one["step"] >= step for one in map(json.loads, lines[:-1])):
+                there.add(path)
+        if len(there) >= run.processes:
             return True
         if process.poll() is not None:
             return False

@@ -1,5 +1,6 @@
 """Signals that ask a run to stop, to one of its processes, to their launcher or to all: the run must save where it stands and go on."""
 
+import itertools
 import os
 import random
 import signal
@@ -10,50 +11,96 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.comparing import steps_lost
-from benchmarks.faults.runs import MOST_SECONDS, System, await_step, wait
-from benchmarks.faults.trials import SYSTEMS, Outcome, Suite, resumed, told, tried_once
+from benchmarks.faults.forked import Forked
+from benchmarks.faults.runs import MOST_SECONDS, System, TrialRun, await_step
+from benchmarks.faults.started import Started, wait
+from benchmarks.faults.trials import Outcome, Suite, against, last_error, resumed, told, tried_once
 
-STEPS, EVERY = 16, 8
+STEPS, EVERY, STEPS_FOR_A_SIGNAL = 48, 8, 6
 PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.2}
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def send_signals(suite: Suite) -> list[dict[str, Any]]:
-    """Each signal to each target, so many times, for both systems; the plain Trainer gets each a single time, it knows none of them."""
+    """Each signal to each target, so many times; the plain Trainer gets each a single time, it knows none of them."""
     found = []
     for stage in suite.stages:
-        for number in NUMBERS:
-            for name, send in TARGETS.items():
-                for system in SYSTEMS:
-                    times = suite.signals if system == "cpt" else min(1, suite.signals)
-                    draw = random.Random(number)
-                    outcomes = [tried_once(signalled, suite, system, stage, number, send, draw) for _ in range(times)]
-                    found.append(told(f"{number.name} to {name}", suite.kind(stage).replace("plain", "DDP x 2"), system, outcomes))
+        for number, (processes, name, send) in itertools.product(NUMBERS, ways_of(stage)):
+            fault, kind = f"{number.name} to {name}", suite.kind(stage).replace("plain", "plain" if processes == 1 else "DDP x 2")
+            if suite.faults and fault not in suite.faults:
+                continue
+            for system in suite.systems:
+                times = suite.signals if system == "cpt" else min(1, suite.signals)
+                found.append(told(fault, kind, system, signalled_so_often(suite, system, stage, processes, number, send, times)))
     return found
 
 
-def signalled(suite: Suite, system: System, stage: int, number: signal.Signals, send: "Send", draw: random.Random) -> Outcome:
-    """Send it in the middle of a step, and start the same command again."""
-    options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": 2}
-    straight = suite.straight("signals", system, stage, **options)
-    run, at = suite.run("signal", system, stage, **options), draw.randint(3, STEPS - 3)
+def ways_of(stage: int) -> list[tuple[int, str, "Send"]]:
+    """How many processes, whom a signal is sent to, and what sends it."""
+    to_two = [(2, name, send) for name, send in TARGETS.items()]
+    return [(1, "its only process", to_launcher), *to_two] if stage == 0 else to_two
+
+
+def signalled_so_often(
+    suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send", times: int
+) -> list[Outcome]:
+    """In as few runs as it takes: the start after a signal is the one that gets the next."""
+    outcomes: list[Outcome] = []
+    while len(outcomes) < times:
+        one = tried_once(signalled, suite, system, stage, processes, number, send, times - len(outcomes))
+        outcomes += one if isinstance(one, list) else [one]
+    return outcomes
+
+
+def signalled(
+    suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send", times: int = 1
+) -> list[Outcome]:
+    """Send it in the middle of steps drawn at random, each to the next start, and hold the run against the undisturbed one at its end."""
+    options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": processes}
+    straight = suite.straight(f"signals-{processes}", system, stage, **options)
+    run = suite.run(f"signal-{number.name}", system, stage, **options)
+    said: list[str] = []
+    ended = 1
+    while len(said) < times and (at := ended + random.randint(1, 3)) <= STEPS - STEPS_FOR_A_SIGNAL:
+        said.append(how_it_ended(run, number, send, at))
+        if said[-1] not in (SAVED, UNSAVED):
+            break
+        ended = max(run.made())
+    end = resumed(run, straight) if not run.is_done() else against(run, straight)
+    again = steps_made_again(run)
+    good = [one == SAVED and end.good and not lost for one, lost in zip(said, [*again, *([0] * len(said))], strict=False)]
+    return [Outcome(fine, f"{one}; then {end.what}") for fine, one in zip(good, said, strict=True)]
+
+
+SAVED, UNSAVED, UNHEARD, LATE = (
+    "saved the step it was in",
+    f"saved nothing, up to {EVERY} steps lost",
+    "took no notice",
+    "ended before the signal",
+)
+
+
+def how_it_ended(run: TrialRun, number: signal.Signals, send: "Send", at: int) -> str:
+    """A start that gets the signal in this step."""
     process = run.start([PAUSE])
     if not await_step(run, process, at):
-        return Outcome(False, "ended before the signal")
+        wait(process, 1)
+        return f"{LATE}: {last_error(run.said())}" if not run.is_done() else LATE
     members = ranks(process)  # a launcher that dies of the signal leaves them to nobody
     send(process, number)
     code = wait_for_all(process, members)
-    saved = max(run.checkpoints(), default=0)
-    how = "saved the step it was in" if saved >= at else f"saved nothing, up to {EVERY} steps lost"
     if code == 0 or run.is_done():  # without a launcher, too
-        return Outcome(False, "took no notice")
-    outcome = resumed(run, straight)
-    good = outcome.good and saved >= at and steps_lost(run) == 0
-    return Outcome(good, f"{how}; then {outcome.what}")
+        return UNHEARD
+    return SAVED if max(run.checkpoints(), default=0) >= at else UNSAVED
 
 
-def wait_for_all(process: subprocess.Popen, members: list[psutil.Process]) -> int:
+def steps_made_again(run: TrialRun) -> list[int]:
+    """After each start but the last: how many of its steps the next one made again."""
+    attempts = [attempt for attempt in run.attempts_made() if attempt]
+    return [max(0, max(one) - min(other) + 1) for one, other in zip(attempts, attempts[1:], strict=False)]
+
+
+def wait_for_all(process: Started, members: list[psutil.Process]) -> int:
     """The launcher's exit code, once the run's own processes are gone too: it may go before them."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(MOST_SECONDS)
@@ -61,11 +108,13 @@ def wait_for_all(process: subprocess.Popen, members: list[psutil.Process]) -> in
     return wait(process, 1)
 
 
-def ranks(process: subprocess.Popen) -> list[psutil.Process]:
+def ranks(process: Started) -> list[psutil.Process]:
     """The processes that train, without those that they started themselves."""
     found: dict[int, tuple[int, psutil.Process]] = {}
     with suppress(psutil.NoSuchProcess):
         leader = psutil.Process(process.pid)
+        if isinstance(process, Forked):  # whose environment is not to be seen from outside; torchrun starts them in sessions of their own
+            return sorted((one for one in leader.children() if is_of_its_own(one)), key=lambda one: one.pid) or [leader]
         for one in (leader, *leader.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if "LOCAL_RANK" in (environment := one.environ()) and one.ppid() not in found:
@@ -74,29 +123,36 @@ def ranks(process: subprocess.Popen) -> list[psutil.Process]:
     return []
 
 
-def to_one_process(process: subprocess.Popen, number: signal.Signals) -> None:
+def is_of_its_own(process: psutil.Process) -> bool:
+    """Whether it leads a session."""
+    with suppress(ProcessLookupError):
+        return os.getsid(process.pid) == process.pid
+    return False
+
+
+def to_one_process(process: Started, number: signal.Signals) -> None:
     """The last rank."""
     ranks(process)[-1].send_signal(number)
 
 
-def to_launcher(process: subprocess.Popen, number: signal.Signals) -> None:
+def to_launcher(process: Started, number: signal.Signals) -> None:
     """What was started."""
     process.send_signal(number)
 
 
-def to_group(process: subprocess.Popen, number: signal.Signals) -> None:
+def to_group(process: Started, number: signal.Signals) -> None:
     """The launcher's process group: what a terminal reaches."""
     os.killpg(process.pid, number)
 
 
-def to_all(process: subprocess.Popen, number: signal.Signals) -> None:
+def to_all(process: Started, number: signal.Signals) -> None:
     """The launcher and each process that trains: what a scheduler reaches, and what launchers pass on comes a second time."""
     for one in (*ranks(process), psutil.Process(process.pid)):
         with suppress(psutil.NoSuchProcess):
             one.send_signal(number)
 
 
-Send = Callable[[subprocess.Popen, signal.Signals], None]
+Send = Callable[[Started, signal.Signals], None]
 TARGETS: dict[str, Send] = {
     "one process": to_one_process,
     "the launcher": to_launcher,

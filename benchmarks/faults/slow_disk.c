@@ -116,7 +116,7 @@ int rename(const char *from, const char *to) {
     say("begin", "rename", to);
     wait_for(setting("SLOW_DISK_RENAME") / 2);
     int result = real(from, to);
-    say("end", "rename", to);
     wait_for(setting("SLOW_DISK_RENAME") / 2);
+    say("end", "rename", to);
     return result;
 }

@@ -3,12 +3,11 @@
 import shutil
 import subprocess
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("slow_disk.c")
-BYTES_PER_SECOND = 250_000.0
-SECONDS_OF_SYNC, SECONDS_OF_RENAME = 0.05, 0.4
+BYTES_PER_SECOND = 160_000.0
+SECONDS_OF_SYNC, SECONDS_OF_RENAME = 0.05, 0.3
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,14 @@ class Operation:
     path: str
 
 
-@cache
 def library(folder: Path) -> Path:
-    """The compiled library, in this folder."""
+    """The compiled library, in this folder; made anew where the folder was."""
+    built = folder / "slow_disk.so"
+    if built.exists():
+        return built
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise SystemExit("benchmarks.faults needs a C compiler for its slow disk: apt install gcc")
-    built = folder / "slow_disk.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"], check=True)
     return built
 
@@ -59,15 +59,42 @@ def operations(log: Path, after: float = 0.0) -> list[Operation]:
     Args:
         after: seconds of the monotonic clock.
     """
-    open_ones: dict[tuple[str, str, str], float] = {}
-    done: list[Operation] = []
-    for line in log.read_text().splitlines() if log.exists() else []:
+    watched = Watched(log, after)
+    watched.look()
+    return watched.operations()
+
+
+class Watched:
+    """The log as it grows."""
+
+    def __init__(self, log: Path, after: float = 0.0) -> None:
+        self.log, self.after, self.read = log, after, 0
+        self.done: list[Operation] = []
+        self.open_ones: dict[tuple[str, str, str], float] = {}
+
+    def look(self) -> list[Operation]:
+        """Read what has come; the operations that began with it."""
+        if not self.log.exists():
+            return []
+        with self.log.open("rb") as file:
+            file.seek(self.read)
+            lines = file.read().split(b"\n")
+        self.read += sum(len(line) + 1 for line in lines[:-1])  # the last one is not whole yet
+        return [begun for line in lines[:-1] if (begun := self.take(line.decode())) is not None]
+
+    def take(self, line: str) -> Operation | None:
+        """One line; the operation where it tells of a beginning."""
         time, pid, when, what, path = line.split(" ", 4)
-        if "checkpoint-" not in path or float(time) < after:
-            continue
+        if "checkpoint-" not in path or float(time) < self.after:
+            return None
         if when == "begin":
-            open_ones[pid, what, path] = float(time)
-        elif (began := open_ones.pop((pid, what, path), None)) is not None:
-            done.append(Operation(began, float(time), what, path))
-    done += [Operation(began, None, what, path) for (_, what, path), began in open_ones.items()]
-    return sorted(done, key=lambda one: one.began)
+            self.open_ones[pid, what, path] = float(time)
+            return Operation(float(time), None, what, path)
+        if (began := self.open_ones.pop((pid, what, path), None)) is not None:
+            self.done.append(Operation(began, float(time), what, path))
+        return None
+
+    def operations(self) -> list[Operation]:
+        """Those that ended and those that did not, in the order of their beginnings."""
+        cut = [Operation(began, None, what, path) for (_, what, path), began in self.open_ones.items()]
+        return sorted([*self.done, *cut], key=lambda one: one.began)

@@ -42,13 +42,18 @@ class Suite:
     """Kinds of damage to each file, of five."""
     streamed: bool = False
     """The folder was prepared with data that are streamed."""
+    forked: bool = False
+    """Most starts are forks."""
+    faults: tuple[str, ...] = ()
+    """Those to try of a part; none: all."""
+    systems: tuple[System, ...] = SYSTEMS
     known: dict[str, TrialRun] = field(default_factory=dict)
     made: int = 0
 
     def run(self, name: str, system: System, stage: int, **options: Any) -> TrialRun:
         """A new run."""
         self.made += 1
-        return TrialRun(self.work, f"{self.made:03d}-{name}-{stage}", system, stage, **options)
+        return TrialRun(self.work, f"{self.made:03d}-{name}-{stage}", system, stage, forked=self.forked, **options)
 
     def kind(self, stage: int) -> str:
         """Of run, in words."""
@@ -69,14 +74,16 @@ def tried(suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | Non
     """Inject each fault into each kind of run of both systems."""
     found = []
     for fault, trial in faults.items():
+        if suite.faults and fault not in suite.faults:
+            continue
         for stage in suite.stages if stages is None else stages:
-            for system in SYSTEMS:
+            for system in suite.systems:
                 outcomes = [tried_once(trial, suite, system, stage) for _ in range(suite.repetitions)]
                 found.append(told(fault, suite.kind(stage), system, outcomes))
     return found
 
 
-def tried_once(trial: Callable[..., Outcome], *arguments: Any) -> Outcome:
+def tried_once(trial: Callable[..., Any], *arguments: Any) -> Any:
     """One trial; a mistake in the suite itself counts as a bad outcome, and does not cost the hours of the trials before it."""
     try:
         return trial(*arguments)
@@ -122,6 +129,6 @@ def resumed(run: TrialRun, straight: TrialRun) -> Outcome:
 
 def last_error(text: str) -> str:
     """What Python says of the last error that a launcher did not make of another, without what is another in each trial."""
-    named = [error for error in re.findall(r"[\w.]+(?:Error|Exception): .+", text) if "ChildFailedError" not in error]
+    named = [error for error in re.findall(r"[\w.]+(?:Error|Exception)(?:: .+|$)", text, re.MULTILINE) if "ChildFailedError" not in error]
     last = (named or text.splitlines() or [""])[-1]
     return re.sub(r"\bpid \d+", "pid", re.sub(r"(?:/[\w.-]+)+/runs/run", "run", last))[:200]

@@ -145,6 +145,7 @@ class Preemption(TrainerCallback):
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
+            dist.barrier(group=self.group)  # connected now, while the launcher is there to introduce the processes to each other
         self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -98,6 +98,7 @@ class TransactionalSaves(Snapshots):
             log.info("%s: removed what a stopped run left unfinished: %s.", self.run_folder, ", ".join(names))
         if self.archive is not None:
             self.archive.add_missing([checkpoint.folder for checkpoint in published_in(self.run_folder)])
+        self.agreement.gather(None)  # connected now: where the launcher is killed later, nobody is left who could introduce the processes
         hook = register_optimizer_step_pre_hook(self.wait_for_copies)
         try:
             output = super().train(*arguments, **options)
