@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -17,10 +17,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapters import adaptable, add_lora
 from cpt.models.families.register import register_families
+from cpt.models.inventory import RECURRENT
 from cpt.models.zero3 import without_zero3
 from cpt.planner.setup import Setup
 
 STAND_IN = "cpt_planned"
+SHORT_ROW = 256
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Activations:
                 (self.widest, two.widest),
             )
         )
+        return Activations(kept, layer, inputs, widest, self.is_counted)
+
+    def times(self, factor: float) -> "Activations":
+        """Of rows that are so many times as long, where nothing grows with the square of their length."""
+        kept, layer, inputs, widest = (int(factor * size) for size in (self.kept, self.largest_layer, self.layer_inputs, self.widest))
         return Activations(kept, layer, inputs, widest, self.is_counted)
 
     def kept_with(self, *, checkpointing: bool) -> int:
@@ -94,12 +101,17 @@ class Counted:
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
     model = model_on_meta(config, setup)
+    if any(RECURRENT.search(type(module).__name__) for module in model.modules()):  # their code may go through a row token by token
+        short = min(setup.sequence_length, SHORT_ROW)
+        tokens, setup = setup.sequence_length / short, replace(setup, sequence_length=short)
+    else:
+        tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
         try:
-            return Counted(counted(model, setup, 1), counted(model, setup, 2))
+            return Counted(counted(model, setup, 1).times(tokens), counted(model, setup, 2).times(tokens))
         except (DynamicOutputShapeException, DataDependentOutputException, RuntimeError):  # of routers and their kernels
-            return Counted(estimated(model, setup, 1), estimated(model, setup, 2))
+            return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
 
 def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
