@@ -11,7 +11,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.planner.activations import Counted, count_activations
-from cpt.planner.advice import Proposal, cheapest_that_fits, fits, host_that_is_needed
+from cpt.planner.advice import ACCUMULATION, Proposal, cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import ModelFacts, facts_of
 from cpt.planner.fitted import write_fitted
@@ -149,5 +149,5 @@ def without_what_follows(proposal: Proposal, recipe: Recipe) -> Proposal:
     """Accumulation is not written where the global batch decides it."""
     changes: dict[str, Any] = dict(proposal.changes)
     if recipe.budget.global_batch_tokens is not None:
-        changes.pop("training.gradient_accumulation_steps", None)
+        changes.pop(ACCUMULATION, None)
     return Proposal(proposal.setup, proposal.plan, changes, proposal.slower)

@@ -20,6 +20,9 @@ from cpt.recipe.references import REPOSITORY
 USABLE = 0.98  # of the memory on a GPU's data sheet: the rest is its own
 USABLE_OF_HOST = 0.92  # the system and other programs have the rest
 CHANGE = 1.03  # how much slower a plan may be for one change fewer
+CAREFUL = 0.95  # of what a run can have, for what is proposed
+UNKNOWN_HOST = 1.1  # so much slower may be what does not rest on a host that nobody has described
+ACCUMULATION = "training.gradient_accumulation_steps"
 HALVED = 1.05  # fewer tokens at once keep a GPU less busy; a guess
 PROFILES = REPOSITORY / "deepspeed_configs"
 Count = Callable[[Setup], tuple[ModelFacts, Counted]]
@@ -64,11 +67,14 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
     def judge(candidate: Setup, changes: dict[str, Any]) -> tuple[float, Proposal] | None:
         facts, activations = counted(candidate.weights_bytes, tuple((candidate.lora or {}).items()))
         plan = plan_memory(facts, candidate, activations)
-        if not fits(plan, target, share) or candidate.fused_loss and not facts.has_fused_loss:
+        room = share * (CAREFUL if changes else 1)
+        if not fits(plan, target, room) or candidate.fused_loss and not facts.has_fused_loss:
             return None
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, mfu).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        return seconds * CHANGE ** len(changes) * HALVED**halvings, Proposal(candidate, plan, changes, seconds)
+        number = len(changes.keys() - {ACCUMULATION})  # it follows from the micro-batch
+        unsure = UNKNOWN_HOST if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer else 1
+        return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
 
     own_facts, _ = counted(setup.weights_bytes, tuple((setup.lora or {}).items()))
     own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
@@ -139,5 +145,5 @@ def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) ->
     if micro_batch == setup.micro_batch:
         return setup, changes
     accumulation = setup.accumulation * setup.micro_batch // micro_batch
-    portions = {"training.per_device_train_batch_size": micro_batch, "training.gradient_accumulation_steps": accumulation}
+    portions = {"training.per_device_train_batch_size": micro_batch, ACCUMULATION: accumulation}
     return replace(setup, micro_batch=micro_batch, accumulation=accumulation), changes | portions

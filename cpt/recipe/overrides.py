@@ -58,6 +58,10 @@ def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
         if not isinstance(here.value, dict):
             mistakes.add(value.place, f"`{'.'.join(steps[:number])}` is a single value: nothing stands below it")
             return
+        if is_last and step == "base" and here.own_file:
+            section = ".".join(steps[:number])
+            mistakes.add(value.place, f"`{section}` stands on a file already, whose keys would stay: write `{section}=FILE` instead")
+            return
         if is_last:
             here.value[step] = value
         else:

@@ -52,6 +52,13 @@ def test_a_value_may_hold_an_equals_sign(load):
     assert load("", "description=a=b").description == "a=b"
 
 
+def test_a_base_below_another_files_keys_would_have_no_effect_and_is_refused(mistakes, here):
+    for name in ("one", "two"):
+        (here / f"{name}.yaml").write_text(f"path: from/{name}\n")
+    (found,) = mistakes("", "model=one.yaml", "model.base=two.yaml")
+    assert "`model` stands on a file already, whose keys would stay: write `model=FILE` instead" in found
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
