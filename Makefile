@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs,
 
 bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judge it: 10 minutes on 2 cores; then the tables of docs/vocabulary.md
 	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
+
+bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
+	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
 	$(BIN)/python -m benchmarks.guards $(ARGS)

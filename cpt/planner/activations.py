@@ -20,6 +20,7 @@ from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT
 from cpt.models.zero3 import without_zero3
 from cpt.planner.setup import Setup
+from cpt.planner.storages import PeakOfStorages, let_go
 
 STAND_IN = "cpt_planned"
 SHORT_ROW = 256
@@ -35,28 +36,32 @@ class Activations:
     """By the layer that keeps most."""
     layer_inputs: int
     """All that is kept when each layer is computed again: what went into each, and what is outside of them."""
-    widest: int
-    """The largest single tensor in a layer; its backward pass has about three of these beside."""
+    backward: int
+    """What the backward pass of that layer has at its most beyond what the layer keeps."""
+    again: int
+    """The same with the layer's own forward pass, where it is computed again."""
     is_counted: bool = True
     """False where the model's own code cannot be run without values; then it is an estimate."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""
-        kept, layer, inputs, widest = (
+        kept, layer, inputs, backward, again = (
             first + (rows - 1) * (second - first)
             for first, second in (
                 (self.kept, two.kept),
                 (self.largest_layer, two.largest_layer),
                 (self.layer_inputs, two.layer_inputs),
-                (self.widest, two.widest),
+                (self.backward, two.backward),
+                (self.again, two.again),
             )
         )
-        return Activations(kept, layer, inputs, widest, self.is_counted)
+        return Activations(kept, layer, inputs, backward, again, self.is_counted)
 
     def times(self, factor: float) -> "Activations":
         """Of rows that are so many times as long, where nothing grows with the square of their length."""
-        kept, layer, inputs, widest = (int(factor * size) for size in (self.kept, self.largest_layer, self.layer_inputs, self.widest))
-        return Activations(kept, layer, inputs, widest, self.is_counted)
+        sizes = (self.kept, self.largest_layer, self.layer_inputs, self.backward, self.again)
+        kept, layer, inputs, backward, again = (int(factor * size) for size in sizes)
+        return Activations(kept, layer, inputs, backward, again, self.is_counted)
 
     def kept_with(self, *, checkpointing: bool) -> int:
         """At the end of the forward pass."""
@@ -64,7 +69,7 @@ class Activations:
 
     def in_one_layer(self, *, checkpointing: bool) -> int:
         """What the backward pass of one layer adds while the others wait."""
-        return 3 * self.widest + (self.largest_layer if checkpointing else 0)
+        return self.again if checkpointing else self.backward
 
 
 class SavedBytes:
@@ -74,7 +79,6 @@ class SavedBytes:
         self.known = {id(t.untyped_storage()): t.untyped_storage() for t in (*model.parameters(), *model.buffers())}
         self.known = {storage._cdata: storage for storage in self.known.values()}
         self.total = 0
-        self.widest = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Autograd's hook for what it keeps."""
@@ -82,7 +86,6 @@ class SavedBytes:
         if storage._cdata not in self.known:
             self.known[storage._cdata] = storage  # held, so that no other storage gets its address
             self.total += storage.nbytes()
-            self.widest = max(self.widest, storage.nbytes())
         return tensor
 
 
@@ -146,30 +149,54 @@ def move_from_meta(model: nn.Module) -> None:
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     """Bytes by layers."""
     saved = SavedBytes(model)
-    layers: list[int] = []
+    layers: list[tuple[int, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
     inputs = 0
     started: list[int] = []
 
-    def before(_: nn.Module, given: tuple[Any, ...]) -> None:
+    def before(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         nonlocal inputs
         started.append(saved.total)
         inputs += sum(t.numel() * t.element_size() for t in given if isinstance(t, torch.Tensor) and t.is_floating_point())
 
-    def after(_: nn.Module, __: Any, ___: Any) -> None:
-        layers.append(saved.total - started.pop())
+    def after(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
+        layers.append((saved.total - started.pop(), layer, given, options))
 
     hooks = [
         hook
         for module in model.modules()
         if isinstance(module, GradientCheckpointingLayer)
-        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after))
+        for hook in (module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after, with_kwargs=True))
     ]
     with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
         model.base_model(**fake_row(setup, rows))
     for hook in hooks:
         hook.remove()
-    outside = saved.total - sum(layers)
-    return Activations(saved.total, max(layers, default=saved.total), outside + inputs, saved.widest)
+    if not layers:
+        return Activations(saved.total, saved.total, 0, 0, saved.total)
+    outside = saved.total - sum(size for size, *_ in layers)
+    kept, layer, given, options = max(layers, key=lambda found: found[0])
+    backward, again = peaks_of_layer(layer, given, options, setup)
+    return Activations(saved.total, kept, outside + inputs, backward, again)
+
+
+def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
+    """Bytes that its backward pass adds at most to what it keeps, and those of its forward and backward pass together."""
+    inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given]
+    hooks = [p.register_post_accumulate_grad_hook(let_go) for p in layer.parameters() if p.requires_grad]
+    with PeakOfStorages() as storages:
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            storages.ignore(tensor.untyped_storage())
+        with computing_as(setup):
+            output = layer(*inputs, **options)
+        output = output[0] if isinstance(output, tuple) else output
+        there, together = storages.now, storages.peak
+        storages.peak = storages.now
+        output.backward(torch.empty_like(output))
+        backward = storages.peak - there
+        together = max(together, storages.peak)
+    for hook in hooks:
+        hook.remove()
+    return backward, together
 
 
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
@@ -188,7 +215,8 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     norms = layers * 2 * width * (4 + each)
     tokens = rows * setup.sequence_length
     kept = int(tokens * (numbers * each + norms))
-    return Activations(kept, kept // layers, tokens * layers * width * each, tokens * widest * each, is_counted=False)
+    of_layer, backward = kept // layers, 3 * tokens * widest * each
+    return Activations(kept, of_layer, tokens * layers * width * each, backward, of_layer + backward, is_counted=False)
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:

@@ -1,55 +1,19 @@
 """The exact answer: a whole step on fake tensors, with every storage that is alive added up."""
 
 import warnings
-import weakref
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planner.memory import tokens_in_chunk
 from cpt.planner.setup import Setup
-
-
-class PeakOfStorages(TorchDispatchMode):
-    """Bytes of all storages that any operation gave, at their most; works on real tensors as on fake ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.now = 0
-        self.peak = 0
-
-    def watch(self, storage: torch.UntypedStorage) -> None:
-        """Count it until it goes."""
-        key = id(storage)
-        known = self.alive.get(key)
-        if known is not None and known[0]() is storage:
-            return
-        size = storage.nbytes()
-        self.alive[key] = (weakref.ref(storage, lambda _: self.gone(key, size)), size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def gone(self, key: int, size: int) -> None:
-        """A storage that nobody holds any more."""
-        self.alive.pop(key, None)
-        self.now -= size
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """Each operation, after which its results are there."""
-        result = function(*arguments, **(options or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.watch(leaf.untyped_storage())
-        return result
+from cpt.planner.storages import PeakOfStorages, let_go
 
 
 @dataclass(frozen=True)
@@ -123,11 +87,6 @@ class PlannedFusedLoss(torch.autograd.Function):
         """Made in the forward pass already."""
         hidden, weight = ctx.saved_tensors
         return hidden.view(ctx.shape), weight
-
-
-def let_go(parameter: torch.Tensor) -> None:
-    """As an engine that has taken the gradient."""
-    parameter.grad = None
 
 
 def weight_bytes(model: nn.Module) -> int:

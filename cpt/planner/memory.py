@@ -17,6 +17,9 @@ from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
 COMMUNICATION = 0.4 * GIB  # NCCL's buffers, where there is more than one GPU
 FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing fits into
+MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
+OF_ENGINES = (MOVED, BUCKETS)
+ENGINE = Zero(2, offload_optimizer=True)
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
 FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
 
@@ -61,13 +64,10 @@ def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, worker
 
 
 def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
-    """One process that keeps all weights; under ZeRO without gradients and optimizer, which are the engine's."""
-    alone = replace(setup, gpus=1, zero=None)
-    engines = {"gradients", "gradient of the head", "gradient of the embedding", "optimizer"} if setup.zero is not None else set()
-    return max(
-        sum(term.size for term in moment.terms if term.name not in engines)
-        for moment in moments_of_step(facts, alone, activations.of_rows(setup.micro_batch))
-    )
+    """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the engine's."""
+    alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE)
+    moments = moments_of_step(facts, alone, activations.of_rows(setup.micro_batch))
+    return max(sum(term.size for term in moment.terms if term.name not in OF_ENGINES) for moment in moments)
 
 
 def with_fixed(moment: Moment, setup: Setup) -> Moment:
@@ -89,12 +89,16 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
     head = Term("gradient of the head", head_gradient(facts, setup))
-    ends = () if waiting else (head,)
+    ends = (head,) if facts.is_tied or not waiting else ()  # a tied one waits for the embedding's, at the other end
+    tied = (head,) if facts.is_tied and waiting else ()
     moments = [
+        Moment(
+            "the forward pass ends", (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers)
+        ),
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
-        Moment("the head's backward pass", (*states, *waiting, activations, *head_twice(facts, setup), *buffers)),
+        Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),
-        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), last_layer, *buffers)),
+        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, last_layer, *buffers)),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
         Moment("the update", (*states, gradients, *buffers, *update_of(facts, setup))),
     ]
@@ -169,11 +173,16 @@ def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
 
 
 def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added to in place."""
-    if not facts.is_tied or setup.lora is not None:
+    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added to in place.
+
+    Among the gradients one of them is counted already, but where an engine takes gradients away this last one is still on its way.
+    """
+    if setup.lora is not None:
         return ()
-    copies = 2 if uses_liger(facts, setup) else 1
-    return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), "beside the head's"),)
+    copies = (2 if uses_liger(facts, setup) else 1) if facts.is_tied else 0
+    copies += setup.zero is not None
+    note = "beside the head's" if facts.is_tied else "whole, for a moment"
+    return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), note),)
 
 
 def bytes_note(setup: Setup) -> str:
@@ -203,10 +212,27 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
 
 
-def head_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """A fused loss holds its head's gradient, made ahead, while autograd copies it."""
+def cast_weights(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Autocast keeps what it cast until the forward pass is over; where layers are not computed again it is part of what they keep."""
+    is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
+    matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
+    return (Term("half-precision weights", 2.0 * matrices, "of autocast"),) if is_cast else ()
+
+
+def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """In half precision, in fp32, and their log-softmax, before any gradient."""
+    tokens = setup.micro_batch * setup.sequence_length
+    if uses_liger(facts, setup):
+        tokens = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
+    elif setup.fused_loss:
+        tokens = min(tokens, tokens_at_once(facts.vocabulary))
+    return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
+
+
+def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Liger's loss has made the head's gradient in the forward pass, and that of what went into it."""
     inputs = 2.0 * setup.micro_batch * setup.sequence_length * facts.hidden
-    return (Term("gradient of the head", 2 * head_gradient(facts, setup) + inputs, "and its copy"),) if uses_liger(facts, setup) else ()
+    return (Term("gradient of the head", head_gradient(facts, setup) + inputs, "made ahead"),) if uses_liger(facts, setup) else ()
 
 
 def uses_liger(facts: ModelFacts, setup: Setup) -> bool:
@@ -229,8 +255,8 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     gather = setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
     moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
     return (
-        Term("communication buckets", float(reduce + gather), "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")),
-        Term("the largest matrix on its way to the host", float(moved)),
+        Term(BUCKETS, float(reduce + gather), "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")),
+        Term(MOVED, float(moved)),
     )
 
 

@@ -10,7 +10,7 @@ from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.chunked_loss import is_left_to_liger, tokens_at_once, use_chunked_loss
 from cpt.models.config import config_from
-from cpt.planner.dry_run import PeakOfStorages
+from cpt.planner.storages import PeakOfStorages
 from cpt.recipe.schema import Model
 
 FAMILIES = ("llama", "gpt2", "minimind2", "minimind2_moe", "nemotron", "qwen3")

@@ -7,9 +7,10 @@ from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
 from cpt.planner.activations import count_activations, fake_row
-from cpt.planner.dry_run import PeakOfStorages, dry_run
+from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
+from cpt.planner.storages import PeakOfStorages
 
 FAST = [("llama", "half"), ("llama", "checkpointing"), ("qwen3", "fused loss"), ("nemotron", "adapters"), ("gpt2", "autocast")]
 GRID = [(shape, way) for shape in SHAPES for way in WAYS]

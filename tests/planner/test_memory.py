@@ -11,8 +11,8 @@ from cpt.planner.memory import gradient_bytes, logits_of, moments_of_step, plan_
 from cpt.planner.setup import Zero
 from cpt.planner.terms import GIB
 
-ACTIVATIONS = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, widest=100)
-COUNTED = Counted(ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, widest=200))
+ACTIVATIONS = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300)
+COUNTED = Counted(ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, backward=600, again=4_600))
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 
 
@@ -70,7 +70,7 @@ def test_the_table_adds_up_and_its_peak_is_the_largest():
 def test_checkpointing_keeps_inputs_and_one_layer():
     moments = {m.name: sizes(m.terms) for m in moments_of_step(FACTS, replace(AUTOCAST, checkpointing=True), ACTIVATIONS)}
     assert moments["the loss"]["activations"] == 500
-    assert moments["the backward pass begins"]["one layer's backward pass"] == 2_000 + 3 * 100
+    assert moments["the backward pass begins"]["one layer's backward pass"] == 2_300
 
 
 def test_the_host_holds_what_is_offloaded_and_the_rounding_of_pinned_blocks():
