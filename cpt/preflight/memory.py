@@ -23,12 +23,11 @@ def memory_warning(recipe: Recipe, config: PreTrainedConfig, profile: Mapping[st
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
     target = Target(smallest.name, world_size(), smallest.memory_gib, 1.0, "", host_memory_gib(), "this machine")
     setup = setup_of(recipe, world_size(), profile, attention="sdpa" if recipe.model.attention == "auto" else recipe.model.attention)
-    plan = plan_memory(
-        facts_of(config, setup.lora, setup.sequence_length),
-        setup,
-        count_activations(config, setup),
-        snapshot=recipe.checkpoints.in_background,
-    )
+    try:
+        facts, activations = facts_of(config, setup.lora, setup.sequence_length), count_activations(config, setup)
+    except Exception as problem:  # of a model's own code: an estimate must not stop a run
+        return f"`model`: how much memory it takes could not be planned ({type(problem).__name__}: {problem}). `cpt rehearse` tries it"
+    plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
     if fits(plan, target):
         return None
     gpu = f"{plan.peak.size / GIB:.1f} GiB of a {smallest.name}, which has {smallest.memory_gib:.0f}"

@@ -34,3 +34,12 @@ def test_a_run_that_fits_and_a_machine_without_gpus_are_passed_over():
 def test_the_smallest_gpu_decides():
     warning = memory_warning(recipe(per_device_train_batch_size=16), CONFIG, None, [gpu(80), gpu(2)])
     assert warning is not None and "of a Some GPU, which has 2" in warning and "cpt plan" in warning
+
+
+def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):
+    def fails(*_):
+        raise TypeError("forward() takes no input_ids")
+
+    monkeypatch.setattr("cpt.preflight.memory.count_activations", fails)
+    warning = memory_warning(recipe(), CONFIG, None, [gpu(24)])
+    assert warning is not None and "could not be planned (TypeError: forward() takes no input_ids)" in warning
