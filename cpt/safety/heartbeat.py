@@ -85,15 +85,26 @@ class Heartbeat(TrainerCallback):
         self.watcher.join()
 
     def watch_work(self) -> None:
-        """Beat where this process, or one that it started, works; one that waits for others takes next to no time."""
-        before = seconds_of_work()
+        """Beat where this process, or one that it started, works; one that waits for others takes next to no time.
+
+        The system is asked for other processes only where this one is idle: each of some hundred questions would wait for Python's lock.
+        """
+        own, below = time.process_time(), None
         while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
-            now = seconds_of_work()
+            least = LEAST_WORK * SECONDS_BETWEEN_LOOKS
+            own_before, own = own, time.process_time()
+            below_before, below = below, None
             with self.lock:
                 phase = self.phase
-                if phase in ("starting", "ending") and now - before >= LEAST_WORK * SECONDS_BETWEEN_LOOKS:
+            if phase not in ("starting", "ending"):
+                continue
+            works = own - own_before >= least
+            if not works:
+                below = seconds_below()
+                works = below_before is not None and below - below_before >= least
+            with self.lock:
+                if works and self.phase == phase:
                     self.write(phase, self.step)
-            before = now
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A step's forward begins."""
@@ -135,10 +146,10 @@ class Heartbeat(TrainerCallback):
         write_sign(self.folder, sign)
 
 
-def seconds_of_work() -> float:
-    """The processor's time that this process and those below it took so far, those that have ended included."""
-    myself, total = psutil.Process(), 0.0
-    for process in [myself, *myself.children(recursive=True)]:
+def seconds_below() -> float:
+    """The processor's time that the processes below this one took so far, theirs included."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
