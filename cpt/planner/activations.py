@@ -76,8 +76,8 @@ class SavedBytes:
     """Adds up the storages that autograd keeps, each once, parameters and buffers left out."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.known = {id(t.untyped_storage()): t.untyped_storage() for t in (*model.parameters(), *model.buffers())}
-        self.known = {storage._cdata: storage for storage in self.known.values()}
+        storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+        self.known = {storage._cdata: storage for storage in storages}
         self.total = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
