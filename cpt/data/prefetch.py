@@ -15,7 +15,7 @@ Task = TypeVar("Task")
 Item = TypeVar("Item")
 log = logging.getLogger("cpt")
 SECONDS_BETWEEN_LOOKS = 0.1  # how soon a thread notices that nobody wants more
-FIRST_DEPTH = 4
+FIRST_DEPTH = 16
 MOST_ITEMS, MOST_BYTES = 256, 256 * 2**20  # made ahead, however late they come
 WINDOW = 32  # items between two looks at the wait
 BEARABLE_WAIT = 0.01  # share of the time
@@ -118,7 +118,8 @@ class Prefetched(Generic[Task, Item]):
                 self.measured.waited += time.perf_counter() - asked
             self.measured.items += 1
             self.taken = number + 1
-            self.freed.notify()
+            if self.begun - self.taken <= self.resumed_at:
+                self.freed.notify()
             return self.ready.pop(number)
 
     def adapt(self) -> None:
@@ -173,8 +174,10 @@ class Prefetched(Generic[Task, Item]):
         """A task and its number, None when there is nothing more to do."""
         with self.lock:
             asked = time.perf_counter()
-            while self.wanted and thread < self.num_threads and self.begun - self.taken >= self.depth:
+            is_full = self.begun - self.taken >= self.depth
+            while self.wanted and thread < self.num_threads and is_full:
                 self.freed.wait(SECONDS_BETWEEN_LOOKS)
+                is_full = self.begun - self.taken > self.resumed_at
             self.measured.idle += time.perf_counter() - max(asked, self.measured.since)
             if not self.wanted or self.is_ended or thread >= self.num_threads:
                 return None
@@ -196,6 +199,11 @@ class Prefetched(Generic[Task, Item]):
             self.is_ended = self.is_ended or made.error is not None
             self.ready[number] = made
             self.arrived.notify()
+
+    @property
+    def resumed_at(self) -> int:
+        """So few items left that a thread goes on: with several to make at a time, threads change less often, which counts in short steps."""
+        return self.depth - max(1, self.depth // 4)
 
     @property
     def wanted(self) -> bool:

@@ -42,7 +42,8 @@ class TrainingClock(TrainerCallback):
         self.last_steps.append((now - self.since, waited_by(kwargs.get("train_dataloader"))))
         self.since = now
         self.steps += 1
-        self.warn_of_waiting()
+        if not self.has_warned and state.global_step % STEPS_LOOKED_AT == 0:
+            self.warn_of_waiting()
         # The Trainer counts epochs from where this process began; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
 
@@ -72,7 +73,7 @@ class TrainingClock(TrainerCallback):
 
     def warn_of_waiting(self) -> None:
         """Say once that the data come too late, and what helps."""
-        if self.has_warned or len(self.last_steps) < STEPS_LOOKED_AT:
+        if len(self.last_steps) < STEPS_LOOKED_AT:
             return
         seconds = sum(seconds for seconds, _ in self.last_steps) - self.last_steps[0][0]
         share = (self.last_steps[-1][1] - self.last_steps[0][1]) / seconds

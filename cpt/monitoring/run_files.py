@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from cpt.runs.small_files import LinesFile, is_until, keep_lines_until
 
 log = logging.getLogger("cpt")
 NOTHING_KEPT = -1
+SECONDS_BETWEEN_WRITES = 1.0  # of a status that only tells of another step
 
 
 class MetricsFile(TrainerCallback):
@@ -71,14 +74,16 @@ class MetricsFile(TrainerCallback):
 
 
 class StatusFile(TrainerCallback):
-    """Writes the status at each log and each save, and events of this process that had to wait for room."""
+    """Writes the status at logs and at each save, and events of this process that had to wait for room."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.written = -math.inf
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """At each log."""
-        self.run.write_status("running", step=state.global_step, steps=state.max_steps, **newest_checkpoint(self.run.folder))
+        """At a log, once in a second at most."""
+        if time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
+            self.on_save(args, state, control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Events are rare, and none waits as a rule."""
@@ -86,6 +91,7 @@ class StatusFile(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """At each save, which may have failed, or still be under way in the background."""
+        self.written = time.monotonic()
         self.run.write_status("running", step=state.global_step, steps=state.max_steps, **newest_checkpoint(self.run.folder))
 
 

@@ -177,14 +177,14 @@ class Preemption(TrainerCallback):
 
     def agree(self, pace: Pace) -> int:
         """The signal that any process got, or 0; and when they ask again."""
+        if self.group is None:
+            return self.received
         now = time.perf_counter()
         seconds = (now - pace.asked_at) / pace.calls
         figures = torch.tensor([float(self.received), seconds])
-        if self.group is not None:
-            dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=self.group)
         number, seconds = figures.tolist()
-        if world_size() > 1:
-            pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
+        pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
         pace.asked_at, pace.calls = now, 0
         return int(number)
 

@@ -3,7 +3,7 @@ import json
 from full_disk import disk_of_its_own, fill, set_read_only
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.monitoring.run_files import MetricsFile, StatusFile
+from cpt.monitoring.run_files import SECONDS_BETWEEN_WRITES, MetricsFile, StatusFile
 from cpt.runs.events import read_events, record_event
 from cpt.runs.record import Run
 
@@ -74,6 +74,9 @@ def test_the_status_tells_the_step_and_the_last_checkpoint(tmp_path):
     (tmp_path / "checkpoint-4").mkdir()
     status.on_save(None, TrainerState(global_step=4, max_steps=9), TrainerControl())
     assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == ("running", 4, "checkpoint-4")
+    status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
+    assert run.status()["step"] == 4, "a second is not over"
+    status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
 

@@ -6,6 +6,7 @@ from tiny_faults import STEPS, at_steps, events, losses, same, trainer_of, weigh
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
+from cpt.safety.loss_guard import LossGuard
 from cpt.stages.guarded import LastWord
 
 SKIPPED = ("nan_skipped", "spike_skipped")
@@ -114,8 +115,17 @@ class AsksOfTheDevice(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def test_the_guard_makes_no_step_wait_for_the_device(tiny_recipe, tmp_path):
+class GuardOfAGpu(LossGuard):
+    """On the CPU numpy judges."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.on_host = None
+
+
+def test_the_guard_makes_no_step_wait_for_the_device(tiny_recipe, tmp_path, monkeypatch):
     """A GPU cannot be asked here; what the host would have to wait for can be counted all the same."""
+    monkeypatch.setattr("cpt.stages.guarded.LossGuard", GuardOfAGpu)
     counts = []
     for name, safety in (("guarded", {}), ("free", {"loss_guard": None})):
         training = {**tiny_recipe["training"], "logging_steps": 100}
