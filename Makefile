@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-guards bench-verifying bench-saving bench-faults bench-rewarming train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-guards bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judg
 bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
+bench-gpu: $(INSTALLED) ## training steps on a GPU beside four other ways: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.page
+
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
 	$(BIN)/python -m benchmarks.guards $(ARGS)
 
@@ -88,6 +92,9 @@ bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among
 
 bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 2 minutes
 	$(BIN)/python -m benchmarks.verifying $(ARGS)
+
+bench-optimizers: $(INSTALLED) ## 8-bit moments and ways to round beside fp32 weights: 10 minutes on a core; then the table of docs/optimizers.md
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.optimizers $(ARGS)
 
 bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU; then docs/rewarming.md
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.rewarming $(ARGS)

@@ -17,9 +17,10 @@ from cpt.planner.facts import ModelFacts, facts_of
 from cpt.planner.fitted import write_fitted
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed
-from cpt.planner.setup import Setup, setup_of
+from cpt.planner.setup import Setup, attention_on_gpu, setup_of
 from cpt.planner.speed import ASSUMED_MFU, measured_speed, planned_speed
 from cpt.planner.target import find_target
+from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.disk import disk_needs
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
@@ -50,9 +51,11 @@ def command(
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     name, number = gpu_that_is_meant(gpu, gpus)
     target = find_target(name, number, host_memory, memory=memory_gib, peak_tflops=peak_tflops)
+    number_of_processes = gpus or max(1, target.gpus)
     config = config_without_weights(loaded.model)
+    loaded = with_chosen_values(loaded, config=config, target=target, processes=number_of_processes, share=max_memory)
     profile = read_profile(loaded.training["deepspeed"]) if loaded.training.get("deepspeed") else None
-    setup = setup_of(loaded, gpus or max(1, target.gpus), profile, attention=attention_there(loaded), on_cpu=target.on_cpu)
+    setup = setup_of(loaded, number_of_processes, profile, attention=attention_on_gpu(loaded, config), on_cpu=target.on_cpu)
     count = partial(look_at, config)
     facts, activations = count(setup)
     workers, snapshot = int(loaded.training.get("dataloader_num_workers", 0)), loaded.checkpoints.in_background
@@ -123,11 +126,6 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         if model.config is None:
             raise ResourceError(f"{problem} Or write the model's shape as `model.config`: recipes/models has some.") from problem
         return config_from(model.config)
-
-
-def attention_there(recipe: Recipe) -> str:
-    """What `auto` means on a GPU, as far as it can be told from here."""
-    return "sdpa" if recipe.model.attention == "auto" or ":" in recipe.model.attention else recipe.model.attention
 
 
 def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activations: Counted) -> str:

@@ -24,6 +24,7 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.launchers.supervise import supervise_run
 from cpt.models.build import build_model
 from cpt.optim.schedules import phases_in_tokens
+from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import placed, refuse_mistakes
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
@@ -75,6 +76,7 @@ def train(
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat:
+        recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
         refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
         start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
@@ -88,6 +90,7 @@ def train(
             seed=recipe.seed,
             dtype=weights_dtype(recipe, arguments),
             mixed_precision=arguments.bf16 or arguments.fp16,
+            packed=recipe.data.packing != "token_budget",
         )
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))

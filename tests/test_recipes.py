@@ -7,6 +7,16 @@ import pytest
 
 from cpt.data.mixture import MixtureRows
 from cpt.data.order import endless
+from cpt.optim.released import check_release
+from cpt.optim.rounding import check_rounding
+from cpt.plan_command import config_without_weights
+from cpt.planner.activations import count_activations
+from cpt.planner.advice import fits
+from cpt.planner.facts import facts_of
+from cpt.planner.memory import plan_memory
+from cpt.planner.setup import setup_of
+from cpt.planner.target import find_target
+from cpt.planner.terms import GIB
 from cpt.recipe.load import load_recipe
 from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Data
@@ -120,6 +130,23 @@ def test_the_prototype_is_one_24_gb_card():
     training = load_recipe(FOLDER / "prototype_rtx4090.yaml").training
     assert (training["per_device_train_batch_size"], training["gradient_accumulation_steps"]) == (4, 2)
     assert training["gradient_checkpointing"] and training["bf16"] and training["deepspeed"].endswith("ds_config_8b_24gb.json")
+
+
+SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]
+
+
+@pytest.mark.parametrize("path", [SMALLER[0], *(pytest.param(path, marks=pytest.mark.slow) for path in SMALLER[1:])])
+def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
+    """All parameters take what they take in torchtune with 8B and 4,096 tokens, or less: 18.9 GiB without CUDA's own."""
+    recipe = load_recipe(path)
+    config = config_without_weights(recipe.model)
+    setup = setup_of(recipe, 1, None, attention="sdpa")
+    plan = plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup))
+    target = find_target("RTX 4090", 1, 64.0)
+    assert fits(plan, target, 1.0)
+    assert recipe.model.lora is not None or plan.model_alone <= 18.9 * GIB
+    check_release(recipe, deepspeed=False)
+    check_rounding(recipe)
 
 
 def test_production_takes_half_a_million_tokens_in_a_step_on_4_gpus():

@@ -10,8 +10,8 @@ from cpt.optim.build import build_optimizer
 from cpt.recipe.schema import Model, Optimizer
 
 
-def tiny_llama():
-    return build_model(Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer())
+def tiny_llama(dtype="auto"):
+    return build_model(Model(from_scratch=True, config=tiny_config("llama"), dtype=dtype), make_tokenizer())
 
 
 def steps(trained, optimizer, count):
@@ -27,15 +27,15 @@ def steps(trained, optimizer, count):
     return losses
 
 
-def learns_and_resumes(section: Optimizer) -> None:
+def learns_and_resumes(section: Optimizer, dtype="auto") -> None:
     """The loss falls by a tenth, and a second optimizer goes on from the first one's state bit for bit."""
-    trained = tiny_llama()
+    trained = tiny_llama(dtype)
     optimizer = build_optimizer(section, trained)
     losses = steps(trained, optimizer, 12)
     assert losses[-1] < 0.9 * losses[0]
     weights, state = copy.deepcopy(trained.state_dict()), copy.deepcopy(optimizer.state_dict())
     straight = steps(trained, optimizer, 4)
-    again = tiny_llama()
+    again = tiny_llama(dtype)
     again.load_state_dict(weights)
     resumed = build_optimizer(section, again)
     resumed.load_state_dict(state)

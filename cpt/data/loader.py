@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class CPTDataLoader(DataLoader[Row]):
         depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and threads follow the
             measured wait (see `Prefetched`). With worker processes it has no part.
         on_lost_workers: told in a sentence when worker processes died and were replaced; by default it is logged.
+        complete: adds to a micro-batch what the model wants to know of it, where it is made: in the thread, or in the worker process.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
     """
 
@@ -71,6 +73,7 @@ class CPTDataLoader(DataLoader[Row]):
         left_out: Sequence[Stretch] = (),
         depth: int | None = None,
         on_lost_workers: Callable[[str], None] = log.warning,
+        complete: Callable[[Row], Row] | None = None,
         **torch_loader_options: Any,
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
@@ -79,6 +82,10 @@ class CPTDataLoader(DataLoader[Row]):
         )
         # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
+        self.collates_plainly = options["collate_fn"] is stack_rows
+        if complete is not None:
+            options["collate_fn"] = Completed(options["collate_fn"], complete)
+        self.complete = complete or as_it_is
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.depth, self.on_lost_workers = depth, on_lost_workers
         self.rank_sampler = sampler
@@ -144,11 +151,11 @@ class CPTDataLoader(DataLoader[Row]):
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
 
-        rows, stacks = self.dataset, self.collate_fn is stack_rows
+        rows, stacks = self.dataset, self.collates_plainly
 
         def batch_of(numbers: list[int]) -> Row:
             if type(rows) is MixtureRows and stacks:  # a user's own kind of them may give other rows, one by one
-                return rows.batch(numbers)
+                return self.complete(rows.batch(numbers))
             return self.collate_fn([rows[number] for number in numbers])  # type: ignore[no-any-return]
 
         def make(numbers: list[int]) -> Row:
@@ -162,6 +169,23 @@ class CPTDataLoader(DataLoader[Row]):
             num_bytes=num_bytes,
             begin=lambda: torch.accelerator.set_device_index(device) if pins else None,
         )
+
+
+def as_it_is(batch: Row) -> Row:
+    """Nothing to add."""
+    return batch
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A collate function with what completes its batches; it can be sent to worker processes."""
+
+    collate: Callable[[Any], Row]
+    complete: Callable[[Row], Row]
+
+    def __call__(self, rows: Any) -> Row:
+        """The batch of some rows."""
+        return self.complete(self.collate(rows))
 
 
 def tells_of_lost_worker(problem: Exception) -> bool:

@@ -202,7 +202,7 @@ class Prefetched(Generic[Task, Item]):
 
     @property
     def resumed_at(self) -> int:
-        """So few items left that a thread goes on: with several to make at a time, threads change less often, which counts in short steps."""
+        """So few items left that a thread goes on: where it makes several at a time, threads change less often, as short steps need."""
         return self.depth - max(1, self.depth // 4)
 
     @property

@@ -125,19 +125,3 @@ def stack_rows(rows: Sequence[Row]) -> Row:
         (row,) = rows
         return row
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def cu_seqlens(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Where each document begins among the tokens of all rows laid end to end, and where the last one ends; and the longest's length.
-
-    What kernels for packed rows ask for. Padding counts as a document, as in the rows.
-
-    Args:
-        position_ids: [T] or [B, T], beginning anew with each document.
-
-    Returns:
-        int32, one more than there are documents; and the length of the longest.
-    """
-    begins = (position_ids.reshape(-1) == 0).nonzero().flatten()
-    bounds = torch.cat([begins, begins.new_tensor([position_ids.numel()])])
-    return bounds.to(torch.int32), int(bounds.diff().max())

@@ -19,6 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
+from cpt.models.quantized import quantization_of, without_quantization
+from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
     Raises:
         RecipeError: with the key that was probably meant.
     """
-    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init}
+    quantization_of(options)
+    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init} | {*LORA_QUANTIZATION}
     for key in options:
         if key not in known and key != "preset":
             raise RecipeError(f"`model.lora.{key}` is not an option of peft's LoraConfig.{did_you_mean(key, known)}")
@@ -122,7 +125,7 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
 
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
     """The whole options of peft's LoraConfig: ours, those of the preset, and what the recipe says on top."""
-    preset = options.get("preset")
+    options, preset = without_quantization(options), options.get("preset")
     chosen = DEFAULTS | PRESETS.get(str(preset), {}) | {key: value for key, value in options.items() if key != "preset"}
     if chosen["target_modules"] == "all-linear" and any(isinstance(module, nn.Conv1d) for module in model.modules()):
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))

@@ -22,11 +22,15 @@ from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import add_lora
 from cpt.models.attention import choose_attention
 from cpt.models.config import STATE_DICTS, load_config
+from cpt.models.documents import keep_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
 from cpt.models.inventory import count_model_parameters, vocabulary_size
 from cpt.models.new_rows import new_ids, train_only_rows
+from cpt.models.quantized import Quantization, check_quantization
 from cpt.models.rules import is_local
+from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
+from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import build_partitioned
 from cpt.ranks import main_process_first
 from cpt.recipe.schema import Model
@@ -44,6 +48,7 @@ def build_model(
     seed: int = 42,
     dtype: torch.dtype = torch.float32,
     mixed_precision: bool = False,
+    packed: bool = False,
 ) -> PreTrainedModel | PeftModel:
     """Build the model, from weights or from scratch, ready for training.
 
@@ -53,6 +58,7 @@ def build_model(
         seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
         dtype: what `dtype: auto` means in this run.
         mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32, so flash attention may be chosen.
+        packed: positions alone will keep the documents of its rows apart, as in all rows but those of a token budget.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
@@ -67,10 +73,11 @@ def build_model(
     config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
 
     weights = DTYPES.get(model.dtype, dtype)
-    attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32)
+    quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
+    attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
 
     def build_whole() -> PreTrainedModel:
-        return _build_whole(model, config, tokenizer, attention, weights)
+        return _build_whole(model, config, tokenizer, attention, weights, quantization)
 
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
@@ -78,6 +85,8 @@ def build_model(
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
             raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
         torch.manual_seed(seed)
+        if attention in VARLEN_NAMES:
+            keep_documents_apart(built)
         ready = built if model.lora is None else add_lora(built, model.lora)
     if learning is not None:
         train_only_rows(built, learning)
@@ -92,7 +101,12 @@ def _balance_experts_in_training(model: torch.nn.Module, arguments: Any, keyword
 
 
 def _build_whole(
-    model: Model, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, attention: str | None, dtype: torch.dtype
+    model: Model,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    attention: str | None,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
 ) -> PreTrainedModel:
     if model.from_scratch:
         # Drawn in fp32 and then rounded: the same weights in every dtype.
@@ -102,7 +116,7 @@ def _build_whole(
         built.config.dtype = dtype
         _take_special_tokens(built, tokenizer)
     else:
-        built = load_weights(model, config, attention, dtype)
+        built = load_weights(model, config, attention, dtype, quantization=quantization)
     _check_parameters(model, built)
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
@@ -110,12 +124,20 @@ def _build_whole(
     return built
 
 
-def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool) -> str | None:
+def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights: transformers will tell
+        if packed and (model.attention == VARLEN or "flash" in model.attention):
+            raise RecipeError(
+                f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be known of the "
+                "model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
+            )
         return None if model.attention == "auto" else model.attention
     model_class = _model_class(config)
-    chosen = choose_attention(model.attention, model_class, half_precision=half_precision)
-    logger.info("attention: %s%s", chosen, f" (auto, for {model_class.__name__})" if model.attention == "auto" else "")
+    chosen = choose_attention(model.attention, model_class, config=config, half_precision=half_precision, packed=packed)
+    how = f" (auto, for {model_class.__name__})" if model.attention == "auto" else ""
+    if chosen == VARLEN and not torch.cuda.is_available():
+        how += ", by torch's SDPA document after document: its kernel needs a GPU"
+    logger.info("attention: %s%s", chosen, how)
     return chosen
 
 
@@ -123,11 +145,14 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
 
 
-def load_weights(model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
+def load_weights(
+    model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str, *, quantization: Quantization | None = None
+) -> PreTrainedModel:
     """The model of a folder or Hub id with all of its weights, as it was published.
 
     Args:
         dtype: of the weights in memory; "auto" is that of the files.
+        quantization: of the linear layers, as they are read.
 
     Raises:
         CheckpointError: weights are missing or damaged.
@@ -135,6 +160,8 @@ def load_weights(model: Model, config: PreTrainedConfig, attention: str | None, 
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
     try:
+        if quantization is not None:
+            options["quantization_config"] = quantization.config(dtype)
         if state_dict := _converted_weights(path, model, config):
             loaded = _model_class(config).from_pretrained(None, state_dict=state_dict, **options)
         else:

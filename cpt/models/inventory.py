@@ -10,12 +10,18 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.register import register_families
+from cpt.models.quantized import numbers_in
 from cpt.models.zero3 import without_zero3
 
 # State that runs along the row: such layers carry one document into the next, whatever the attention mask says.
 RECURRENT = re.compile(
-    r"mamba|ssm|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv", re.IGNORECASE
+    r"mamba|(?-i:SSM)|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv", re.IGNORECASE
 )
+# Their code makes the mask without looking at positions (transformers 5.17 to 5.23): packed documents were seen to leak, whatever attends.
+IGNORES_POSITIONS = """
+    afmoe bert bert-generation big_bird biogpt camembert data2vec-text doge electra ernie falcon gpt_oss llama4_text megatron-bert moshi
+    openai-gpt opt rembert roberta roberta-prelayernorm roc_bert xglm xlm xlm-roberta xlm-roberta-xl xmod
+"""
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,9 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCount:
 
 def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
     """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = sum(numbers_in(parameter) for parameter in model.parameters())
     idle = sum(
-        parameter.numel() * (1 - model.config.num_experts_per_tok / _number_of_experts(model.config))
+        numbers_in(parameter) * (1 - model.config.num_experts_per_tok / _number_of_experts(model.config))
         for name, parameter in model.named_parameters()
         if ".experts." in name
     )
@@ -47,11 +53,18 @@ def isolates_documents(config: PreTrainedConfig) -> bool:
     """True when position_ids that restart keep the documents of a packed row apart (no mask given, no cache).
 
     False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear attention): those
-    would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where `forward` takes no position_ids.
+    would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where `forward` takes no position_ids, or
+    the mask does not come from them.
     """
+    if config.get_text_config().model_type in IGNORES_POSITIONS.split():
+        return False
     model = build_on_meta(config)
-    along_the_row = any(isinstance(module, nn.Conv1d) or RECURRENT.search(type(module).__name__) for module in model.modules())
-    return not along_the_row and "position_ids" in inspect.signature(type(model).forward).parameters
+    return not runs_along_the_row(model) and "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def runs_along_the_row(model: nn.Module) -> bool:
+    """Whether a layer carries one document into the next."""
+    return any(isinstance(module, nn.Conv1d) or RECURRENT.search(type(module).__name__) for module in model.modules())
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:

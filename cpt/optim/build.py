@@ -1,5 +1,6 @@
 """From the recipe's `optimizer:` section to a torch optimizer over the model's parameter groups."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,12 +9,15 @@ from torch import nn
 
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
+from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit
 from cpt.optim.classes import as_function
 from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
 from cpt.optim.preconditioned import shampoo, soap
 from cpt.recipe.schema import Optimizer
+
+log = logging.getLogger("cpt")
 
 
 def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = False, partitioned: bool = False) -> torch.optim.Optimizer:
@@ -28,6 +32,7 @@ def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = F
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
+    refuse_options_of_other_engines(section, partitioned=partitioned)
     if partitioned and section.name in FOR_MATRICES:
         raise RecipeError(
             f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them. Take adamw, or leave "
@@ -40,16 +45,29 @@ def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = F
                 "Or take a DeepSpeed profile without offload_optimizer."
             )
         build = OFFLOADED[section.name]
-    options = dict(section.options)
+    elif partitioned:
+        build = BY_ENGINE.get(section.name, build)
+    options = {name: value for name, value in section.options.items() if name != "release_gradients"}
     groups = parameter_groups(
         model,
         learning_rate=section.learning_rate,
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
         layer_decay=options.pop("layer_decay", None),
         matrices_apart=section.name in MATRICES_APART,
+        embeddings_apart=section.name in EMBEDDINGS_APART,
     )
+    if section.name not in KEEP_FULL_PRECISION and not partitioned and any(trains_half(group["params"]) for group in groups):
+        log.warning(
+            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are lost in rounding. "
+            "Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
+        )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
+
+
+def trains_half(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether some are bfloat16 or float16."""
+    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in parameters)
 
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
@@ -59,6 +77,23 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
         RecipeError: nothing has that name.
     """
     return as_function(find("optimizer", name, OPTIMIZERS))
+
+
+def refuse_options_of_other_engines(section: Optimizer, *, partitioned: bool) -> None:
+    """What DeepSpeed does in its own way.
+
+    Raises:
+        RecipeError: with what it does instead.
+    """
+    if not partitioned:
+        return
+    if section.name in IN_LITTLE_MEMORY:
+        raise RecipeError(
+            f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts them. Take adamw: ZeRO "
+            "divides its states over the GPUs or keeps them on the host. Or leave `training.deepspeed` out."
+        )
+    if section.options.get("rounding") is not None:
+        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it.")
 
 
 def check_optimizer(section: Optimizer) -> None:
@@ -78,18 +113,6 @@ def check_optimizer(section: Optimizer) -> None:
         raise RecipeError(f"`optimizer.layer_decay` is a share of the rate of the layer above: more than 0 and at most 1, got {decay}.")
 
 
-def adamw(
-    groups: ParameterGroups,
-    learning_rate: float,
-    *,
-    betas: Sequence[float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-) -> torch.optim.Optimizer:
-    """AdamW (arXiv 1711.05101) with torch's fused kernel."""
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)
-
-
 def sgd(groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """Stochastic gradient descent, with momentum if asked."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
@@ -97,13 +120,21 @@ def sgd(groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0,
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adamw,
+    "adamw_8bit": adamw_8bit,
+    "paged_adamw_8bit": paged_adamw_8bit,
     "sgd": sgd,
     "muon": muon,
     "soap": soap,
     "shampoo": shampoo,
 }
 MATRICES_APART = {"muon"}
+IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
+EMBEDDINGS_APART = IN_LITTLE_MEMORY
+KEEP_FULL_PRECISION = {"adamw"} | IN_LITTLE_MEMORY
+"""Those that know weights in half precision."""
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 OFFLOADED: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": offloaded_adamw}
-FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "layer_decay": float | None}
+BY_ENGINE: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": fused_by_torch}
+"""Where DeepSpeed keeps the fp32 weights."""
+FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "layer_decay": float | None, "release_gradients": bool}
 """Options that every optimizer takes, your own too."""

@@ -15,6 +15,8 @@ ParameterGroups = list[dict[str, Any]]
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 MATRICES = "is_matrices"
 """Key of a group for optimizers that treat matrices apart."""
+IS_EMBEDDING = "is_embedding"
+"""Key of a group for optimizers that treat embeddings apart."""
 
 
 @dataclass(frozen=True, order=True)
@@ -27,7 +29,7 @@ class Kind:
     below_top: int
     """Layers between it and the head, where each has its own rate."""
     is_other: bool
-    """Not a matrix inside of a layer, for optimizers that ask."""
+    """Not a matrix inside of a layer, or an embedding, for optimizers that ask."""
 
 
 def parameter_groups(
@@ -37,6 +39,7 @@ def parameter_groups(
     embedding_learning_rate: float | None = None,
     layer_decay: float | None = None,
     matrices_apart: bool = False,
+    embeddings_apart: bool = False,
 ) -> ParameterGroups:
     """The trainable parameters: matrices, and those without weight decay (embeddings, norms, biases).
 
@@ -46,6 +49,7 @@ def parameter_groups(
         layer_decay: each layer learns at this share of the rate of the one above it, embeddings as if they were below the first
             (arXiv 1801.06146).
         matrices_apart: groups say by `MATRICES` whether they are weights of layers, neither embedding nor head, with two dimensions.
+        embeddings_apart: those of embeddings say so by `IS_EMBEDDING`.
 
     Raises:
         RecipeError: a rate was given for parameters that are not trained.
@@ -61,6 +65,7 @@ def parameter_groups(
         decays = dimensions(parameter) >= 2 and id(parameter) not in embeddings and "without_weight_decay" not in vars(parameter)
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions(parameter) != 2 or id(parameter) in both_ends)
+        is_other = is_other or embeddings_apart and id(parameter) in embeddings
         sorted_out[Kind(is_end, not decays, 0 if is_end else depths.get(name, 0), is_other)].append(parameter)
     if embedding_learning_rate is not None and not any(kind.is_end for kind in sorted_out):
         raise RecipeError(
@@ -77,6 +82,8 @@ def parameter_groups(
             group["weight_decay"] = 0.0
         if matrices_apart:
             group[MATRICES] = not kind.is_other
+        if embeddings_apart and kind.is_other:
+            group[IS_EMBEDDING] = True
         groups.append(group)
     return groups
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -18,58 +18,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.models.adapters import adaptable, add_lora
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT
+from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import without_zero3
+from cpt.planner.counted import Activations, Counted
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 
 STAND_IN = "cpt_planned"
 SHORT_ROW = 256
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes for the rows that go through at once."""
-
-    kept: int
-    """By all layers, with nothing computed again."""
-    largest_layer: int
-    """By the layer that keeps most."""
-    layer_inputs: int
-    """All that is kept when each layer is computed again: what went into each, and what is outside of them."""
-    backward: int
-    """What the backward pass of that layer has at its most beyond what the layer keeps."""
-    again: int
-    """The same with the layer's own forward pass, where it is computed again."""
-    is_counted: bool = True
-    """False where the model's own code cannot be run without values; then it is an estimate."""
-
-    def of_rows(self, rows: int, two: "Activations") -> "Activations":
-        """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""
-        kept, layer, inputs, backward, again = (
-            first + (rows - 1) * (second - first)
-            for first, second in (
-                (self.kept, two.kept),
-                (self.largest_layer, two.largest_layer),
-                (self.layer_inputs, two.layer_inputs),
-                (self.backward, two.backward),
-                (self.again, two.again),
-            )
-        )
-        return Activations(kept, layer, inputs, backward, again, self.is_counted)
-
-    def times(self, factor: float) -> "Activations":
-        """Of rows that are so many times as long, where nothing grows with the square of their length."""
-        sizes = (self.kept, self.largest_layer, self.layer_inputs, self.backward, self.again)
-        kept, layer, inputs, backward, again = (int(factor * size) for size in sizes)
-        return Activations(kept, layer, inputs, backward, again, self.is_counted)
-
-    def kept_with(self, *, checkpointing: bool) -> int:
-        """At the end of the forward pass."""
-        return self.layer_inputs if checkpointing else self.kept
-
-    def in_one_layer(self, *, checkpointing: bool) -> int:
-        """What the backward pass of one layer adds while the others wait."""
-        return self.again if checkpointing else self.backward
 
 
 class SavedBytes:
@@ -87,18 +43,6 @@ class SavedBytes:
             self.known[storage._cdata] = storage  # held, so that no other storage gets its address
             self.total += storage.nbytes()
         return tensor
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Of one row and of two, from which those of any number follow."""
-
-    one: Activations
-    two: Activations
-
-    def of_rows(self, rows: int) -> Activations:
-        """For so many rows at once."""
-        return self.one.of_rows(rows, self.two)
 
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
@@ -176,7 +120,8 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     outside = saved.total - sum(size for size, *_ in layers)
     kept, layer, given, options = max(layers, key=lambda found: found[0])
     backward, again = peaks_of_layer(layer, given, options, setup)
-    return Activations(saved.total, kept, outside + inputs, backward, again)
+    attention = attention_outputs(model, setup, rows)
+    return Activations(saved.total, kept, outside + inputs, backward, again, attention=attention, layers=len(layers))
 
 
 def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
@@ -216,7 +161,19 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     tokens = rows * setup.sequence_length
     kept = int(tokens * (numbers * each + norms))
     of_layer, backward = kept // layers, 3 * tokens * widest * each
-    return Activations(kept, of_layer, tokens * layers * width * each, backward, of_layer + backward, is_counted=False)
+    attention = attention_outputs(model, setup, rows)
+    inputs = tokens * layers * width * each
+    return Activations(kept, of_layer, inputs, backward, of_layer + backward, is_counted=False, attention=attention, layers=layers)
+
+
+def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
+    """Bytes of what attention gives in all layers, and of the sum in fp32 that it keeps for each token and head."""
+    values = model.config.get_text_config().to_dict()
+    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
+    width = int(values.get("hidden_size") or values.get("n_embd") or 0)
+    each = int(values.get("head_dim") or width // max(1, heads)) * (2 if setup.half else 4) + 4
+    layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
+    return rows * setup.sequence_length * heads * each * layers
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
@@ -247,8 +204,8 @@ def quiet_fake_tensors() -> Iterator[None]:
 
 def attention_to_count(setup: Setup) -> str:
     """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what they keep."""
-    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa")):
-        return setup.attention
+    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
+        return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
     with_mask = setup.attention == "sdpa" and setup.packed
     AttentionInterface.register(STAND_IN, planned_attention)
     AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)

@@ -2,18 +2,26 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
+from cpt.models.recomputing import keep_attention
+from cpt.optim.build import build_optimizer
+from cpt.optim.quantized_moments import code_of_zero
+from cpt.optim.released import RELEASING, ReleasedGradients
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planner.memory import tokens_in_chunk
+from cpt.planner.optimizer_terms import IN_8_BIT
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
+from cpt.recipe.schema import Optimizer
 
 
 @dataclass(frozen=True)
@@ -31,20 +39,18 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
     Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the engine keeps is not part
     of the model.
     """
+    make_code_books(setup)
     model = model_on_meta(config, setup)
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
         if setup.checkpointing:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # the newer name is not in transformers 5.17
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                every = setup.recomputing.every_n_layers
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup), every_n_layers=every)
         is_ligers = setup.fused_loss and is_left_to_liger(config, on_gpu=not setup.on_cpu)
         if setup.fused_loss and not is_ligers:
             use_chunked_loss(model)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = None if setup.zero is not None else torch.optim.AdamW(trained, lr=1e-3, fused=True)
-        if optimizer is None:
-            for parameter in trained:
-                parameter.register_post_accumulate_grad_hook(let_go)
+        optimizer = optimizer_of(setup, model)
         row = fake_row(setup, setup.micro_batch)
         with PeakOfStorages() as storages:
             for tensor in (*model.parameters(), *model.buffers()):
@@ -59,6 +65,33 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                     optimizer.step()
                     optimizer.zero_grad()
         return DryRun(storages.peak, weight_bytes(model))
+
+
+def checkpoint_options(setup: Setup) -> dict[str, Any]:
+    """Of torch's checkpoints; a GPU's attention has a stand-in here, which no policy sees: there the dry run computes all again."""
+    keeps = {"context_fn": partial(create_selective_checkpoint_contexts, keep_attention)} if setup.recomputing.selective else {}
+    return {"use_reentrant": False, **keeps}
+
+
+def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None:
+    """The recipe's where it is one that saves memory, else AdamW; none where an engine takes gradients away."""
+    if setup.zero is not None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(let_go)
+        return None
+    options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
+    optimizer = build_optimizer(Optimizer(name=setup.optimizer if setup.optimizer in RELEASING else "adamw", **options), model)
+    if setup.releases:
+        ReleasedGradients(optimizer)
+    return optimizer
+
+
+def make_code_books(setup: Setup) -> None:
+    """Of real numbers, where moments are quantized."""
+    if setup.optimizer in IN_8_BIT:
+        for signed in (True, False):
+            code_of_zero(signed)
 
 
 def loss_of(model: PreTrainedModel, row: dict[str, torch.Tensor], *, by_liger: bool) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What the planner must know of a model: how many numbers it has, and where."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapters import count_lora_parameters
+from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.chunked_loss import ALTERED_LOGITS, is_left_to_liger
 from cpt.models.inventory import build_on_meta, count_model_parameters, flops_per_token
 
@@ -36,6 +37,12 @@ class ModelFacts:
     has_fused_loss: bool
     is_left_to_liger: bool
     """On a GPU, its kernel has the gradients ready in the forward pass; cpt's chunks are computed again."""
+    in_linear_layers: int = 0
+    """Without the head: what can be kept in 4 bit."""
+    largest_in_layers: int = 0
+    """The largest matrix that is neither embedding nor head."""
+    rounding_to_powers: float = 1.0
+    """How much larger all parameters are when each becomes a power of two."""
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
@@ -49,6 +56,8 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     trains_all = lora is None
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    in_layers = [parameter.numel() for parameter in model.parameters() if parameter is not head and parameter is not embedding]
     return ModelFacts(
         name=str(config.model_type),
         parameters=count.total,
@@ -64,6 +73,9 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         flops_per_token=flops_per_token(model, sequence_length, trains_weights=trains_all),
         has_fused_loss=has_fused_loss(config),
         is_left_to_liger=is_left_to_liger(config, on_gpu=True),
+        in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
+        largest_in_layers=max(in_layers, default=0),
+        rounding_to_powers=sum(2 ** math.ceil(math.log2(size)) for size in sizes) / sum(sizes),
     )
 
 

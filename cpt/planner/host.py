@@ -3,6 +3,7 @@
 import math
 
 from cpt.planner.facts import ModelFacts
+from cpt.planner.optimizer_terms import state_bytes, states_on_host
 from cpt.planner.setup import Setup
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
@@ -10,16 +11,27 @@ PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
 WORKER = 0.5 * GIB
 
 
-def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool) -> Moment:
-    """Of one machine that holds all the GPUs."""
-    terms = list(offloaded(facts, setup)) if setup.zero is not None else []
+def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool, activations: float = 0.0) -> Moment:
+    """Of one machine that holds all the GPUs.
+
+    Args:
+        activations: bytes of each process that wait there for the backward pass.
+    """
+    terms = list(offloaded(facts, setup) if setup.zero is not None else states_on_host(facts, setup))
+    terms.append(Term("activations", setup.gpus * activations, "pinned"))
     if snapshot:
-        each = MASTER + moment_bytes(setup) + (setup.weights_bytes if setup.zero is not None else 0)
-        terms.append(Term("copy of the checkpoint that is written", float(each * facts.trained)))
+        terms.append(Term("copy of the checkpoint that is written", checkpoint_bytes(facts, setup)))
     if not any(term.size > setup.weights_bytes * facts.parameters for term in terms):
         copies = 1 if setup.zero is not None and setup.zero.stage == 3 else setup.gpus
         terms.append(Term("weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"))
     return Moment("host", (*(term for term in terms if term.size), *processes(setup, workers)))
+
+
+def checkpoint_bytes(facts: ModelFacts, setup: Setup) -> float:
+    """What a checkpoint holds: the weights that learn, and the optimizer's states."""
+    if setup.zero is not None:
+        return float((MASTER + moment_bytes(setup) + setup.weights_bytes) * facts.trained)
+    return (4 if setup.lora is not None else setup.weights_bytes) * facts.trained + state_bytes(facts, setup)
 
 
 def processes(setup: Setup, workers: int) -> tuple[Term, ...]:

@@ -8,9 +8,11 @@ import math
 from dataclasses import dataclass, replace
 
 from cpt.models.chunked_loss import tokens_at_once
+from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.host import host_memory, processes
+from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
@@ -60,12 +62,20 @@ def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, worker
         )
         return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), activations.one.is_counted, alone)
     whole = tuple(with_fixed(moment, setup) for moment in moments)
-    return MemoryPlan(whole, host_memory(facts, setup, workers=workers, snapshot=snapshot), activations.one.is_counted, alone)
+    waiting = offloaded_bytes(setup, activations.of_rows(setup.micro_batch))
+    host = host_memory(facts, setup, workers=workers, snapshot=snapshot, activations=waiting)
+    return MemoryPlan(whole, host, activations.one.is_counted, alone)
+
+
+def offloaded_bytes(setup: Setup, rows: Activations) -> float:
+    """Activations of one process that wait on the host."""
+    return 0.0 if setup.on_cpu else rows.offloaded_with(checkpointing=setup.checkpointing, how=setup.recomputing)
 
 
 def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
     """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the engine's."""
-    alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE)
+    here = replace(setup.recomputing, offload=False)
+    alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE, recomputing=here)
     moments = moments_of_step(facts, alone, activations.of_rows(setup.micro_batch))
     return max(sum(term.size for term in moment.terms if term.name not in OF_ENGINES) for moment in moments)
 
@@ -83,14 +93,15 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     buffers = buffers_of(facts, setup)
     gradients = Term("gradients", gradient_bytes(facts, setup), gradient_note(setup))
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
-    kept = rows.kept_with(checkpointing=setup.checkpointing)
+    kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     again = ", layers computed again" if setup.checkpointing else ""
     activations = Term("activations", kept, f"{setup.micro_batch} x {setup.sequence_length:,} tokens{again}")
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
     head = Term("gradient of the head", head_gradient(facts, setup))
-    ends = (head,) if facts.is_tied or not waiting else ()  # a tied one waits for the embedding's, at the other end
-    tied = (head,) if facts.is_tied and waiting else ()
+    ends = (head,) if facts.is_tied or not (waiting or setup.releases) else ()  # a tied one waits for the embedding's, at the other end
+    tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
+    of_update = update_of(facts, setup)
     moments = [
         Moment(
             "the forward pass ends", (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers)
@@ -100,8 +111,13 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),
         Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, last_layer, *buffers)),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
-        Moment("the update", (*states, gradients, *buffers, *update_of(facts, setup))),
+        Moment("the update", (*states, gradients, *buffers, *of_update)),
     ]
+    if setup.releases:
+        in_layer = update_bytes(facts, setup, in_layers=True)
+        of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
+        moments.append(Moment("the head's update", (*states, gradients, activations, *buffers, *of_update)))
+        moments.append(Moment("a layer's update", (*states, of_layer, *tied, activations, one_layer, *buffers, *in_layer)))
     return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
 
 
@@ -113,8 +129,7 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero, trained = setup.zero, facts.trained
     frozen = 0 if setup.lora is None else facts.parameters
     if zero is None:
-        weights = setup.weights_bytes * (frozen or trained) + (4 * trained if setup.lora is not None else 0)
-        return Term("weights", weights, bytes_note(setup)), Term("optimizer", moment_bytes(setup) * trained, setup.optimizer)
+        return Term("weights", weight_bytes(facts, setup), bytes_note(setup)), states_on_gpu(facts, setup)
     whole = setup.weights_bytes * (frozen + trained)
     states: tuple[Term, ...]
     if zero.stage == 3:
@@ -149,7 +164,7 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
-        return float(each * facts.trained)
+        return float(each * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
     if zero.offload_optimizer:
         return 0.0
     share = 1 if zero.stage == 1 else setup.gpus
@@ -158,6 +173,8 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
 
 def gradient_note(setup: Setup) -> str:
     """Where they are."""
+    if setup.releases:
+        return "one at a time"
     return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
 
 
@@ -168,7 +185,7 @@ def head_gradient(facts: ModelFacts, setup: Setup) -> float:
 
 def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
     """The embedding's comes last, unless it is the head's too."""
-    is_missing = setup.lora is None and setup.zero is None and not facts.is_tied
+    is_missing = setup.lora is None and setup.zero is None and not facts.is_tied and not setup.releases
     return Term(gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note)
 
 
@@ -187,6 +204,8 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 
 def bytes_note(setup: Setup) -> str:
     """How they are kept."""
+    if setup.lora is not None and quantization_of(setup.lora) is not None:
+        return "4 bit in linear layers, half precision elsewhere"
     return "fp32" if setup.weights_bytes == 4 else "half precision"
 
 
@@ -250,7 +269,8 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
-        return (Term("gradient buckets", float(each * facts.trained), "DDP's copy"),) if setup.gpus > 1 else ()
+        buckets = (Term("gradient buckets", float(each * facts.trained), "DDP's copy"),) if setup.gpus > 1 else ()
+        return (*buckets, *whole_again(facts, setup))
     reduce = setup.weights_bytes * min(zero.reduce_bucket, facts.trained) * (2 if zero.overlap_comm else 1)
     gather = setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
     moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
@@ -261,9 +281,11 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 
 
 def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What DeepSpeed's update adds: the gradients in fp32."""
+    """What the update adds, under DeepSpeed the gradients in fp32."""
     zero = setup.zero
-    if zero is None or zero.offload_optimizer:
+    if zero is None:
+        return update_bytes(facts, setup)
+    if zero.offload_optimizer:
         return ()
     part = facts.trained / setup.gpus
     if zero.stage == 3:

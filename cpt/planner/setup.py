@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
+
+from cpt.models.recomputing import Recomputing, read_recomputing
+from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults, where a profile leaves them out
@@ -50,6 +54,12 @@ class Setup:
     optimizer: str
     lora: Mapping[str, Any] | None
     zero: Zero | None
+    recomputing: Recomputing = Recomputing()
+    """Which layers are computed again under checkpointing, and where what is kept waits."""
+    rounding: str | None = None
+    """Of bfloat16 weights that have no master copy."""
+    releases: bool = False
+    """Each gradient is used and dropped as soon as it is there."""
 
     @property
     def rows_at_once(self) -> int:
@@ -68,7 +78,7 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
     Args:
         gpus: processes; where the recipe gives a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
-        attention: what `model.attention: auto` means there.
+        attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
     """
     training, length = recipe.training, recipe.data.sequence_length
     micro_batch = int(training.get("per_device_train_batch_size", 8))
@@ -94,7 +104,22 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         optimizer=recipe.optimizer.name,
         lora=recipe.model.lora,
         zero=zero,
+        recomputing=read_recomputing(training),
+        rounding=recipe.optimizer.options.get("rounding"),
+        releases=bool(recipe.optimizer.options.get("release_gradients", False)),
     )
+
+
+def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
+    """What `model.attention` comes to on a GPU that flash kernels are for; users' functions are masked like sdpa."""
+    wanted, training = recipe.model.attention, recipe.training
+    if wanted != "auto":
+        return "sdpa" if ":" in wanted else wanted
+    half = training.get("bf16") or training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16")
+    if not half or recipe.data.packing == "token_budget" or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "sdpa"
+    model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    return VARLEN if why_not_varlen(model_class, config) is None else "sdpa"
 
 
 def zero_of(profile: Mapping[str, Any]) -> Zero | None:

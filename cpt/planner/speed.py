@@ -34,7 +34,8 @@ class Speed:
 def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
     """From the peak."""
     tokens = setup.micro_batch * setup.sequence_length
-    operations = tokens * facts.flops_per_token * (COMPUTED_AGAIN if setup.checkpointing else 1)
+    again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
+    operations = tokens * facts.flops_per_token * (1 + again)
     computing = operations / (target.peak_flops * mfu)
     moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
     step = setup.accumulation * max(computing, moving) + updating

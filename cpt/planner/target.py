@@ -12,6 +12,7 @@ from cpt.hardware import GPU_TYPES, GpuType, find_gpus, host_memory_gib
 
 ASSUMED_HOST_GIB = 64.0
 MATRIX = 1024
+USUAL_TFLOPS = 150.0
 NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")
 
 
@@ -82,6 +83,12 @@ def find_gpu_type(name: str) -> GpuType:
         f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. "
         "For another: --memory-gib and --peak-tflops (dense bf16)."
     )
+
+
+def peak_of(name: str) -> float:
+    """Operations a second of a GPU as its driver calls it; of one that is not in the table, what many have."""
+    known = {simplified_gpu(kind.name): kind.peak_tflops for kind in GPU_TYPES}
+    return known.get(simplified_gpu(name), USUAL_TFLOPS) * 1e12
 
 
 def simplified_gpu(name: str) -> str:

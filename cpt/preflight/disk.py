@@ -9,9 +9,12 @@ from cpt.data.store import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import GIB, free_disk_gib
 from cpt.models.inventory import count_model_parameters
+from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.recipe.schema import Recipe
 
-MOMENTS = {"adamw": 8, "sgd": 0}  # bytes for each trained parameter; of an optimizer that is not known, none are asked for
+MOMENTS: dict[str, float] = {"adamw": 8, "adamw_8bit": 3, "paged_adamw_8bit": 3, "sgd": 0}
+"""Bytes for each trained parameter, of 8-bit ones with the embedding's in full; of an optimizer that is not known, none are asked for."""
+OF_ROUNDING = {"kahan": 2, "stochastic": 0, "nearest": 0}
 LAST = 3  # of the rule `newest`
 
 
@@ -36,12 +39,21 @@ def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool) ->
         parameters: of the model.
         with_master_weights: DeepSpeed keeps them, in fp32, and writes the weights once more among its own states.
     """
-    bytes_each = 2 if recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
+    half = recipe.model.dtype in ("bfloat16", "float16")
+    bytes_each = 2 if half or recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
     export = parameters * bytes_each
     if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
         return DiskNeeds(0, export, checkpoints_at_once(recipe))
-    states = MOMENTS.get(recipe.optimizer.name, 0) + (4 + bytes_each if with_master_weights else 0)
-    return DiskNeeds(export + parameters * states, export, checkpoints_at_once(recipe))
+    states = MOMENTS.get(recipe.optimizer.name, 0) + (4 + bytes_each if with_master_weights else beside_half(recipe) if half else 0)
+    return DiskNeeds(export + round(parameters * states), export, checkpoints_at_once(recipe))
+
+
+def beside_half(recipe: Recipe) -> int:
+    """Bytes for each weight in half precision: of its master copy, or of what rounding took."""
+    name, rounding = recipe.optimizer.name, recipe.optimizer.options.get("rounding")
+    if name in ("adamw_8bit", "paged_adamw_8bit"):
+        return OF_ROUNDING.get(rounding or DEFAULT_ROUNDING, 0)
+    return 0 if name != "adamw" else 4 if rounding is None else OF_ROUNDING.get(rounding, 0)
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:

@@ -22,14 +22,19 @@ from cpt.evaluation.tasks import check_tasks
 from cpt.extend import check_options, did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.models.inventory import count_model_parameters, longest_row
+from cpt.models.quantized import check_quantization
 from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
+from cpt.optim.released import check_release
+from cpt.optim.rounding import check_rounding
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
+from cpt.preflight.automatic import with_any_values, with_chosen_values
 from cpt.preflight.craft import craft_warnings
 from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import memory_warning
 from cpt.preflight.model import check_model, check_tokenizer
 from cpt.preflight.saving import check_saving
+from cpt.preflight.step import check_step
 from cpt.ranks import tell
 from cpt.recipe.schema import Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
@@ -71,7 +76,14 @@ def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, r
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
     """Print what the gate found, and return the exit code of `cpt check`."""
-    found = check_reality(recipe)
+    chosen, unchosen = recipe, None
+    try:
+        chosen = with_chosen_values(recipe)
+    except CptError as problem:  # most often of the model, which the gate looks at by itself
+        chosen, unchosen = with_any_values(recipe), problem
+    found = check_reality(chosen)
+    if unchosen is not None and not found.mistakes:
+        found.mistakes.append(unchosen)
     for mistake in found.mistakes:
         tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
     if found.unchecked:
@@ -105,6 +117,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
+    check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
     if model is not None and (warning := memory_warning(recipe, model.config, profile, find_gpus())):
@@ -159,6 +172,9 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     """Stage, optimizer, schedule, loss guard and the rule of what stays exist, and take the options they are given."""
     found.run(lambda: find_stage(recipe.stage))
     found.run(lambda: try_optimizer(recipe, profile))
+    found.run(lambda: check_release(recipe, deepspeed=profile is not None))
+    found.run(lambda: check_rounding(recipe))
+    found.run(lambda: check_quantization(recipe.model.lora, zero3=profile is not None and zero_stage(profile) == 3))
     found.run(lambda: try_schedule(recipe))
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
@@ -183,6 +199,11 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
         build_optimizer(section_without_layers(recipe.optimizer), two_layers(), offloaded=offloaded, partitioned=profile is not None)
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
+
+
+def zero_stage(profile: Profile) -> int:
+    """0 without ZeRO."""
+    return int((profile.get("zero_optimization") or {}).get("stage", 0))
 
 
 def two_layers() -> nn.Module:

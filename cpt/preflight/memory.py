@@ -10,7 +10,7 @@ from cpt.planner.activations import count_activations
 from cpt.planner.advice import fits
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
-from cpt.planner.setup import setup_of
+from cpt.planner.setup import attention_on_gpu, setup_of
 from cpt.planner.target import Target
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
@@ -22,7 +22,7 @@ def memory_warning(recipe: Recipe, config: PreTrainedConfig, profile: Mapping[st
         return None
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
     target = Target(smallest.name, world_size(), smallest.memory_gib, 1.0, "", host_memory_gib(), "this machine")
-    setup = setup_of(recipe, world_size(), profile, attention="sdpa" if recipe.model.attention == "auto" else recipe.model.attention)
+    setup = setup_of(recipe, world_size(), profile, attention=attention_on_gpu(recipe, config))
     try:
         facts, activations = facts_of(config, setup.lora, setup.sequence_length), count_activations(config, setup)
     except Exception as problem:  # of a model's own code: an estimate must not stop a run

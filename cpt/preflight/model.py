@@ -18,9 +18,12 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config
+from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.models.rules import is_local
+from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
+from cpt.models.varlen_attention import VARLEN
 from cpt.preflight.found import PreflightReport
 from cpt.recipe.schema import Recipe, Source
 from cpt.tokenizer.load import load_tokenizer
@@ -42,12 +45,25 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
             found.mistakes.append(RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one."))
         return None
     model = build_on_meta(config)
-    found.run(lambda: choose_attention(recipe.model.attention, type(model)))
+    found.run(lambda: check_attention(recipe, model))
     found.run(lambda: check_rows(recipe, model))
     if recipe.model.lora is not None:
         found.run(lambda: check_lora(model, recipe.model.lora or {}))
         found.run(lambda: check_embeddings_are_trained(recipe, model))
     return model
+
+
+def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
+    """The implementation is here, fits the model, and has something to do."""
+    packed = recipe.data.packing != "token_budget"
+    chosen = choose_attention(recipe.model.attention, type(model), config=model.config, packed=packed)
+    if chosen in VARLEN_NAMES:
+        check_documents_can_be_handed_over(model)
+    if recipe.model.attention == VARLEN and not packed:
+        raise RecipeError(
+            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `sdpa`, or "
+            "`auto`."
+        )
 
 
 def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None:
@@ -98,8 +114,8 @@ def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
     """The model can read the rows that the recipe makes."""
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
         raise RecipeError(
-            f"`data.packing`: {model.config.model_type} reads a row from end to end, so documents packed into one row would leak into each "
-            "other. Write `packing: token_budget`, or `packing: none`."
+            f"`data.packing`: {model.config.model_type} reads a row from end to end, or makes its mask without positions, so documents "
+            "packed into one row would leak into each other. Write `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
     for name, module in model.named_modules():

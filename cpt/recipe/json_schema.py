@@ -7,7 +7,7 @@ from typing import Any
 
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT
-from cpt.recipe.schema import LORA_PRESETS, Recipe
+from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
 from cpt.recipe.written_numbers import SUFFIXED
 
@@ -33,6 +33,7 @@ def json_schema() -> dict[str, Any]:
     schema["properties"]["training"] = or_file(training)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
     lora["properties"]["preset"] = presets
+    lora["properties"] |= {key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()}
     sections["Model"]["properties"]["lora"] = {"anyOf": [{**lora, "propertyNames": names_in(lora)}, presets, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -15,6 +15,8 @@ from cpt.recipe.section import Section as Section
 from cpt.recipe.written_numbers import Positive, Share, whole_number
 
 LORA_PRESETS = ("cpt",)
+LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
+"""Keys of `model.lora` that are not peft's, and what they may be: the frozen weights in 4 bit."""
 
 
 def named_lora(value: object) -> object:
@@ -40,7 +42,8 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto`: bfloat16 where something else keeps fp32 master weights (DeepSpeed's bf16), else float32."""
     attention: str = "auto"
-    """auto, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is right."""
+    """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is
+    right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
     lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset: cpt, r: 64}`:
     high rank, rank-stabilised, embeddings and head trained whole. Null trains all parameters."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.extend import did_you_mean
+from cpt.recipe.automatic import AUTO
 from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
 from cpt.recipe.senseless import Found, Senseless
 from cpt.recipe.tree import Location, dotted
@@ -66,12 +67,20 @@ def global_batch_divides(budget: Budget, data: Data, training: dict[str, Any]) -
 
 def accumulation_is_given_once(budget: Budget, training: dict[str, Any]) -> Found:
     """Gradient accumulation has one source."""
-    if budget.global_batch_tokens is not None and "gradient_accumulation_steps" in training:
+    if budget.global_batch_tokens is not None and training.get("gradient_accumulation_steps", AUTO) != AUTO:
         yield Senseless(
             ("training", "gradient_accumulation_steps"),
             "one knob is set twice: gradient accumulation follows from `budget.global_batch_tokens`. Remove one of them",
             ("budget", "global_batch_tokens"),
         )
+
+
+def automatic_batches_have_a_sum(budget: Budget, training: dict[str, Any]) -> Found:
+    """What a step trains on must not depend on what fits."""
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if training.get(key) == AUTO and budget.global_batch_tokens is None:
+            text = "auto needs `budget.global_batch_tokens`: the tokens of a step must not depend on what fits a machine"
+            yield Senseless(("training", key), text, ("budget",))
 
 
 def weights_are_given_once(data: Data) -> Found:
@@ -252,6 +261,7 @@ DATA_RULES: list[Callable[..., Found]] = [
     budget_agrees_with_mixture,
     global_batch_divides,
     accumulation_is_given_once,
+    automatic_batches_have_a_sum,
     weights_are_given_once,
     phases_follow_each_other,
     phases_end_in_one_way,

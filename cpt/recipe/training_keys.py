@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from cpt.errors import ResourceError
 from cpt.extend import closest
 from cpt.python_sources import find_class
+from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
 from cpt.recipe.references import find_file
-from cpt.recipe.schema import LORA_PRESETS
+from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
@@ -33,8 +34,17 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
             elif key == "preset":
                 if node.value not in LORA_PRESETS:
                     mistakes.add(node.place, f"`model.lora.preset`: {one_of(LORA_PRESETS, node.value)}")
+            elif key in LORA_QUANTIZATION:
+                if node.value not in LORA_QUANTIZATION[key]:
+                    words = one_of([shown(choice) for choice in LORA_QUANTIZATION[key]], node.value)
+                    mistakes.add(node.place, f"`model.lora.{key}`: {words}")
             else:
                 check_key(("model", "lora", key), node, LORA_CONFIG, mistakes)
+
+
+def shown(choice: object) -> str:
+    """As YAML writes it."""
+    return str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def config_of_stage(root: Node) -> str | None:
@@ -64,6 +74,8 @@ def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: 
         mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {NO_EFFECT[key]}. Remove it")
     elif key in REMOVED and key not in keys_of_config(config):
         mistakes.add(node.place, f"`{dotted(location)}` is gone from transformers: {REMOVED[key]}")
+    elif node.value == AUTO and key in AUTOMATIC:
+        return  # a number takes its place before anybody else reads it
     else:
         check_key(location, node, config, mistakes)
 

@@ -23,6 +23,7 @@ YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few
 SIGMA_OF_MAD = 1.4826  # of normally distributed values
 HARMLESS_LOSS, HARMLESS_NORM = 0.08, 0.7  # of the logarithm; gradients are clipped, so only a much larger one does harm
 LEAST_NORM = 1e-6  # gradients are small numbers; below this their size tells nothing
+SMALL, HARMLESS = (1.0, LEAST_NORM), (HARMLESS_LOSS, HARMLESS_NORM)
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
@@ -32,7 +33,7 @@ FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made once."""
-    return torch.tensor([1.0, LEAST_NORM], device=device), torch.tensor([HARMLESS_LOSS, HARMLESS_NORM], device=device)
+    return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
 def on_one_scale(figures: torch.Tensor) -> torch.Tensor:
@@ -67,6 +68,18 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of them count."""
     return values.sort(dim=1).values.gather(1, place)
+
+
+def robust_on_host(step: list[float], history: list[list[float]], count: int, *, sigmas: float = 6.0) -> list[bool]:
+    """The same in plain Python, for a run on the CPU, where torch's many small operations take several times as long."""
+    if count < FEWEST:
+        return [False, False]
+    limit, middle, spikes = sigmas + sigmas * YOUTH / count, count // 2, []
+    for value, accepted in zip(step, history, strict=True):
+        median = sorted(accepted)[middle]
+        deviation = sorted([abs(one - median) for one in accepted])[middle]
+        spikes.append(value - median > limit * max(SIGMA_OF_MAD * deviation, 1))
+    return spikes
 
 
 LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
@@ -117,6 +130,9 @@ class LossGuard:
         self.skips = int(options.pop("skips", SKIPS))
         self.rollbacks = int(options.pop("rollbacks", ROLLBACKS))
         self.spikes = partial(find("loss guard", section.name, LOSS_GUARDS), **options)
+        self.on_host: Callable[..., list[bool]] | None = None
+        if device.type == "cpu" and section.name == "robust":
+            self.on_host = partial(robust_on_host, **options)
         self.device = device
         self.history = torch.full((2, self.window), math.inf, device=device)
         self.accepted = torch.zeros((), dtype=torch.int64, device=device)
@@ -133,24 +149,61 @@ class LossGuard:
             step: its number.
             figures: [2], loss and gradient norm, the same on all ranks.
         """
-        figures = figures.float()
-        values = on_one_scale(figures)
+        if self.on_host is not None:
+            pair = figures.tolist()
+            is_skipped, by_both = self.decide_on_host(pair)
+            self.read_from.numpy()[self.next_place(step)] = (*pair, *by_both)
+            return torch.tensor(is_skipped)
+        skip, spikes = self.decide(figures)
+        self.note(step, torch.cat((figures.float(), spikes.float())))
+        return skip
+
+    def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The verdict alone: whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells the host."""
+        if self.on_host is not None:
+            is_skipped, by_both = self.decide_on_host(figures.tolist())
+            return torch.tensor(is_skipped), torch.tensor(by_both)
+        values = on_one_scale(figures.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         skip = (spikes | (values - values != 0)).any()  # the difference is NaN for what is not finite
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
         self.accepted += ~skip
-        self.note(step, torch.cat((figures, spikes.float())))
-        return skip
+        return skip, spikes
+
+    def decide_on_host(self, figures: list[float]) -> tuple[bool, list[bool]]:
+        """The same where the device is the host."""
+        assert self.on_host is not None
+        accepted = int(self.accepted.numpy())
+        values = [math.asinh(figure / small) / harmless for figure, small, harmless in zip(figures, SMALL, HARMLESS, strict=True)]
+        spikes = self.on_host(values, self.history.tolist(), min(accepted, self.window))
+        skip = any(spikes) or not all(math.isfinite(value) for value in values)
+        if not skip:
+            self.history.numpy()[:, accepted % self.window] = values
+            self.accepted += 1
+        return skip, spikes
+
+    def learn_norm(self, norm: torch.Tensor, *, skipped: torch.Tensor) -> None:
+        """The gradient norm of the step that was decided last, where it was not known then."""
+        slot = ((self.accepted - 1) % self.window).reshape(1)
+        if self.on_host is not None:
+            scaled = torch.tensor([math.asinh(float(norm) / LEAST_NORM) / HARMLESS_NORM])
+        else:
+            scaled = on_one_scale(torch.stack((norm, norm)).float())[1:]
+        self.history[1].scatter_(0, slot, torch.where(skipped, self.history[1].gather(0, slot), scaled))
 
     def note(self, step: int, verdict: torch.Tensor) -> None:
         """Send a verdict to the host, without waiting for it."""
-        place = self.noted % len(self.read_from)
+        place = self.next_place(step)
         self.read_from[place].copy_(verdict, non_blocking=True)
         if self.arrivals:
             self.arrivals[place].record()
+
+    def next_place(self, step: int) -> int:
+        """Where the verdict of a step goes."""
         self.noted += 1
         self.unread.append(step)
+        return (self.noted - 1) % len(self.read_from)
 
     def read(self, *, unread: int = 0) -> Iterator[Judged]:
         """The verdicts that were not read yet, oldest first, all but the last `unread`."""

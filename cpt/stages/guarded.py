@@ -16,6 +16,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from cpt.optim.clipping import gradient_norm
 from cpt.optim.schedules import phases_in_tokens
 from cpt.safety.judging_engine import JudgingEngine
 from cpt.safety.loss_guard import STEPS_BEHIND, LossGuard
@@ -65,6 +66,8 @@ class GuardedSteps(RollingBack, SmallerBatches):
     def begin_guarding(self) -> None:
         """Take the places from which a step can be judged."""
         self.open_vote()
+        model: Any = self.model
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         accelerator: Any = self.accelerator
         if self.is_deepspeed_enabled and self.guard is not None and not isinstance(accelerator.deepspeed_engine_wrapped, JudgingEngine):
             engine = accelerator.deepspeed_engine_wrapped.engine
@@ -87,14 +90,16 @@ class GuardedSteps(RollingBack, SmallerBatches):
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         """Clipping waits for the last word; the norm that is logged is filled in then."""
-        if not self.judges_gradients:
+        if self.is_deepspeed_enabled:
             return super()._clip_grad_norm(model)
+        if self.guard is None:
+            return self.measure_norm()
         self.norm = torch.zeros((), device=self.args.device)
         return self.norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """The same without clipping."""
-        if not self.judges_gradients:
+        if self.is_deepspeed_enabled:
             return super()._get_grad_norm(model, grad_norm)
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
@@ -103,9 +108,8 @@ class GuardedSteps(RollingBack, SmallerBatches):
         self.is_updating = True
         if not self.judges_gradients:
             return
-        model: Any = self.model_wrapped
-        clipped = super()._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
-        self.norm.copy_(super()._get_grad_norm(model, clipped))
+        norm = self.measure_norm()
+        self.norm.copy_(norm)
         figures = torch.stack((self._tr_loss, self.norm))
         if self.args.world_size > 1:
             dist.all_reduce(figures)
@@ -113,6 +117,28 @@ class GuardedSteps(RollingBack, SmallerBatches):
         skip = self.judge_figures(figures)
         self._tr_loss.copy_(torch.where(skip, self.loss_before, self.loss_before + self._tr_loss))
         self.skip_update(skip, figures)
+
+    def measure_norm(self) -> torch.Tensor:
+        """The norm of all gradients before they are clipped, and have them clipped.
+
+        Where the optimizer's kernel divides gradients by a number of the device, they are not written twice.
+        """
+        model: Any = self.model_wrapped
+        most, kernel = self.args.max_grad_norm, self.kernel_of_optimizer()
+        if kernel is None:
+            clipped = super()._clip_grad_norm(model) if most > 0 else None
+            return super()._get_grad_norm(model, clipped)  # type: ignore[no-any-return]
+        norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
+        if most > 0:
+            kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # what torch's own clipping divides by
+        return norm
+
+    def kernel_of_optimizer(self) -> Any:
+        """The optimizer, if its kernel looks at the device for what to divide by and whether to skip; None for all others."""
+        wrapper: Any = self.optimizer
+        kernel = wrapper.optimizer
+        looks = self.accelerator.scaler is None and vars(kernel).get("_step_supports_amp_scaling", False)
+        return kernel if looks and not self.is_fsdp_enabled else None
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the step that is being made has to be skipped."""
@@ -124,9 +150,8 @@ class GuardedSteps(RollingBack, SmallerBatches):
 
     def skip_update(self, skip: torch.Tensor, figures: torch.Tensor) -> None:
         """Where the optimizer's kernel looks at a flag of the device, nobody waits; with any other optimizer the host has to ask."""
-        wrapper: Any = self.optimizer
-        kernel, scaler = wrapper.optimizer, self.accelerator.scaler
-        if scaler is None and vars(kernel).get("_step_supports_amp_scaling", False):
+        kernel, scaler = self.kernel_of_optimizer(), self.accelerator.scaler
+        if kernel is not None:
             kernel.found_inf = skip.float()
             return
         loss, norm = figures.tolist()

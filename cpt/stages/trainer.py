@@ -19,18 +19,22 @@ from cpt.errors import Interrupted, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import read_course
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
+from cpt.models.compiled import compile_layers, take_compiling
+from cpt.models.documents import add_document_bounds, wants_bounds
+from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
-from cpt.stages.guarded import GuardedSteps
+from cpt.stages.lean_steps import LeanSteps
 from cpt.stages.length import RunLength
+from cpt.stages.released_steps import ReleasedSteps
 
 METRICS = "metrics.jsonl"
 
 
-class CPTTrainer(GuardedSteps):
+class CPTTrainer(ReleasedSteps, LeanSteps):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -58,7 +62,10 @@ class CPTTrainer(GuardedSteps):
         if arguments.use_liger_kernel and isinstance(model, PreTrainedModel | PeftModel) and not is_left_to_liger(model.config):
             arguments.use_liger_kernel = False  # Liger would do nothing, or fail without a GPU
             use_chunked_loss(model)
+        self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
+        if compiling is not None:
+            compile_layers(model, compiling)
         self.recipe = recipe
         self.rows = rows
         self.length = length
@@ -106,6 +113,8 @@ class CPTTrainer(GuardedSteps):
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
+            # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
+            complete=add_document_bounds if wants_bounds(self.model) and arguments.n_gpu <= 1 else None,
         )
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -131,6 +140,11 @@ class CPTTrainer(GuardedSteps):
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
+        with self.activations:
+            return super().training_step(*arguments, **options)
 
     def compute_loss(
         self,

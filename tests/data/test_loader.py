@@ -43,6 +43,16 @@ def test_a_batch_holds_the_rows_in_order(rows):
     assert torch.equal(batch["labels"], torch.stack([rows[number]["labels"] for number in range(3)]))
 
 
+def with_first_positions(batch):
+    return {**batch, "first": batch["position_ids"][:, 0]}
+
+
+@pytest.mark.parametrize("options", [{}, {"depth": 0}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}])
+def test_batches_are_completed_where_they_are_made(rows, options):
+    plain, completed = batches(rows), batches(rows, complete=with_first_positions, **options)
+    assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))

@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from cpt.data.build import build_data
 from cpt.data.packing import PACKINGS
-from cpt.data.rows import cu_seqlens, stack_rows
+from cpt.data.rows import stack_rows
 from cpt.recipe.schema import Data
 
 PAD = 257
@@ -143,19 +142,3 @@ def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of)
     assert sorted(piece for row in first for piece in pieces(row)) == sorted(piece for row in second for piece in pieces(row))
     assert {tuple(sorted(map(tuple, pieces(row)))) for row in first} != {tuple(sorted(map(tuple, pieces(row)))) for row in second}
     assert all(torch.equal(row["input_ids"], rows[number]["input_ids"]) for number, row in enumerate(first))
-
-
-def test_cu_seqlens_bound_the_documents_of_all_rows(rows_of):
-    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
-    bounds, longest = cu_seqlens(torch.stack([row["position_ids"]] * 2))
-    assert (bounds.tolist(), bounds.dtype, longest) == ([0, 5, 8, 11, 16, 19, 22], torch.int32, 5)
-    assert cu_seqlens(row["position_ids"])[0].tolist() == [0, 5, 8, 11]
-
-
-@FIXTURES_ARE_READ_ONLY
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=20))
-def test_cu_seqlens_are_what_transformers_takes_from_the_positions(lengths):
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    (theirs, _), (longest, _) = prepare_fa_kwargs_from_position_ids(positions)
-    bounds, max_length = cu_seqlens(positions)
-    assert torch.equal(bounds, theirs) and max_length == longest

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from tiny_models import make_tokenizer, tiny_config
-from transformers import LlamaForCausalLM, Mamba2ForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, LlamaForCausalLM, Mamba2ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cpt.errors import RecipeError, ResourceError
@@ -9,6 +9,7 @@ from cpt.models.attention import choose_attention
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
+LLAMA = AutoConfig.for_model("llama")
 calls: list[int] = []
 
 
@@ -22,10 +23,79 @@ def test_auto_takes_the_best_that_is_here():
     assert choose_attention("auto", Mamba2ForCausalLM) == "eager"
 
 
-def test_auto_takes_flash_attention_only_for_half_precision(monkeypatch):
-    monkeypatch.setattr("cpt.models.attention._missing_for_flash", lambda: None)  # as on a GPU with flash-attn
-    assert choose_attention("auto", LlamaForCausalLM, half_precision=True) == "flash_attention_2"
-    assert choose_attention("auto", LlamaForCausalLM, half_precision=False) == "sdpa"
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """As on a GPU of this compute capability, with these packages."""
+
+    def pretend(capability, *packages):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU")
+        for version in (2, 3):
+            monkeypatch.setattr(f"cpt.models.attention.is_flash_attn_{version}_available", lambda v=version: f"flash-attn {v}" in packages)
+
+    return pretend
+
+
+def chosen(wanted="auto", *, config=LLAMA, **options):
+    return choose_attention(wanted, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config=config, **{"packed": True, **options})
+
+
+@pytest.mark.parametrize(
+    ("capability", "packages", "options", "expected"),
+    [
+        ((8, 9), (), {}, "varlen"),
+        ((9, 0), ("flash-attn 2",), {}, "varlen"),  # torch's own are the same kernels
+        ((9, 0), ("flash-attn 3",), {}, "varlen_fa3"),
+        ((8, 0), ("flash-attn 3",), {}, "varlen"),  # for Hopper alone
+        ((7, 5), (), {}, "sdpa"),
+        ((8, 9), (), {"half_precision": False}, "sdpa"),
+        ((8, 9), ("flash-attn 2",), {"packed": False}, "sdpa"),
+        ((8, 9), (), {"config": AutoConfig.for_model("opt")}, "sdpa"),
+        ((8, 9), (), {"config": AutoConfig.for_model("llama", attention_dropout=0.1)}, "sdpa"),
+        ((8, 9), (), {"config": AutoConfig.for_model("mamba2")}, "eager"),
+    ],
+)
+def test_auto_takes_the_fastest_that_is_right(on_gpu, capability, packages, options, expected):
+    on_gpu(capability, *packages)
+    assert chosen(**options) == expected
+
+
+def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on_gpu):
+    on_gpu((8, 9), "flash-attn 2")
+    assert chosen("flash_attention_2") == "varlen_fa2"
+    assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
+    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: varlen`"):
+        chosen("flash_attention_4")
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted", "options", "error", "why"),
+    [
+        ((7, 5), "varlen", {}, ResourceError, "older than flash kernels.*Use `model.attention: sdpa`"),
+        ((8, 9), "varlen", {"half_precision": False}, RecipeError, "training.bf16: true"),
+        (
+            (8, 9),
+            "varlen",
+            {"config": AutoConfig.for_model("opt")},
+            RecipeError,
+            "opt has not been tried with it. Use `model.attention: sdpa`",
+        ),
+        ((8, 9), "flash_attention_2", {}, ResourceError, "pip install flash-attn"),
+        ((8, 9), "flash_attention_3", {}, ResourceError, "for Hopper GPUs"),
+        ((9, 0), "flash_attention_3", {}, ResourceError, "flash-attn 3 is not installed"),
+    ],
+)
+def test_what_cannot_run_is_told_with_what_to_write_instead(on_gpu, capability, wanted, options, error, why):
+    on_gpu(capability)
+    with pytest.raises(error, match=why):
+        chosen(wanted, **options)
+
+
+def test_varlen_runs_without_a_gpu_and_the_log_says_how(caplog):
+    with caplog.at_level("INFO"):
+        build_model(Model(from_scratch=True, config=tiny_config("llama"), attention="varlen"), make_tokenizer(), packed=True)
+    assert "attention: varlen, by torch's SDPA document after document: its kernel needs a GPU" in caplog.text
 
 
 def test_an_implementation_that_the_model_cannot_run_is_refused():

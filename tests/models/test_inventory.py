@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_models import TINY, tiny_config
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Mamba2Config
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, Mamba2Config
 
 from cpt.models.config import config_from
 from cpt.models.inventory import count_parameters, flops_per_token, isolates_documents, longest_row, vocabulary_size
@@ -43,6 +43,30 @@ def test_mamba_and_its_hybrids_do_not():
 )
 def test_other_recurrent_architectures_do_not_either(small: dict):
     assert not isolates_documents(config_from(small))
+
+
+RECURRENT_KINDS = """
+    bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax olmo_hybrid qwen3_5_text qwen3_next
+    recurrent_gemma rwkv zamba zamba2 zaya
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", RECURRENT_KINDS.split())
+def test_every_recurrent_kind_of_transformers_is_known(model_type: str):
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("this version of transformers does not have it")
+    assert not isolates_documents(AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["falcon", "opt", "gpt_oss", "roberta"])
+def test_masks_that_do_not_look_at_positions_keep_nothing_apart(model_type: str):
+    assert not isolates_documents(AutoConfig.for_model(model_type))
+
+
+def test_a_name_that_only_sounds_recurrent_is_not():
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "vocab_size": 96, "intermediate_size": 48, "head_dim": 8}
+    assert isolates_documents(AutoConfig.for_model("seed_oss", **small)), "SeedOssMLP"
 
 
 def test_padding_rows_are_not_tokens():

@@ -103,7 +103,32 @@ def test_a_wrong_optimizer_is_a_recipe_error(section, offloaded, complaint):
         build_optimizer(section, Tiny(), offloaded=offloaded)
 
 
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        (Optimizer(name="adamw_8bit"), "the states of `adamw_8bit` are for whole parameters, and DeepSpeed's ZeRO cuts them. Take adamw"),
+        (Optimizer(name="paged_adamw_8bit"), "DeepSpeed's ZeRO cuts them"),
+        (Optimizer(name="adamw", rounding="kahan"), "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights"),
+    ],
+)
+def test_what_saves_memory_in_its_own_way_is_refused_under_deepspeed(section, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        build_optimizer(section, Tiny(), partitioned=True)
+
+
+def test_deepspeed_gets_torchs_adamw_whatever_the_weights_are():
+    assert type(build_optimizer(Optimizer(name="adamw"), Tiny().bfloat16(), partitioned=True)) is torch.optim.AdamW
+
+
 @pytest.mark.parametrize("decay", [0.0, 1.5])
 def test_a_decay_of_rates_is_a_share(decay):
     with pytest.raises(RecipeError, match="layer_decay"):
         build_optimizer(Optimizer(layer_decay=decay), Tiny())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "warns"), [("sgd", torch.bfloat16, True), ("sgd", torch.float32, False), ("adamw", torch.bfloat16, False)]
+)
+def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warns):
+    build_optimizer(Optimizer(name=name), Tiny().to(dtype))
+    assert ("keeps no fp32 copy of weights in half precision" in caplog.text) is warns

@@ -28,7 +28,8 @@ def test_rows_of_several_documents_bring_a_mask_for_each_layer_unless_attention_
     packed, flash = count("llama"), count("llama", attention="flash_attention_2")
     mask = 2 * 512 * 512
     assert packed.kept - flash.kept >= 4 * mask
-    assert count("llama", packed=False).kept == flash.kept
+    assert count("llama", packed=False).kept == flash.kept == count("llama", attention="varlen").kept
+    assert count("llama", attention="varlen", on_cpu=True) == count("llama", on_cpu=True)
 
 
 def test_autocast_keeps_half_precision_copies_of_the_weights():

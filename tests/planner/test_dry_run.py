@@ -12,7 +12,14 @@ from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.storages import PeakOfStorages
 
-FAST = [("llama", "half"), ("llama", "checkpointing"), ("qwen3", "fused loss"), ("nemotron", "adapters"), ("gpt2", "autocast")]
+FAST = [
+    ("llama", "half"),
+    ("llama", "checkpointing"),
+    ("qwen3", "fused loss"),
+    ("nemotron", "adapters"),
+    ("gpt2", "autocast"),
+    ("llama", "8 bit, stochastic, released"),
+]
 GRID = [(shape, way) for shape in SHAPES for way in WAYS]
 
 

@@ -1,8 +1,9 @@
 import json
 
 import pytest
+from transformers import AutoConfig
 
-from cpt.planner.setup import setup_of, zero_of
+from cpt.planner.setup import attention_on_gpu, setup_of, zero_of
 from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Recipe
 
@@ -25,6 +26,26 @@ def test_weights_are_fp32_unless_something_else_keeps_masters():
     assert setup_of(recipe(bf16=True), 1, None, attention="sdpa").weights_bytes == 4
     assert setup_of(recipe(bf16=True), 1, {"zero_optimization": {"stage": 2}}, attention="sdpa").weights_bytes == 2
     assert setup_of(recipe(model={"lora": {}}, bf16=True), 1, None, attention="sdpa").weights_bytes == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"bf16": True}, "varlen"),
+        ({"model": {"dtype": "bfloat16"}}, "varlen"),
+        ({}, "sdpa"),
+        ({"model": {"attention": "flash_attention_2"}}, "flash_attention_2"),
+        ({"model": {"attention": "my_lab.attention:sliding"}, "bf16": True}, "sdpa"),
+    ],
+)
+def test_auto_attention_means_on_a_gpu_what_a_run_there_would_take(written, expected):
+    assert attention_on_gpu(recipe(**written), AutoConfig.for_model("llama")) == expected
+
+
+def test_sub_keys_of_checkpointing_are_read():
+    given = recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True, "every_n_layers": 3, "offload": True})
+    setup = setup_of(given, 1, None, attention="sdpa")
+    assert setup.checkpointing and setup.recomputing.selective and setup.recomputing.every_n_layers == 3 and setup.recomputing.offload
 
 
 def test_the_global_batch_decides_the_accumulation():

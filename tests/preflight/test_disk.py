@@ -35,6 +35,21 @@ def test_a_checkpoint_is_weights_and_moments_and_master_weights_under_deepspeed(
     assert disk_needs(load(optimizer={"name": "my_lab.optim:lion"}), 100, with_master_weights=False).checkpoint == 400
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        ({"name": "adamw"}, 12),
+        ({"name": "adamw", "rounding": "kahan"}, 10),
+        ({"name": "adamw_8bit"}, 5),
+        ({"name": "paged_adamw_8bit", "rounding": "stochastic"}, 3),
+        ({"name": "sgd"}, 0),
+    ],
+)
+def test_weights_in_bfloat16_and_what_their_optimizer_keeps(load, tiny_recipe, optimizer, states):
+    needs = disk_needs(load(model={**tiny_recipe["model"], "dtype": "bfloat16"}, optimizer=optimizer), 100, with_master_weights=False)
+    assert (needs.checkpoint, needs.export) == (200 + 100 * states, 200)
+
+
 def test_a_disk_too_small_for_what_is_kept_is_refused_with_the_remedy(load, monkeypatch):
     recipe = load(checkpoints={"every_steps": 1})
     model = build_on_meta(load_config(recipe.model))

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from tiny import TINY_LLAMA
 from tiny_extended import write_model
@@ -26,6 +28,23 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
     assert mistakes(load(model=model, data={**tiny_recipe["data"], "packing": "none"})) == []
     budget = {"data": {**tiny_recipe["data"], "packing": "token_budget"}, "training": {"per_device_train_batch_size": 1}}
     assert mistakes(load(model=model, **budget)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "mistake"),
+    [
+        ({"config": {**TINY_LLAMA, "attention_dropout": 0.1}}, {}, "varlen: it has no dropout.*`model.attention: sdpa`"),
+        ({"config": TINY_LLAMA}, {"packing": "token_budget"}, "varlen is for rows without a mask.*Write `sdpa`"),
+        ({"config": {"model_type": "opt", "vocab_size": 320}}, {"packing": "none"}, "opt has not been tried with it"),
+    ],
+)
+def test_varlen_is_refused_where_it_would_do_nothing_or_not_be_right(load, tiny_recipe, model, data, mistake):
+    recipe = load(
+        model={"from_scratch": True, "attention": "varlen", **model},
+        data={**tiny_recipe["data"], **data},
+        training={"per_device_train_batch_size": 1},
+    )
+    assert any(re.search(mistake, line) for line in mistakes(recipe))
 
 
 @pytest.mark.parametrize("wish", [{"chat": "messages"}, {"fill_in_the_middle": {}}])

@@ -75,6 +75,8 @@ def test_lora_has_the_keys_of_peft(validator):
     recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
     assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"r": 8}}})
     assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"rank": 8}}})
+    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf4", "double_quantize": True}}})
+    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf5"}}})
 
 
 @pytest.mark.parametrize(

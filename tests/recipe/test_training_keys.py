@@ -105,6 +105,8 @@ def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_f
         ('{r: "8"}', '`model.lora.r`: expected a whole number, got the text "8": write it without quotes'),
         ("{task_type: CAUSAL_LM}", "`model.lora.task_type` is set by cpt: remove it"),
         ("true", "`model.lora`: expected keys and values, got true"),
+        ("{quantize: nf5}", '`model.lora.quantize`: expected one of nf4, fp4; got the text "nf5". Did you mean `nf4`?'),
+        ("{quantize: nf4, double_quantize: twice}", "`model.lora.double_quantize`: expected one of true, false; got the text"),
     ],
 )
 def test_lora_options_are_checked_against_peft(mistakes, lora, said):
@@ -114,6 +116,14 @@ def test_lora_options_are_checked_against_peft(mistakes, lora, said):
 def test_lora_options_pass(load):
     options = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "lora_dropout": 0, "use_rslora": True}
     assert load("", f"model.lora={options}".replace("True", "true").replace("'", "")).model.lora == options
+
+
+def test_the_frozen_weights_can_be_in_4_bit(load):
+    assert load("", "model.lora={r: 8, quantize: nf4, double_quantize: false}").model.lora == {
+        "r": 8,
+        "quantize": "nf4",
+        "double_quantize": False,
+    }
 
 
 def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here, monkeypatch):

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError
@@ -118,8 +120,30 @@ class NothingForTheHost(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
+def as_on_a_gpu(**options):
+    """A guard that judges by torch alone, though its tensors are the host's."""
+    watcher = guard(**options)
+    watcher.on_host = None
+    return watcher
+
+
+@given(st.integers(0, 2**31), st.integers(5, 40), st.floats(0.001, 0.5), st.integers(0, 8))
+def test_host_and_device_decide_alike(seed, window, noise, jumps):
+    draw = torch.Generator().manual_seed(seed)
+    figures = torch.tensor([3.0, 0.8]) * (noise * torch.randn(3 * window, 2, generator=draw)).exp()
+    for _ in range(jumps):
+        step, which = (int(torch.randint(high, (), generator=draw)) for high in (len(figures), 2))
+        figures[step, which] *= float(10 ** torch.randn((), generator=draw)) if jumps % 2 else math.nan
+    here, there = guard(window=window), as_on_a_gpu(window=window)
+    for step, pair in enumerate(figures):
+        assert bool(here.judge(step, pair)) == bool(there.judge(step, pair))
+        assert list(map(str, here.read())) == list(map(str, there.read()))
+    assert torch.allclose(here.history, there.history, rtol=1e-5, equal_nan=True)
+    assert here.accepted == there.accepted
+
+
 def test_no_step_asks_the_device_for_a_value():
-    watcher = guard()
+    watcher = as_on_a_gpu()
     with NothingForTheHost():
         for step in range(1, 4):
             watcher.judge(step, torch.tensor([5.0, 1.0]))
@@ -127,7 +151,7 @@ def test_no_step_asks_the_device_for_a_value():
 
 def test_a_step_is_judged_without_leaving_the_device():
     """Tensors of the device `meta` have no values, so nothing can depend on them, and do not meet those of the host."""
-    watcher = guard()
+    watcher = as_on_a_gpu()
     watcher.history, watcher.accepted = watcher.history.to("meta"), watcher.accepted.to("meta")
     noted = []
     watcher.note = lambda step, verdict: noted.append(verdict)
@@ -146,3 +170,15 @@ def test_options_are_checked_before_the_run():
             check_loss_guard(Section(**wrong))
     with pytest.raises(RecipeError, match="robust"):
         check_loss_guard(Component(name="robast"))
+
+
+def test_a_norm_that_is_known_later_takes_its_place_beside_its_loss():
+    at_once, later = (LossGuard(Component(name="robust"), torch.device("cpu")) for _ in range(2))
+    for step in range(1, 12):
+        loss, norm = torch.tensor(3.0 + 0.01 * step), torch.tensor(1.0 + 0.1 * (step % 3))
+        loss = loss * torch.nan if step == 7 else loss
+        at_once.judge(step, torch.stack((loss, norm)))
+        skipped, _ = later.decide(torch.stack((loss, torch.zeros(()))))
+        later.learn_norm(norm, skipped=skipped)
+        assert bool(skipped) is (step == 7)
+    assert torch.equal(at_once.history, later.history) and later.accepted == 10

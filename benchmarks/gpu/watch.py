@@ -1,0 +1,161 @@
+"""What a run's steps take: their time by the GPU's own clock, memory, waits of the host, and how long the GPU had nothing to do."""
+
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+import psutil
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from transformers import TrainerCallback
+
+WARMUP, GROUPS, IN_GROUP = 8, 4, 5
+TIMED = GROUPS * IN_GROUP
+LOOKED_AT = 3  # steps under the profiler, and again under torch's eye for waits
+
+
+class Watch(TrainerCallback):
+    """Told of the end of each step, by a Trainer or by a loop.
+
+    After the warm-up come the timed steps, which nothing disturbs, then some under the profiler, then some in which waits are counted.
+    """
+
+    def __init__(self, *, on_gpu: bool, warmup: int = WARMUP, timed: int = TIMED) -> None:
+        self.on_gpu, self.warmup, self.timed = on_gpu, warmup, timed
+        self.marks: list[Any] = []
+        self.losses: list[torch.Tensor] = []
+        self.found: dict[str, Any] = {}
+        self.waits = 0
+        self.profiler: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A step of a Trainer is over."""
+        self.end(state.global_step)
+
+    def keep_losses_of(self, trainer: Any) -> None:
+        """Of each micro-batch, without waiting for it."""
+        step = trainer.training_step
+
+        def training_step(*inputs: Any, **options: Any) -> torch.Tensor:
+            loss = step(*inputs, **options)
+            self.losses.append(loss.detach())
+            return loss
+
+        trainer.training_step = training_step
+
+    def end(self, step: int) -> None:
+        """Step `step`, from 1 on, is over."""
+        self.marks.append(self.mark())
+        last = self.warmup + self.timed
+        if step == 1:
+            self.wait()
+            self.found["cold_start_seconds"] = time.time() - psutil.Process().create_time()
+        if step == last:
+            self.note_memory()
+        if not self.on_gpu:
+            return
+        if step == last + 1:
+            self.wait()
+            self.profiler = profile(activities=[ProfilerActivity.CUDA])
+            self.profiler.start()
+        elif step == last + 1 + LOOKED_AT:
+            self.wait()
+            self.profiler.stop()
+            self.found["host_gap"] = host_gap(self.profiler)
+            self.look_for_waits()
+        elif step == last + 1 + 2 * LOOKED_AT:
+            torch.cuda.set_sync_debug_mode("default")
+            self.found["waits_per_step"] = self.waits / LOOKED_AT
+            warnings.showwarning = self.shows
+
+    def mark(self) -> Any:
+        """This moment on the GPU's clock."""
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        """For the GPU."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def note_memory(self) -> None:
+        """Peaks of all steps until now."""
+        if self.on_gpu:
+            self.found["peak_allocated"] = torch.cuda.max_memory_allocated()
+            self.found["peak_reserved"] = torch.cuda.max_memory_reserved()
+            self.found["clocks"] = clocks()
+        self.found["host_memory"] = psutil.Process().memory_info().rss
+
+    def look_for_waits(self) -> None:
+        """torch warns of each operation that makes the host wait."""
+        self.shows: Callable[..., Any] = warnings.showwarning
+
+        def count(message: Any, *rest: Any, **options: Any) -> None:
+            self.waits += "synchronizing" in str(message)
+
+        warnings.showwarning = count
+        warnings.filterwarnings("always", message=".*synchronizing.*")
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def finish(self, *, micro_batches: int) -> dict[str, Any]:
+        """All that was found.
+
+        Args:
+            micro_batches: in a step.
+        """
+        self.wait()
+        seconds = [self.between(one, other) for one, other in zip(self.marks, self.marks[1:], strict=False)]
+        timed = seconds[self.warmup - 1 : self.warmup - 1 + self.timed]
+        losses = torch.stack([loss.float().cpu() for loss in self.losses]).view(-1, micro_batches).sum(1).tolist()
+        return {**self.found, **times_of(timed), "losses": [round(loss, 5) for loss in losses], "first_step": self.warmup}
+
+    def between(self, one: Any, other: Any) -> float:
+        """Seconds."""
+        return float(one.elapsed_time(other) / 1e3 if self.on_gpu else other - one)
+
+
+def times_of(seconds: Sequence[float]) -> dict[str, Any]:
+    """The median of groups is what counts; single steps show how even they are."""
+    size = max(1, len(seconds) // GROUPS)
+    groups = [sum(seconds[at : at + size]) / size for at in range(0, size * (len(seconds) // size), size)]
+    return {
+        "step_seconds": median(groups),
+        "p50": median(seconds),
+        "p95": quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0],
+    }
+
+
+def host_gap(profiler: Any) -> float:
+    """The share of the time between the first kernel and the last in which none ran."""
+    spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events() if event.device_type == DeviceType.CUDA)
+    return idle_share(spans)
+
+
+def idle_share(spans: Sequence[tuple[float, float]]) -> float:
+    """Of spans that may overlap, sorted by their beginnings."""
+    if not spans:
+        return 0.0
+    busy, (begin, end) = 0.0, spans[0]
+    for start, stop in spans[1:]:
+        if start > end:
+            busy += end - begin
+            begin = start
+        end = max(end, stop)
+    busy += end - begin
+    return float(1 - busy / (max(stop for _, stop in spans) - spans[0][0]))
+
+
+def clocks() -> str:
+    """What the GPU ran at."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,power.limit", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.strip()
+    except OSError:
+        return ""

@@ -1,0 +1,168 @@
+"""Decoder layers compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights keep their names.
+
+Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here evaluation and generation,
+whose shapes do change, run as they were written. Layers that are computed again in the backward pass are so inside their graph, where the
+compiler knows it: a checkpoint around a compiled layer cannot see which buffers that layer writes to twice.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean
+from cpt.hardware import require_programs
+
+INDUCTOR = "inductor"
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+KEY, KEY_OF_BACKEND, KEY_OF_MODE = "`training.torch_compile`", "`training.torch_compile_backend`", "`training.torch_compile_mode`"
+KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+RECOMPUTE = "recompute_in_graph"
+"""Attribute of a layer: the checkpoint that its compiled call goes through."""
+CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
+"""Of transformers before 5.2x; later ones checkpoint inside a layer's forward."""
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How layers are compiled."""
+
+    backend: str = INDUCTOR
+    mode: str | None = None
+
+
+def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
+    """What the keys of `training:` ask for; a backend or a mode alone asks too, as Hugging Face has it."""
+    wanted, backend, mode = (training.get(key) for key in KEYS)
+    return Compiling(backend or INDUCTOR, mode) if wanted or backend or mode else None
+
+
+def take_compiling(arguments: TrainingArguments) -> Compiling | None:
+    """What the arguments ask for; from now on they no longer ask Hugging Face to compile the whole model."""
+    wanted = wanted_compiling(vars(arguments))
+    arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
+    return wanted
+
+
+def check_compiling(training: Mapping[str, Any], *, zero3: bool, has_gpu: bool | None = None) -> None:
+    """Refuse what cannot be compiled before anything is built.
+
+    Args:
+        zero3: DeepSpeed gathers parameters by hooks of modules.
+        has_gpu: of the machine that is meant; by default this one.
+
+    Raises:
+        RecipeError: an unknown backend or mode, or something that layers cannot be compiled with.
+        ResourceError: a compiler is missing.
+    """
+    wanted = wanted_compiling(training)
+    if wanted is None:
+        return
+    from torch._dynamo import list_backends  # seconds to import
+
+    if wanted.backend not in (backends := list_backends(exclude_tags=())):
+        raise RecipeError(f"{KEY_OF_BACKEND}: no backend called `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+    if wanted.mode is not None and wanted.mode not in MODES:
+        raise RecipeError(f"{KEY_OF_MODE}: no mode called `{wanted.mode}`.{did_you_mean(wanted.mode, MODES)} Use {', '.join(MODES)}.")
+    if wanted.mode is not None and wanted.backend != INDUCTOR:
+        raise RecipeError(f"{KEY_OF_MODE}: modes are {INDUCTOR}'s, and {KEY_OF_BACKEND} is `{wanted.backend}`. Remove one of them.")
+    if wanted.mode in WITH_CUDA_GRAPHS and int(training.get("gradient_accumulation_steps") or 1) > 1:
+        raise RecipeError(
+            f"{KEY_OF_MODE}: `{wanted.mode}` replays CUDA graphs into the same memory, so gradients cannot add up over micro-batches. "
+            "Take `max-autotune-no-cudagraphs`, or no accumulation."
+        )
+    if zero3:
+        raise RecipeError(
+            f"{KEY}: under ZeRO-3 parameters are gathered by hooks inside of each layer, which break its graph. "
+            "Remove the key, or take a profile of stage 1 or 2."
+        )
+    on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    if wanted.backend == INDUCTOR:
+        require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
+        if on_gpu and importlib.util.find_spec("triton") is None:
+            raise ResourceError(
+                f"{KEY}: {INDUCTOR} writes a GPU's kernels in Triton, which is not installed. Install it: pip install triton"
+            )
+
+
+def compile_layers(model: nn.Module, compiling: Compiling) -> int:
+    """Have each decoder layer compiled when it first trains; what is set up until then is in its graph.
+
+    Returns:
+        Modules that are compiled: a layer each, or several of a layer with experts.
+
+    Raises:
+        RecipeError: the model has no layers that can be found.
+    """
+    parts = list(compiled_parts(model))
+    if not parts:
+        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Remove the key.")
+    torch._dynamo.config.optimize_ddp = False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
+    compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
+    for part in parts:
+        part._compiled_call_impl = CompiledCall(part, compiled)  # type: ignore[assignment]  # where `Module.compile` puts it
+    return len(parts)
+
+
+def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Decoder layers; of those with experts, whose shapes change with what a router says, all parts beside them."""
+    for layer in decoder_layers(model):
+        if has_experts(layer):
+            yield from (part for part in layer.children() if not has_experts(part))
+        else:
+            yield layer
+
+
+def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    """The blocks that a model repeats, as transformers marks them."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def has_experts(module: nn.Module) -> bool:
+    """Whether a router inside of it sends tokens to experts."""
+    return any(".experts." in f".{name}" for name, _ in module.named_parameters())
+
+
+class CompiledCall:
+    """A module's call: compiled while it trains, and as it was written for all else."""
+
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self.module, self.compiled = module, compiled
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """With the module's hooks."""
+        if self.module.training and torch.is_grad_enabled():
+            return self.compiled(self.module, *inputs, **options)
+        return self.module._call_impl(*inputs, **options)
+
+
+def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+    """What is compiled. One function for all modules, so that those that are alike share a graph."""
+    recompute = vars(module).get(RECOMPUTE)
+    if recompute is None:
+        return module._call_impl(*inputs, **options)
+    return recompute(partial(module._call_impl, **options), *inputs)
+
+
+def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
+    """Of layers that transformers has set up to be checkpointed around their call; later versions do so inside of it anyway."""
+    if not CHECKPOINTS_AROUND_CALLS:
+        return
+    for layer in decoder_layers(model):
+        if layer.gradient_checkpointing and isinstance(layer._compiled_call_impl, CompiledCall):
+            vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
+            vars(layer)["_gradient_checkpointing_func"] = call_now
+
+
+def call_now(function: Any, *inputs: Any) -> Any:
+    """In the place of a checkpoint that is elsewhere."""
+    return function(*inputs)

@@ -1,0 +1,97 @@
+"""Frozen base weights in 4 bit under LoRA adapters (QLoRA, arXiv 2305.14314), by bitsandbytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.extend import did_you_mean
+from cpt.recipe.schema import LORA_QUANTIZATION
+
+KINDS = LORA_QUANTIZATION["quantize"]
+BLOCK, BLOCK_OF_SCALES = 64, 256
+BYTES_OF_4_BIT = {
+    False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
+    True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
+}
+"""Of each number, by whether the scales are quantized as well."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the weights of linear layers are kept."""
+
+    kind: str
+    """nf4: the quantiles of a normal distribution, fp4: floating-point numbers."""
+    double: bool
+    """The scales are quantized too."""
+
+    def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
+        """What transformers takes; embeddings and head stay as they are."""
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.kind,
+            bnb_4bit_use_double_quant=self.double,
+            bnb_4bit_compute_dtype=compute,
+            bnb_4bit_quant_storage=torch.uint8,
+        )
+
+
+def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
+    """What `model.lora` asks for; None where the base stays whole.
+
+    Raises:
+        RecipeError: no such kind.
+    """
+    kind = None if lora is None else lora.get("quantize")
+    if lora is None or kind is None:
+        if lora is not None and "double_quantize" in lora:
+            raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
+        return None
+    if kind not in KINDS:
+        known = [str(one) for one in KINDS]
+        raise RecipeError(f"`model.lora.quantize`: {kind!r} is none of {', '.join(known)}.{did_you_mean(str(kind), known)}")
+    double = lora.get("double_quantize", True)
+    if not isinstance(double, bool):
+        raise RecipeError(f"`model.lora.double_quantize`: expected true or false, got {double!r}.")
+    return Quantization(str(kind), double)
+
+
+def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quantization | None:
+    """Refuse what cannot be quantized here.
+
+    Args:
+        zero3: the weights are divided over processes.
+
+    Raises:
+        RecipeError: no such kind, or DeepSpeed's ZeRO-3.
+        ResourceError: bitsandbytes is not installed.
+    """
+    found = quantization_of(lora)
+    if found is None:
+        return None
+    if zero3 or is_deepspeed_zero3_enabled():
+        raise RecipeError(
+            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are small: leave "
+            "`training.deepspeed` out."
+        )
+    try:
+        import bitsandbytes  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - an extra
+    except ImportError as problem:
+        raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'") from problem
+    return found
+
+
+def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are peft's."""
+    return {key: value for key, value in lora.items() if key not in LORA_QUANTIZATION}
+
+
+def numbers_in(parameter: torch.Tensor) -> int:
+    """How many weights a parameter stands for; one in 4 bit holds two in each byte."""
+    state = vars(parameter).get("quant_state") if isinstance(parameter, torch.nn.Parameter) else None
+    return parameter.numel() if state is None else torch.Size(state.shape).numel()

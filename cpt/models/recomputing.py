@@ -1,0 +1,172 @@
+"""Activations that are computed again in the backward pass, or wait for it in the host's memory: the sub-keys of
+`training.gradient_checkpointing_kwargs`, the same for every version of transformers.
+
+`every_n_layers: 2` computes every second layer again. `selective: true` keeps the outputs of attention, which cost most to compute again
+and little to keep: [tokens, width] a layer. Matrix products are not kept: their outputs are most of what a layer keeps, so keeping them is
+what `every_n_layers` does with less bookkeeping. `offload: true` sends what is kept to pinned host memory on a stream of its own.
+"""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from cpt.errors import RecipeError
+from cpt.extend import did_you_mean
+from cpt.models.compiled import has_experts, move_checkpoints_into_graphs, wanted_compiling
+from cpt.ranks import tell
+
+SWITCHES = ("gradient_checkpointing", "activation_checkpointing")  # transformers' name, and its new one
+KEY = "`training.gradient_checkpointing_kwargs`"
+OURS = ("selective", "every_n_layers", "offload")
+TORCHS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
+ATTENTION_OPERATIONS = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "torch_attn::_varlen_attn",
+)
+FLASH_ATTENTION = "flash_attn"  # its packages, and its kernels of the Hub, whose names end in a hash
+
+
+@dataclass(frozen=True)
+class Recomputing:
+    """What the sub-keys ask for."""
+
+    checkpoints: bool = False
+    """Layers are computed again."""
+    selective: bool = False
+    every_n_layers: int = 1
+    offload: bool = False
+    of_torch: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
+    """Read and check them.
+
+    Args:
+        training: the recipe's section, or the attributes of the arguments made of it.
+        zero3: DeepSpeed keeps parameters in parts.
+        experts: the model has them.
+
+    Raises:
+        RecipeError: an unknown sub-key, a wrong value, or sub-keys that do not go together.
+    """
+    checkpoints = any(training.get(name) for name in SWITCHES)
+    given: Mapping[str, Any] = next((training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {})
+    for name in given:
+        if name not in (*OURS, *TORCHS):
+            raise RecipeError(f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}.")
+    selective, every, offload = given.get("selective", False), given.get("every_n_layers", 1), given.get("offload", False)
+    for name, value in (("selective", selective), ("offload", offload)):
+        if not isinstance(value, bool):
+            raise RecipeError(f"{KEY}: `{name}` is true or false, not {value!r}.")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
+    if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
+        raise RecipeError(
+            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove one of them."
+        )
+    of_torch = {name: value for name, value in given.items() if name in TORCHS}
+    found = Recomputing(checkpoints, selective, every, offload, of_torch)
+    refuse_together(found, compiles=wanted_compiling(training) is not None, zero3=zero3, experts=experts)
+    return found
+
+
+def refuse_together(found: Recomputing, *, compiles: bool, zero3: bool, experts: bool) -> None:
+    """What does not go together."""
+    if found.selective and found.of_torch.get("use_reentrant"):
+        raise RecipeError(f"{KEY}: `selective` needs torch's checkpoints of the newer kind. Remove `use_reentrant: true`.")
+    if compiles and found.of_torch.get("use_reentrant"):
+        raise RecipeError(f"{KEY}: compiled layers need torch's checkpoints of the newer kind. Remove `use_reentrant: true`.")
+    if found.selective and compiles and experts:
+        raise RecipeError(f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or `torch_compile`.")
+    if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
+        raise RecipeError(
+            f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed again. "
+            "Write `gradient_checkpointing: true` and no `every_n_layers`."
+        )
+
+
+def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
+    """Prepare the model, so that the Trainer's own switch turns on what is asked for.
+
+    Returns:
+        The context of each forward and backward pass.
+
+    Raises:
+        RecipeError: as `read_recomputing`.
+    """
+    wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
+    if wanted.checkpoints:
+        options = {"use_reentrant": False, **wanted.of_torch}  # torch's default is still the older kind
+        if wanted.every_n_layers > 1:
+            options["every_n_layers"] = wanted.every_n_layers
+        for name in SWITCHES:
+            if f"{name}_kwargs" in vars(arguments):
+                setattr(arguments, f"{name}_kwargs", dict(options))
+        whole = model.get_base_model() if isinstance(model, PeftModel) else model
+        if isinstance(whole, PreTrainedModel):
+            prepare_switch(whole, selective=wanted.selective)
+    if not wanted.offload:
+        return nullcontext()
+    if not torch.accelerator.is_available():
+        tell(f"{KEY}: `offload` does nothing here: without a GPU all activations are in the host's memory.")
+        return nullcontext()
+    return OffloadedActivations(model)
+
+
+def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
+    """Have the model's own switch use our context; a function does not belong into arguments that are written to files."""
+    switch_on = model.gradient_checkpointing_enable
+
+    def gradient_checkpointing_enable(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+        given = dict(gradient_checkpointing_kwargs or {})
+        if selective:
+            given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the older name, which both versions know
+            switch_on(gradient_checkpointing_kwargs=given, **options)
+        move_checkpoints_into_graphs(model)
+
+    model.gradient_checkpointing_enable = gradient_checkpointing_enable  # type: ignore[method-assign]
+
+
+def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    """The policy: attention's outputs stay, all else is computed again."""
+    name = operation.name().partition(".")[0]
+    keeps = name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class OffloadedActivations(AbstractContextManager["OffloadedActivations"]):
+    """TRL's offloading, made at the first step: only then all weights are where they stay, and it has to know them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.context: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> "OffloadedActivations":
+        """Before a forward pass."""
+        if self.context is None:
+            from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
+
+            self.context = get_act_offloading_ctx_manager(self.model)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        """After its backward pass."""
+        assert self.context is not None, "it was entered"
+        self.context.__exit__(*problem)

@@ -1,0 +1,97 @@
+"""AdamW (arXiv 1711.05101) in all its forms: which one the weights' type asks for, and those that save memory."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cpt.optim.fused_adamw import FusedAdamW
+from cpt.optim.groups import ParameterGroups
+from cpt.optim.master_weights import AdamWWithMaster
+from cpt.optim.quantized_moments import require_bitsandbytes
+from cpt.optim.rounding import Rounding
+from cpt.optim.small_adamw import SmallAdamW
+
+DEFAULT_ROUNDING: Rounding = "kahan"
+
+
+def adamw(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+    rounding: Rounding | None = None,
+) -> torch.optim.Optimizer:
+    """AdamW with torch's fused kernel; weights in half precision have an fp32 master copy, and their moments are fp32 as well.
+
+    Args:
+        rounding: of bfloat16 weights, in place of a master copy.
+    """
+    if not any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"]):
+        return FusedAdamW(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay)
+    if rounding is None:
+        return AdamWWithMaster(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay)
+    return SmallAdamW(
+        groups,
+        lr=learning_rate,
+        betas=(betas[0], betas[1]),
+        eps=eps,
+        weight_decay=weight_decay,
+        eight_bit=False,
+        paged=False,
+        rounding=rounding,
+    )
+
+
+def fused_by_torch(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+) -> torch.optim.Optimizer:
+    """Torch's own, with states in the parameters' type."""
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)
+
+
+def adamw_8bit(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+    rounding: Rounding = DEFAULT_ROUNDING,
+) -> torch.optim.Optimizer:
+    """AdamW with moments in 8 bit (arXiv 2110.02861), by bitsandbytes; those of embeddings are fp32.
+
+    Args:
+        rounding: of bfloat16 weights; fp32 weights are not rounded.
+
+    Raises:
+        ResourceError: bitsandbytes is not installed.
+    """
+    require_bitsandbytes("`optimizer.name`: adamw_8bit")
+    options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    return SmallAdamW(groups, lr=learning_rate, eight_bit=True, paged=False, rounding=rounding, **options)  # type: ignore[arg-type]
+
+
+def paged_adamw_8bit(
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+    rounding: Rounding = DEFAULT_ROUNDING,
+) -> torch.optim.Optimizer:
+    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU in pieces.
+
+    Raises:
+        ResourceError: bitsandbytes is not installed.
+    """
+    require_bitsandbytes("`optimizer.name`: paged_adamw_8bit")
+    options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    return SmallAdamW(groups, lr=learning_rate, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]

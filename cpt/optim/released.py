@@ -1,0 +1,113 @@
+"""Gradients that never add up in memory: each parameter is updated in the backward pass, and its gradient dropped at once.
+
+The norm of the whole gradient is known when the last parameter has been updated already, so it cannot be clipped, and a step cannot be
+judged by it. Each parameter is still left as it is where its own gradient is not finite.
+"""
+
+from typing import Any
+
+import torch
+
+from cpt.errors import RecipeError
+from cpt.ranks import world_size
+from cpt.recipe.schema import Recipe
+
+RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")
+"""Optimizers whose update of a parameter needs nothing of another."""
+DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
+WHOLE = "an update needs the whole gradient"
+
+
+class ReleasedGradients:
+    """Hooks on parameters that let an optimizer step each by itself.
+
+    The states are the optimizer's own, as without them, so a checkpoint does not know how it came about.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer: Any = optimizer
+        self.group_of = {parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+        self.hooks = [parameter.register_post_accumulate_grad_hook(self.step_one) for parameter in self.group_of]
+        self.skip: torch.Tensor | None = None
+        self.squares: torch.Tensor | None = None
+
+    def begin(self, skip: torch.Tensor | None) -> None:
+        """A backward pass comes.
+
+        Args:
+            skip: on the device, whether its updates are to be left out.
+        """
+        self.skip, self.squares = skip, None
+
+    def step_one(self, parameter: torch.Tensor) -> None:
+        """Its gradient is complete."""
+        assert parameter.grad is not None, "the hook is called when it is there"
+        square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
+        self.squares = square if self.squares is None else self.squares + square
+        left_out = ~square.isfinite() if self.skip is None else self.skip | ~square.isfinite()
+        groups = self.optimizer.param_groups
+        self.optimizer.found_inf = left_out.float()
+        self.optimizer.param_groups = [{**groups[self.group_of[parameter]], "params": [parameter]}]
+        try:
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = groups
+        parameter.grad = None
+
+    def norm(self) -> torch.Tensor:
+        """Of the whole gradient that was."""
+        return torch.zeros(()) if self.squares is None else self.squares.sqrt()
+
+    def remove(self) -> None:
+        """Gradients stay again."""
+        for hook in self.hooks:
+            hook.remove()
+        self.optimizer.found_inf = None
+
+
+def releases_gradients(recipe: Recipe) -> bool:
+    """Whether the recipe asks for it."""
+    return bool(recipe.optimizer.options.get("release_gradients", False))
+
+
+def check_release(recipe: Recipe, *, deepspeed: bool) -> None:
+    """Refuse what needs a whole gradient.
+
+    Raises:
+        RecipeError: with what to write instead.
+    """
+    if not releases_gradients(recipe):
+        return
+    name, training = recipe.optimizer.name, recipe.training
+    if name not in RELEASING:
+        raise RecipeError(f"`optimizer.release_gradients`: {WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write false.")
+    if deepspeed:
+        raise RecipeError(
+            "`optimizer.release_gradients`: DeepSpeed takes the gradients itself. Write false, or leave `training.deepspeed` out."
+        )
+    if world_size() > 1:
+        raise RecipeError(
+            f"`optimizer.release_gradients` works on one GPU: the gradients of {world_size()} have to meet before an update. "
+            "Start one process, or write false and take a DeepSpeed profile (ZeRO-2 divides gradients over the GPUs)."
+        )
+    if training.get("fp16"):
+        raise RecipeError(f"`optimizer.release_gradients`: {WHOLE} to find the scale of fp16. Write `training.bf16: true` in its place.")
+    if training.get("max_grad_norm", 1.0):
+        raise RecipeError(
+            "`optimizer.release_gradients`: the norm of the whole gradient is only known after the updates, too late to clip by it. "
+            "Write `training.max_grad_norm: 0`; safety.loss_guard still leaves out steps whose loss is far off."
+        )
+    if (steps := accumulation(recipe)) != 1:
+        key = "budget.global_batch_tokens" if recipe.budget.global_batch_tokens is not None else "training.gradient_accumulation_steps"
+        raise RecipeError(
+            f"`optimizer.release_gradients`: gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). "
+            "Let one micro-batch be the step: `training.gradient_accumulation_steps: 1`, and as many rows as fit."
+        )
+
+
+def accumulation(recipe: Recipe) -> int:
+    """Micro-batches in a step of one process."""
+    if recipe.budget.global_batch_tokens is None:
+        return int(recipe.training.get("gradient_accumulation_steps", 1))
+    rows = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+    return max(1, recipe.budget.global_batch_tokens // (rows * recipe.data.sequence_length))

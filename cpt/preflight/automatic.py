@@ -1,0 +1,105 @@
+"""Put values in the place of `auto`, for the machine and the processes that are here."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from cpt.errors import RecipeError
+from cpt.hardware import find_gpus, host_memory_gib
+from cpt.models.config import load_config
+from cpt.planner.activations import count_activations
+from cpt.planner.automatic import chosen_values
+from cpt.planner.facts import facts_of
+from cpt.planner.setup import Setup, attention_on_gpu, setup_of
+from cpt.planner.target import Target, peak_of
+from cpt.ranks import main_process_decides, tell, world_size
+from cpt.recipe.automatic import ACCUMULATION, CHECKPOINTING, LOADING, MICRO_BATCH, automatic_keys
+from cpt.recipe.schema import Recipe
+from cpt.stages.deepspeed_profile import Profile, read_profile
+
+ANY = {MICRO_BATCH: 1, ACCUMULATION: 1, **dict.fromkeys(CHECKPOINTING, False), **dict.fromkeys(LOADING, 0)}
+
+
+def with_chosen_values(
+    recipe: Recipe,
+    *,
+    deepspeed: str | Profile | None = None,
+    config: PreTrainedConfig | None = None,
+    target: Target | None = None,
+    processes: int | None = None,
+    share: float = 1.0,
+) -> Recipe:
+    """The recipe with numbers where it says `auto`, each of them told; the same one where it says it nowhere.
+
+    Args:
+        deepspeed: the profile in force, where it is not the recipe's.
+        config: of the model, where the caller has it.
+        target: the machine that is meant; by default the one that this process is on.
+        processes: by default those that run now.
+        share: of a GPU's memory that the run may have.
+
+    Raises:
+        RecipeError: the model's memory cannot be planned.
+        ResourceError: the model's config cannot be had.
+    """
+    if not automatic_keys(recipe.training):
+        return recipe
+    number = processes or world_size()
+    values = main_process_decides(partial(values_here, recipe, deepspeed, config, target, number, share))
+    for key in automatic_keys(recipe.training):
+        value = values[key]
+        tell(f"training.{key}: auto is {'decided by the others' if value is None else value} {'here' if target is None else 'there'}.")
+    training = {key: values.get(key, value) for key, value in recipe.training.items()}
+    return recipe.model_copy(update={"training": {key: value for key, value in training.items() if key not in values or value is not None}})
+
+
+def with_any_values(recipe: Recipe) -> Recipe:
+    """The recipe with numbers that nobody chose, for whoever only looks at other keys."""
+    asked = automatic_keys(recipe.training)
+    training = {key: ANY[key] if key in asked else value for key, value in recipe.training.items()}
+    return recipe.model_copy(update={"training": training})
+
+
+def values_here(
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig | None,
+    target: Target | None,
+    processes: int,
+    share: float,
+) -> Mapping[str, Any]:
+    """What is chosen, by key; None leaves a key out."""
+    asked = automatic_keys(recipe.training)
+    told = with_any_values(recipe)
+    profile = deepspeed or recipe.training.get("deepspeed")
+    shape = config if config is not None else load_config(recipe.model)
+    on_cpu = target.on_cpu if target is not None else bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+    attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(told, shape)
+    setup = setup_of(told, processes, read_profile(profile) if profile else None, attention=attention, on_cpu=on_cpu)
+    rows = (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * processes)
+
+    def count(of: Setup) -> Any:
+        return facts_of(shape, of.lora, of.sequence_length), count_activations(shape, of)
+
+    try:
+        return chosen_values(
+            recipe.training, setup, target or this_machine(processes, on_cpu=on_cpu), count, rows=max(1, rows), share=share
+        )
+    except Exception as problem:  # of a model's own code
+        raise RecipeError(
+            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned ({type(problem).__name__}: {problem}). "
+            "Write a number; `cpt rehearse` tries it."
+        ) from problem
+
+
+def this_machine(processes: int, *, on_cpu: bool) -> Target:
+    """Its smallest GPU, or what a process has of its own memory."""
+    memory = host_memory_gib()
+    gpus = [] if on_cpu else find_gpus()
+    if not gpus:
+        return Target("CPU", 0, memory / processes, 1.0, "", memory, "this machine")
+    smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
+    return Target(smallest.name, processes, smallest.memory_gib, peak_of(smallest.name), "", memory, "this machine")

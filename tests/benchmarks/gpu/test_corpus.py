@@ -1,0 +1,34 @@
+import random
+from dataclasses import replace
+from statistics import mean
+
+import torch
+
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.corpus import IGNORED, SingleDocuments, content_of, lengths_of, padded
+
+
+def row(lengths, size):
+    ids = torch.arange(1, size + 1)
+    positions = torch.cat([torch.arange(length) for length in (*lengths, size - sum(lengths)) if length])
+    labels = torch.where((positions == 0) | (torch.arange(size) >= sum(lengths)), IGNORED, ids)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+
+def test_padding_is_no_document():
+    assert content_of(row([3, 4], 10)).lengths == [3, 4] and content_of(row([3, 7], 10)).tokens == 10
+
+
+def test_documents_have_the_lengths_that_are_said():
+    case = CASES["D"]
+    lengths = lengths_of(case, random.Random(1))
+    assert abs(mean(lengths) - 700) < 35 and max(lengths) <= case.tokens and sum(lengths) > case.steps * case.rows * case.tokens
+    assert set(lengths_of(replace(CASES["C"], steps=2), random.Random(1))) == {4096}
+
+
+def test_the_trainer_gets_documents_one_by_one_and_pads_them():
+    documents = SingleDocuments([row([3, 4], 10), row([5], 10)], 2)
+    assert [len(documents[number]["input_ids"]) for number in range(len(documents))] == [3, 4, 5]
+    batch = padded([documents[0], documents[2]])
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]] and batch["attention_mask"].sum(1).tolist() == [3, 5]
+    assert batch["labels"][0].tolist() == [IGNORED, 2, 3, IGNORED, IGNORED]

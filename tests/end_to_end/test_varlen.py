@@ -1,0 +1,73 @@
+"""A run that keeps documents apart by their bounds learns what it would learn with masks."""
+
+import threading
+
+import pytest
+import torch
+from launching import launch, losses, zero_profile
+from tiny import write_recipe
+
+from cpt.data.build import build_data
+from cpt.models import documents, varlen_attention
+from cpt.models.build import build_model
+from cpt.models.documents import BOUNDS
+from cpt.recipe.load import load_recipe
+from cpt.stages.build import build_trainer
+from cpt.tokenizer.load import load_tokenizer
+
+
+def trainer_of(sections, folder, attention):
+    sections = {**sections, "name": attention, "model": {**sections["model"], "attention": attention}}
+    recipe = load_recipe(write_recipe(sections, folder / f"{attention}.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
+    return build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed, packed=True), tokenizer, data)
+
+
+def figures(trainer):
+    """Losses of each step, and of the evaluations."""
+    trainer.train()
+    return [value for line in trainer.state.log_history for name, value in line.items() if name.endswith("loss")]
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{}, {"gradient_checkpointing": True, "use_liger_kernel": True, "dataloader_num_workers": 1}],
+    ids=["plain", "checkpointing, chunked loss, workers"],
+)
+def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path, training, monkeypatch):
+    tiny_recipe["training"] |= training
+    tiny_recipe["evaluation"] = {"every_tokens": 1024, "perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
+    expected = figures(trainer_of(tiny_recipe, tmp_path, "sdpa"))
+    calls, in_training = [], []
+    attend, bounds_of = varlen_attention.attend_each, documents.document_bounds
+
+    def watched(positions):
+        if threading.current_thread() is threading.main_thread():
+            in_training.append(torch.is_grad_enabled())
+        return bounds_of(positions)
+
+    monkeypatch.setattr(varlen_attention, "attend_each", lambda *given: calls.append(1) or attend(*given))
+    monkeypatch.setattr(documents, "document_bounds", watched)
+    assert figures(trainer_of(tiny_recipe, tmp_path, "varlen")) == pytest.approx(expected, rel=1e-5)
+    assert len(expected) > 8 and len(calls) >= 8 * 2 * 2, "steps, micro-batches, layers"
+    assert in_training and not any(in_training), "the loader finds the bounds of training, the model those of evaluations"
+
+
+def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
+    plain, packed = (next(iter(trainer_of(tiny_recipe, tmp_path, name).get_train_dataloader())).keys() for name in ("sdpa", "varlen"))
+    assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS}
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does_also_with_partitioned_weights(tiny_recipe, tmp_path):
+    tiny_recipe["model"]["attention"] = "varlen"
+    results = {}
+    for name, processes, stage in (("one", 1, None), ("two", 2, None), ("partitioned", 2, 3)):
+        path = write_recipe({**tiny_recipe, "name": name}, tmp_path / f"{name}.yaml")
+        arguments = () if stage is None else (f"training.deepspeed={zero_profile(tmp_path, stage)}",)
+        result = launch(path, way="torchrun", processes=processes, arguments=arguments)
+        assert result.returncode == 0, result.stdout + result.stderr
+        results[name] = losses(tmp_path / "runs" / name)
+    for name in ("two", "partitioned"):
+        assert results[name] == pytest.approx(results["one"], rel=1e-5)

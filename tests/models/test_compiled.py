@@ -1,0 +1,177 @@
+"""Layers that are alike share one graph, nothing else is compiled, and losses stay what they were."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import make_tokenizer, tiny_config
+from torch import _dynamo as dynamo
+
+from cpt.errors import RecipeError, ResourceError
+from cpt.models.build import build_model
+from cpt.models.compiled import Compiling, check_compiling, compile_layers, compiled_parts, take_compiling, wanted_compiling
+from cpt.models.recomputing import set_up_recomputing
+from cpt.recipe.schema import Model
+
+CHECKPOINTS = {"off": None, "on": {}, "selective": {"selective": True}}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    yield
+    dynamo.reset()
+
+
+def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None):
+    """In the Trainer's order: layers are compiled first, and checkpoints switched on after."""
+    torch.manual_seed(0)
+    config = tiny_config(family)
+    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
+    model = build_model(Model(from_scratch=True, config=config, lora=lora), make_tokenizer()).train()
+    arguments = SimpleNamespace(
+        gradient_checkpointing=checkpoints is not None, gradient_checkpointing_kwargs=checkpoints, torch_compile=False
+    )
+    set_up_recomputing(model, arguments)
+    if compiling is not None:
+        compile_layers(model, compiling)
+    if checkpoints is not None:
+        options = dict(arguments.gradient_checkpointing_kwargs)
+        every = options.pop("every_n_layers", 1)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options, every_n_layers=every)
+    return model
+
+
+def losses(model, steps=3, rows=2):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ids = torch.randint(4, 96, (steps, rows, 24), generator=torch.Generator().manual_seed(1))
+    found = []
+    for row in ids:
+        loss = model(input_ids=row, labels=row, position_ids=torch.arange(24).expand(rows, 24)).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def graphs():
+    return dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("checkpoints", CHECKPOINTS.values(), ids=CHECKPOINTS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "nemotron"])
+def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, checkpoints):
+    expected = losses(built(family, checkpoints=checkpoints))
+    model = built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))
+    found = losses(model, steps=1)
+    assert graphs() == 1 and not dynamo.utils.counters["graph_break"]
+    assert dynamo.utils.counters["frames"]["ok"] == dynamo.utils.counters["frames"]["total"] == 1
+    assert found == expected[:1] and losses(built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))) == expected
+    assert graphs() == 1, "another model of the same shape, and more micro-batches, compile nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "adapters"])
+@pytest.mark.parametrize("family", ["cpt-gpt2", "minimind2", "minimind3", "qwen2", "qwen3", "llama", "gpt2", "nemotron"])
+def test_each_family_and_its_adapters_have_one_graph(family, lora):
+    expected = losses(built(family, lora=lora))
+    assert losses(built(family, lora=lora, compiling=Compiling("aot_eager"))) == expected and graphs() == 1
+
+
+@pytest.mark.parametrize("checkpoints", [None, {}], ids=["off", "on"])
+def test_of_layers_with_experts_the_rest_is_compiled(checkpoints):
+    expected = losses(built("minimind2_moe", checkpoints=checkpoints))
+    model = built("minimind2_moe", checkpoints=checkpoints, compiling=Compiling("aot_eager"))
+    assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
+    assert losses(model) == pytest.approx(expected, rel=1e-6) and graphs() == 2
+
+
+def test_every_second_layer_checkpointed_makes_two_graphs():
+    model = built("llama", layers=4, checkpoints={"every_n_layers": 2}, compiling=Compiling("aot_eager"))
+    assert losses(model) == losses(built("llama", layers=4)) and graphs() == 2
+
+
+def test_evaluation_and_generation_of_any_shape_compile_nothing():
+    model, plain = built("llama", compiling=Compiling("aot_eager")), built("llama")
+    losses(model, steps=1)
+    losses(plain, steps=1)
+    before = dynamo.utils.counters["frames"]["total"]
+    model.eval()
+    plain.eval()
+    for length in range(3, 20):
+        ids = torch.arange(4, 4 + length)[None]
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, plain(ids).logits)
+    wanted = {"inputs": torch.tensor([[5, 6]]), "max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(model.generate(**wanted), plain.generate(**wanted))
+    assert dynamo.utils.counters["frames"]["total"] == before
+    model.train()
+    losses(model, steps=1)
+    assert graphs() == 1, "training goes on with its graph"
+
+
+def test_a_smaller_micro_batch_is_one_graph_more():
+    model = built("llama", compiling=Compiling("aot_eager"))
+    losses(model, rows=4)
+    losses(model, rows=2)
+    losses(model, rows=2)
+    assert graphs() == 2
+
+
+def test_weights_keep_their_names(tmp_path):
+    plain, model = built("llama"), built("llama", compiling=Compiling("aot_eager"))
+    losses(model, steps=1)
+    losses(plain, steps=1)
+    weights = model.state_dict()
+    assert list(weights) == list(plain.state_dict()) and all(
+        torch.equal(weights[name], value) for name, value in plain.state_dict().items()
+    )
+    model.save_pretrained(tmp_path)
+    assert all(torch.equal(value, weights[name]) for name, value in type(model).from_pretrained(tmp_path).state_dict().items())
+
+
+@pytest.mark.slow
+def test_inductors_kernels_have_the_same_losses():
+    expected = losses(built("llama", layers=2, checkpoints={"selective": True}), steps=4)
+    found = losses(built("llama", layers=2, checkpoints={"selective": True}, compiling=Compiling()), steps=4)
+    assert found == pytest.approx(expected, rel=1e-5) and graphs() == 1
+
+
+def test_hugging_face_no_longer_compiles_what_is_taken():
+    arguments = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode="max-autotune-no-cudagraphs")
+    assert take_compiling(arguments) == Compiling("inductor", "max-autotune-no-cudagraphs")
+    assert take_compiling(arguments) is None and arguments.torch_compile_backend is None
+    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default") and wanted_compiling({}) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "zero3", "message"),
+    [
+        ({"torch_compile_backend": "inducter"}, False, "no backend called `inducter`. Did you mean `inductor`?"),
+        ({"torch_compile_mode": "max_autotune"}, False, "no mode called `max_autotune`. Did you mean `max-autotune`?"),
+        ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "modes are inductor's"),
+        ({"torch_compile_mode": "reduce-overhead", "gradient_accumulation_steps": 2}, False, "gradients cannot add up"),
+        ({"torch_compile": True}, True, "ZeRO-3 .* Remove the key, or take a profile of stage 1 or 2"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(training, zero3, message):
+    with pytest.raises(RecipeError, match=message):
+        check_compiling(training, zero3=zero3, has_gpu=False)
+
+
+def test_a_compiler_that_is_missing_is_named_before_the_start(monkeypatch):
+    check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
+    monkeypatch.setattr("cpt.models.compiled.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match="Install it: pip install triton"):
+        check_compiling({"torch_compile": True}, zero3=False, has_gpu=True)
+    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
+    with pytest.raises(ResourceError, match=r"needs g\+\+, not found here. Install: apt-get install g\+\+"):
+        check_compiling({"torch_compile": True}, zero3=False, has_gpu=False)
+    check_compiling({"torch_compile_backend": "aot_eager"}, zero3=False, has_gpu=True)
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(RecipeError, match="Linear has no decoder layers"):
+        compile_layers(torch.nn.Linear(2, 2), Compiling("eager"))

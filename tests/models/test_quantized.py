@@ -1,0 +1,124 @@
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import write_recipe
+from tiny_models import make_tokenizer, tiny_config
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cpt.checkpoints.merge_lora import put_on
+from cpt.checkpoints.trained import find_trained
+from cpt.errors import RecipeError, ResourceError
+from cpt.models.adapters import check_lora_options
+from cpt.models.build import build_model
+from cpt.models.inventory import count_model_parameters
+from cpt.models.quantized import BYTES_OF_4_BIT, Quantization, check_quantization, numbers_in, quantization_of, without_quantization
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Model
+from cpt.train import train
+
+pytest.importorskip("bitsandbytes")
+QLORA = {"r": 4, "quantize": "nf4", "double_quantize": True}
+WIDE = {**tiny_config("llama"), "hidden_size": 128, "intermediate_size": 256}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer = make_tokenizer()
+    build_model(Model(from_scratch=True, config=WIDE), tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def built(folder, **lora):
+    return build_model(Model(path=str(folder), dtype="bfloat16", lora={**QLORA, **lora}), make_tokenizer())
+
+
+def test_linear_layers_are_in_4_bit_and_embedding_head_norms_and_adapters_are_not(base):
+    model = built(base)
+    types = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    packed = {name for name, dtype in types.items() if dtype == torch.uint8}
+    assert packed == {name for name in types if ".base_layer." in name} and len(packed) == 2 * 7
+    assert {types[name] for name in types if "lora_" in name} == {torch.float32}
+    assert {types[name] for name in types if "lora_" not in name} - {torch.uint8} == {torch.bfloat16}
+    assert {parameter.requires_grad for name, parameter in model.named_parameters() if "lora_" not in name} == {False}
+
+
+def test_parameters_are_counted_and_not_bytes(base):
+    whole = build_model(Model(path=str(base)), make_tokenizer())
+    model = built(base)
+    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if "lora_" in name)
+    assert count_model_parameters(model.get_base_model()).total == count_model_parameters(whole).total + adapters
+    assert numbers_in(torch.nn.Parameter(torch.zeros(3, 4))) == 12
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_weight_takes_the_bytes_that_are_planned(base, double):
+    layer = built(base, double_quantize=double).get_base_model().model.layers[0].mlp.gate_proj.base_layer.weight
+    scales = layer.quant_state.absmax.nbytes + (layer.quant_state.state2.absmax.nbytes if double else 0)
+    assert (layer.nbytes + scales) / numbers_in(layer) == pytest.approx(BYTES_OF_4_BIT[double], rel=0.001)
+
+
+def test_gradients_reach_adapters_and_the_loss_is_near_that_of_the_whole_model(base):
+    ids = torch.randint(4, 96, (2, 16), generator=torch.Generator().manual_seed(0))
+    model, whole = built(base), build_model(Model(path=str(base), dtype="bfloat16"), make_tokenizer())
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    assert loss.item() == pytest.approx(whole(input_ids=ids, labels=ids).loss.item(), rel=0.02)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert all(parameter.grad is not None for parameter in learning) and any(parameter.grad.abs().max() > 0 for parameter in learning)
+
+
+def recipe_of(sections, folder, base, name="qlora", **changes):
+    sections = {**sections, "name": name, "stage": "cpt", "output_dir": str(folder / "runs")}
+    sections |= {"model": {"path": str(base), "lora": QLORA, "dtype": "bfloat16"}, "tokenizer": {"path": str(base)}}
+    return load_recipe(write_recipe({**sections, **changes}, folder / f"{name}.yaml"))
+
+
+def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, tmp_path, tokenizer_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    base = tmp_path / "base"
+    wide = {**WIDE, "vocab_size": len(tokenizer)}
+    build_model(Model(from_scratch=True, config=wide), tokenizer).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    every = {"checkpoints": {"every_steps": 4, "keep": 9}}
+    final = train(recipe_of(tiny_recipe, tmp_path, base, **every))
+    assert find_trained(final.parent).is_adapter
+    adapter = final / "adapter"
+    assert "quantization_config" not in json.loads((final / "config.json").read_text())
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    expected = put_on(whole, adapter).merge_and_unload(safe_merge=True).state_dict()
+    merged = AutoModelForCausalLM.from_pretrained(final, dtype="auto").state_dict()
+    assert merged.keys() == expected.keys() and all(torch.equal(merged[name], expected[name]) for name in expected)
+
+    again = train(recipe_of(tiny_recipe, tmp_path, base, name="again", **every), resume=final.parent / "checkpoint-4")
+    one, other = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("lora", "complaint"),
+    [
+        ({"quantize": "nf5"}, "'nf5' is none of nf4, fp4. Did you mean `nf4`"),
+        ({"quantize": "nf4", "double_quantize": "yes"}, "expected true or false, got 'yes'"),
+        ({"double_quantize": True}, "`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(lora, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        check_lora_options(lora)
+
+
+def test_what_is_meant(monkeypatch):
+    assert quantization_of(None) is None and quantization_of({"r": 4}) is None
+    assert quantization_of({"quantize": "fp4"}) == Quantization("fp4", True)
+    assert without_quantization(QLORA) == {"r": 4}
+    with pytest.raises(RecipeError, match="ZeRO-3 divides weights"):
+        check_quantization(QLORA, zero3=True)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ResourceError, match=r"`model.lora.quantize` needs bitsandbytes.*pip install 'cpt\[bitsandbytes\]'"):
+        check_quantization(QLORA, zero3=False)

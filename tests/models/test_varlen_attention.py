@@ -1,0 +1,306 @@
+import pytest
+import torch
+from tiny_models import SHAPE, make_tokenizer, tiny_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen
+from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from cpt.errors import RecipeError
+from cpt.models import varlen_attention
+from cpt.models.build import build_model
+from cpt.models.documents import BOUNDS, document_bounds
+from cpt.models.varlen_attention import VARLEN, attend_each, package_kernel, register_varlen, takes, torch_kernel, why_not_varlen
+from cpt.recipe.schema import Model
+
+LENGTHS = ((9, 4, 1, 10), (16, 8))  # of the documents in two rows
+POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])
+IDS = torch.randint(3, 96, POSITIONS.shape, generator=torch.Generator().manual_seed(0))
+LABELS = torch.where(POSITIONS == 0, -100, IDS)
+BATCH = {"input_ids": IDS, "position_ids": POSITIONS, "labels": LABELS}
+MISTRAL = {"model_type": "mistral", **SHAPE, "intermediate_size": 48, "sliding_window": 4, "bos_token_id": 1, "eos_token_id": 2}
+ALONE = {"router_aux_loss_coef": 0.0}  # of a batch, not of a document
+MODELS = {
+    **{name: tiny_config(name) for name in ("llama", "qwen3", "nemotron", "cpt-gpt2", "gpt2", "minimind2", "minimind3", "deepseek_v3")},
+    **{name: tiny_config(name) | ALONE for name in ("minimind2_moe", "minimind3_moe", "qwen3_moe")},
+    "mistral, window 4": MISTRAL,
+}
+
+
+def built(config, attention):
+    return build_model(Model(from_scratch=True, config=config, attention=attention), make_tokenizer(), seed=1).train()
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def alone(model):
+    """The loss of all documents, each of which is a row by itself, and its gradients."""
+    losses = []
+    for row, lengths in enumerate(LENGTHS):
+        begin = 0
+        for length in lengths:
+            piece = {name: values[row : row + 1, begin : begin + length] for name, values in BATCH.items()}
+            begin += length
+            if length > 1:
+                losses.append((length - 1) * model(**piece).loss)
+    loss = sum(losses) / (LABELS != -100).sum()
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often documents were attended to one by one, and how many masks were made."""
+    counted = {"varlen": 0, "masks": 0}
+
+    def attending(*arguments):
+        counted["varlen"] += 1
+        return attend_each(*arguments)
+
+    def making(*arguments, **options):
+        counted["masks"] += 1
+        return sdpa_mask(*arguments, **options)
+
+    register_varlen()
+    monkeypatch.setattr(varlen_attention, "attend_each", attending)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, VARLEN, making)
+    monkeypatch.setattr(varlen_attention, "register_varlen", lambda: None)
+    monkeypatch.setattr("cpt.models.attention.register_varlen", lambda: None)
+    return counted
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_documents_give_the_loss_and_gradients_of_each_alone(name, checkpointing, calls):
+    expected, of_each = alone(built(MODELS[name], "sdpa"))
+    model = built(MODELS[name], VARLEN)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    loss = model(**BATCH).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
+    ours = gradients(model)
+    assert ours.keys() == of_each.keys()
+    for parameter, gradient in ours.items():
+        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+    assert calls == {"varlen": model.config.num_hidden_layers * (2 if checkpointing else 1), "masks": 0}
+
+
+def test_leaking_documents_would_have_been_seen():
+    model = built(MODELS["llama"], VARLEN)
+    leaking = model(input_ids=IDS, position_ids=torch.arange(24).expand(2, -1), labels=LABELS).loss
+    assert (leaking - model(**BATCH).loss).abs() > 1e-3
+
+
+def test_bounds_of_the_batch_are_taken_and_bounds_of_another_batch_never(calls):
+    model = built(MODELS["nemotron"], VARLEN)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    expected, of_each = alone(built(MODELS["nemotron"], "sdpa"))
+    first = model(**BATCH, **{BOUNDS: document_bounds(POSITIONS)}).loss
+    other = model(input_ids=IDS.flip(1), position_ids=torch.arange(24).expand(2, -1), labels=IDS).loss
+    with pytest.raises(IndexError):  # a forward pass that fails in between
+        model(input_ids=IDS + 1000, position_ids=POSITIONS)
+    first.backward()  # computes its layers again, after two other batches
+    torch.testing.assert_close(first.detach(), expected, rtol=0, atol=1e-5)
+    for parameter, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+    other.backward()
+
+
+def test_rows_with_a_mask_are_attended_to_as_by_sdpa(calls):
+    mask = (torch.arange(24) < torch.tensor([[24], [15]])).long()
+    theirs, ours = (built(MISTRAL, name)(input_ids=IDS, attention_mask=mask).logits for name in ("sdpa", VARLEN))
+    assert torch.equal(ours, theirs) and calls["varlen"] == 0 and calls["masks"] > 0
+
+
+def test_generation_with_a_cache_is_that_of_sdpa(calls):
+    prompt = IDS[:1, :9]
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False, "use_cache": True, "pad_token_id": 0}
+    theirs, ours = (built(MODELS["llama"], name).eval().generate(prompt, **options) for name in ("sdpa", VARLEN))
+    assert torch.equal(ours, theirs) and calls["varlen"] == 0
+
+
+def test_the_name_does_not_go_into_the_exported_config(tmp_path):
+    built(MODELS["llama"], VARLEN).save_pretrained(tmp_path)
+    assert VARLEN not in (tmp_path / "config.json").read_text()
+
+
+def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
+    seen = []
+    monkeypatch.setattr(varlen_attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given))
+    with torch.autocast("cpu", torch.bfloat16):
+        built(MODELS["llama"], VARLEN)(**BATCH).loss.backward()
+    built(MODELS["llama"], VARLEN).to(torch.bfloat16)(**BATCH)
+    assert seen == [torch.bfloat16] * 4
+
+
+# --- torch's kernel: the operator as it is called, computed on the CPU by the definition --------------------------------------------------
+
+
+def probabilities(query, key, cu_seq_q, is_causal, scale, window_size):
+    """[heads, queries, keys], and the logarithms of the sums; keys have as many heads as queries."""
+    left, right = window_size
+    assert right == 0 and is_causal == (left == -1) and query.shape[-1] % 8 == 0
+    token = torch.arange(len(query))
+    document = torch.bucketize(token, cu_seq_q[1:].long(), right=True)
+    distance = token[:, None] - token[None]
+    seen = (document[:, None] == document[None]) & (distance >= 0) & ((distance <= left) if left >= 0 else True)
+    scores = (torch.einsum("qhd,khd->hqk", query, key) * scale).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+def by_definition(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, *_):
+    """What the flash kernels compute; no part of it knows of our functions."""
+    key, value = (of.repeat_interleave(query.shape[1] // of.shape[1], 1) for of in (key, value))
+    shares, sums = probabilities(query, key, cu_seq_q, is_causal, scale, window_size)
+    return torch.einsum("hqk,khd->qhd", shares, value), sums, torch.zeros(2, dtype=torch.uint64)
+
+
+def backward_by_definition(gradient, query, key, value, out, sums, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window_size=None):
+    """Its derivative: of a softmax, p * (g - sum(g * p))."""
+    heads = key.shape[1]
+    key, value = (of.repeat_interleave(query.shape[1] // of.shape[1], 1) for of in (key, value))
+    shares, _ = probabilities(query, key, cu_q, is_causal, scale, window_size)
+    of_shares = torch.einsum("qhd,khd->hqk", gradient, value)
+    of_scores = scale * shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))
+    grouped = (torch.einsum("hqk,qhd->khd", of_scores, query), torch.einsum("hqk,qhd->khd", shares, gradient))
+    of_key, of_value = (of.unflatten(1, (heads, -1)).sum(2) for of in grouped)
+    return torch.einsum("hqk,khd->qhd", of_scores, key), of_key, of_value
+
+
+@pytest.fixture
+def kernel_on_cpu(monkeypatch):
+    varlen._varlen_attn.register_kernel("cpu")(by_definition)
+    varlen._varlen_attn_backward.register_kernel("cpu")(backward_by_definition)
+    monkeypatch.setattr(varlen_attention, "has_kernel", lambda query, dtype: True)
+
+
+@pytest.mark.parametrize("name", ["llama", "nemotron", "deepseek_v3", "mistral, window 4", "minimind2_moe"])
+def test_the_kernel_is_called_so_that_it_gives_what_the_reference_gives(name, kernel_on_cpu):
+    expected, of_each = alone(built(MODELS[name], "sdpa"))
+    model = built(MODELS[name], VARLEN)
+    loss = model(**BATCH).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
+    for parameter, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, of_each[parameter], rtol=1e-4, atol=1e-5, msg=parameter)
+
+
+def states(heads, grouped, width, value_width=None, tokens=48):
+    torch.manual_seed(0)
+    shapes = ((heads, width), (grouped, width), (grouped, value_width or width))
+    return [torch.randn(tokens, number, each) for number, each in shapes]
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("heads", "grouped", "width", "value_width"), [(4, 4, 8, None), (4, 2, 12, None), (4, 1, 16, 8)])
+def test_kernel_and_reference_agree_on_heads_widths_and_windows(heads, grouped, width, value_width, window, kernel_on_cpu):
+    given = states(heads, grouped, width, value_width)
+    bounds = document_bounds(POSITIONS)
+    ours = torch_kernel(*given, bounds, 24, 0.3, window)[..., : value_width or width]
+    torch.testing.assert_close(ours, attend_each(*given, bounds, 24, 0.3, window), rtol=0, atol=1e-5)
+
+
+def test_keys_and_values_keep_their_fewer_heads_also_where_torch_cannot_be_told(monkeypatch):
+    seen = []
+
+    def older(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+        """varlen_attn of torch 2.11."""
+        seen.append((key.shape[1], max_q, window_size))
+        return query
+
+    monkeypatch.setattr(varlen, "varlen_attn", older)
+    monkeypatch.setattr(varlen_attention, "SAYS_GROUPED", takes(older, "enable_gqa"))
+    torch_kernel(*states(4, 2, 8), document_bounds(POSITIONS), 24, 0.3, 5)
+    assert seen == [(2, 24, (4, 0))]
+
+
+def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    model = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
+    torch._dynamo.reset()
+    model.model.layers[0].compile(backend=counting, fullgraph=True, dynamic=False)
+    for positions in (POSITIONS, POSITIONS.flip(0), torch.arange(24).repeat(2, 1)):
+        batch = {**BATCH, "position_ids": positions, BOUNDS: document_bounds(positions)}
+        plain = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
+        torch.testing.assert_close(model(**batch).loss, plain(**batch).loss)
+    torch._dynamo.reset()
+    assert len(graphs) == 1 and any("_varlen_attn" in target for target in graphs[0])
+
+
+def test_on_a_gpu_nothing_waits_for_the_bounds():
+    """Fake tensors of a GPU refuse every value that the host would have to see."""
+    attend = AttentionInterface()[VARLEN] if register_varlen() is None else None
+    with FakeTensorMode():
+        query, key = (torch.empty(2, heads, 24, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
+        bounds = torch.empty(1, 1, 1, 64, dtype=torch.int32, device="cuda")
+        output, _ = attend(torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5)
+    assert output.shape == (2, 24, 4, 8) and output.dtype == torch.bfloat16
+
+
+def test_flash_attn_gets_the_bounds_from_transformers_without_asking_positions(monkeypatch):
+    seen = {}
+
+    def theirs(query, key, value, mask, **options):
+        seen.update(options, mask=mask, shapes=[tuple(of.shape) for of in (query, key, value)])
+        return query
+
+    monkeypatch.setattr(varlen_attention, "_flash_attention_forward", theirs)
+    bounds = document_bounds(POSITIONS)
+    assert package_kernel("flash_attention_2", *states(4, 2, 16, 8), bounds, 24, 0.3, 5).shape == (48, 4, 16)
+    assert seen.pop("cu_seq_lens_q") is seen.pop("cu_seq_lens_k") is bounds
+    assert seen == {
+        "mask": None,
+        "shapes": [(1, 48, 4, 16), (1, 48, 2, 16), (1, 48, 2, 16)],
+        "query_length": 48,
+        "is_causal": True,
+        "softmax_scale": 0.3,
+        "sliding_window": 5,
+        "max_length_q": 24,
+        "max_length_k": 24,
+        "attn_implementation": "flash_attention_2",
+    }
+
+
+# --- what cannot be combined --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"attention_dropout": 0.1}, "no dropout.*attention_dropout: 0.0"),
+        ({"head_dim": 512}, "heads of 512 are wider than 256"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ],
+)
+def test_what_the_kernels_do_not_compute_is_told_before(change, why):
+    with pytest.raises(RecipeError, match=why):
+        built(MODELS["llama"] | change, VARLEN)
+
+
+def test_a_window_that_layers_are_not_told_of_is_refused():
+    config = {"model_type": "qwen2_moe", **SHAPE, "sliding_window": 4, "use_sliding_window": True}
+    with pytest.raises(RecipeError, match="qwen2_moe does not tell its layers"):
+        built(config, VARLEN)
+
+
+def test_models_that_were_not_tried_are_told():
+    class Unknown(LlamaForCausalLM.config_class):
+        model_type = "unheard_of"
+
+    assert why_not_varlen(LlamaForCausalLM, Unknown()) == "unheard_of has not been tried with it"
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"softcap": 30.0}, {"s_aux": torch.zeros(4)}])
+def test_scores_that_are_changed_at_the_last_moment_are_refused(options):
+    register_varlen()
+    query, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)
+    with pytest.raises(RecipeError, match="Use `model.attention: sdpa`"):
+        AttentionInterface()[VARLEN](torch.nn.Identity(), query, query, query, bounds, **options)

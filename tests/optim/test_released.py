@@ -1,0 +1,154 @@
+import copy
+
+import pytest
+import torch
+from tiny import write_recipe
+from tiny_training import tiny_llama
+
+from cpt.errors import RecipeError
+from cpt.optim import released as module
+from cpt.optim import small_adamw
+from cpt.optim.build import build_optimizer
+from cpt.optim.released import ReleasedGradients, check_release
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Optimizer
+
+CASES = [
+    (Optimizer(name="adamw", learning_rate=1e-2), "float32"),
+    (Optimizer(name="adamw", learning_rate=1e-2), "bfloat16"),
+    (Optimizer(name="adamw_8bit", learning_rate=1e-2, rounding="stochastic"), "bfloat16"),
+    (Optimizer(name="paged_adamw_8bit", learning_rate=1e-2, rounding="kahan", layer_decay=0.9), "bfloat16"),
+]
+
+
+class LiveGradients:
+    """Bytes of gradients that exist at once, seen whenever one is complete."""
+
+    def __init__(self, model):
+        self.parameters, self.most = list(model.parameters()), 0
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self.look)
+
+    def look(self, _):
+        self.most = max(self.most, sum(p.grad.nbytes for p in self.parameters if p.grad is not None))
+
+
+def train(section, dtype, *, releases, count=6):
+    """Losses, weights, states, the most bytes of gradients at once, and norms."""
+    model = tiny_llama(dtype)
+    optimizer = build_optimizer(section, model)
+    live = LiveGradients(model)  # before the hooks that drop them
+    released = ReleasedGradients(optimizer) if releases else None
+    ids = torch.randint(4, model.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
+    losses, norms = [], []
+    for _ in range(count):
+        loss = model(input_ids=ids, labels=ids).loss
+        if released is not None:
+            released.begin(None)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(
+            released.norm().item() if released is not None else torch.nn.utils.get_total_norm([g.float() for g in gradients]).item()
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model.state_dict(), copy.deepcopy(optimizer.state_dict()), live.most, norms
+
+
+@pytest.mark.parametrize(("section", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradient_lives(monkeypatch, section, dtype):
+    monkeypatch.setattr(small_adamw, "FEWEST_IN_8_BIT", 512)
+    whole, parts = train(section, dtype, releases=False), train(section, dtype, releases=True)
+    assert parts[0] == whole[0] and parts[0][-1] < parts[0][0]
+    assert all(torch.equal(parts[1][name], tensor) for name, tensor in whole[1].items())
+    assert same_states(parts[2], whole[2])
+    assert parts[4] == pytest.approx(whole[4], rel=1e-5)
+    largest, all_of_them = (f(p.nbytes for p in tiny_llama(dtype).parameters()) for f in (max, sum))
+    assert parts[3] == largest and whole[3] == all_of_them
+
+
+def same_states(one, other):
+    assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
+    return all(
+        torch.equal(value, other["state"][number][name]) if torch.is_tensor(value) else value == other["state"][number][name]
+        for number, state in one["state"].items()
+        for name, value in state.items()
+    )
+
+
+@pytest.mark.parametrize(("section", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
+def test_a_verdict_leaves_a_whole_step_out_and_a_bad_gradient_its_own_parameter(section, dtype):
+    model = tiny_llama(dtype)
+    released = ReleasedGradients(build_optimizer(section, model))
+    ids = torch.arange(4, 68).view(4, 16)
+
+    def changed(skip, spoil=None):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        released.begin(skip)
+        hook = spoil.register_hook(lambda gradient: gradient * torch.nan) if spoil is not None else None
+        model(input_ids=ids, labels=ids).loss.backward()
+        if hook is not None:
+            hook.remove()
+        return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+    everything = changed(None)
+    assert len(everything) == len(list(model.parameters()))
+    assert not changed(torch.tensor(True))
+    assert changed(torch.tensor(False)) == everything
+    assert changed(None, spoil=model.lm_head.weight) == everything - {"lm_head.weight"}
+    assert not released.norm().isfinite()
+
+
+def test_hooks_leave_with_it():
+    model = tiny_llama()
+    released = ReleasedGradients(build_optimizer(Optimizer(name="adamw", learning_rate=1e-2), model))
+    released.remove()
+    ids = torch.arange(4, 20)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def recipe(sections, folder, *overrides, **optimizer):
+    sections = {**sections, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "release_gradients": True, **optimizer}}
+    sections["budget"] = {"tokens": 1024}
+    fits = ["training.max_grad_norm=0", "training.gradient_accumulation_steps=1"]
+    return load_recipe(write_recipe(sections, folder / "recipe.yaml"), [*fits, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "optimizer", "deepspeed", "complaint"),
+    [
+        ([], {"name": "muon"}, False, "an update needs the whole gradient with `muon`. Take one of adamw, adamw_8bit"),
+        ([], {"name": "torch.optim:NAdam"}, False, "needs the whole gradient"),
+        ([], {}, True, "DeepSpeed takes the gradients"),
+        (["training.fp16=true"], {}, False, "scale of fp16"),
+        (["training.max_grad_norm=1.0"], {}, False, "Write `training.max_grad_norm: 0`"),
+        (["training.gradient_accumulation_steps=4"], {}, False, "4 micro-batches .`training.gradient_accumulation_steps`"),
+    ],
+)
+def test_what_needs_a_whole_gradient_is_refused(tiny_recipe, tmp_path, overrides, optimizer, deepspeed, complaint):
+    asked = recipe(tiny_recipe, tmp_path, *overrides, **optimizer)
+    with pytest.raises(RecipeError, match=complaint):
+        check_release(asked, deepspeed=deepspeed)
+
+
+def test_a_global_batch_of_several_micro_batches_is_refused_and_one_of_a_single_one_is_not(tiny_recipe, tmp_path):
+    tiny_recipe["training"] = {key: value for key, value in tiny_recipe["training"].items() if key != "gradient_accumulation_steps"}
+    asked = load_recipe(
+        write_recipe(
+            {**tiny_recipe, "optimizer": {"release_gradients": True}, "budget": {"tokens": 1024, "global_batch_tokens": 1024}},
+            tmp_path / "r.yaml",
+        ),
+        ["training.max_grad_norm=0", "training.per_device_train_batch_size=2"],
+    )
+    length = asked.data.sequence_length
+    with pytest.raises(RecipeError, match=f"{1024 // (2 * length)} micro-batches .`budget.global_batch_tokens`"):
+        check_release(asked, deepspeed=False)
+    check_release(asked.model_copy(update={"budget": asked.budget.model_copy(update={"global_batch_tokens": 2 * length})}), deepspeed=False)
+
+
+def test_several_processes_are_refused(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "world_size", lambda: 2)
+    with pytest.raises(RecipeError, match="works on one GPU: the gradients of 2 have to meet"):
+        check_release(recipe(tiny_recipe, tmp_path), deepspeed=False)

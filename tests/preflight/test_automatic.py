@@ -1,0 +1,77 @@
+import pytest
+from planned_setups import SHAPES
+
+from cpt.errors import RecipeError
+from cpt.hardware import Gpu
+from cpt.planner.target import find_target
+from cpt.preflight import automatic
+from cpt.preflight.automatic import this_machine, with_any_values, with_chosen_values
+from cpt.recipe.schema import Recipe
+
+
+def recipe(**training: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "run",
+            "model": {"from_scratch": True, "config": SHAPES["llama"]},
+            "data": {"sequence_length": 512, "sources": [{"path": "documents"}]},
+            "budget": {"tokens": 1_000_000, "global_batch_tokens": 512 * 48},
+            "training": training,
+        }
+    )
+
+
+def test_a_recipe_without_auto_is_the_same_and_nothing_is_planned(monkeypatch):
+    monkeypatch.setattr(automatic, "load_config", lambda _: pytest.fail("looked at the model"))
+    written = recipe(per_device_train_batch_size=3, bf16=True)
+    assert with_chosen_values(written) is written
+
+
+def test_numbers_take_the_place_of_auto_on_this_machine(capsys):
+    written = recipe(per_device_train_batch_size="auto", gradient_accumulation_steps="auto", logging_steps=7)
+    chosen = with_chosen_values(written)
+    assert 48 % chosen.training["per_device_train_batch_size"] == 0
+    assert chosen.training.keys() == {"per_device_train_batch_size", "logging_steps"}
+    assert written.training["per_device_train_batch_size"] == "auto", "the run is known by the recipe as it was written"
+    said = capsys.readouterr().out
+    assert f"per_device_train_batch_size: auto is {chosen.training['per_device_train_batch_size']} here" in said
+
+
+def test_the_machine_that_is_meant_decides_and_so_does_the_number_of_processes():
+    written = recipe(per_device_train_batch_size="auto", bf16=True)
+    sizes = {
+        (gpu, processes): with_chosen_values(
+            written, target=find_target(gpu, processes, 64.0, memory=memory, peak_tflops=100), processes=processes
+        ).training["per_device_train_batch_size"]
+        for gpu, memory, processes in (("small", 3.0, 1), ("large", 80.0, 1), ("large", 80.0, 4))
+    }
+    assert sizes["small", 1] < sizes["large", 1] == 48
+    assert sizes["large", 4] == 12
+
+
+def test_the_smallest_gpu_of_this_machine_counts(monkeypatch):
+    gpus = [Gpu("NVIDIA H100 80GB HBM3", 79.6, 79.0, "580", "9.0"), Gpu("NVIDIA Nobody Knows", 15.7, 15.0, "580", "9.0")]
+    monkeypatch.setattr(automatic, "find_gpus", lambda: gpus)
+    found = this_machine(2, on_cpu=False)
+    assert (found.name, found.gpus, found.memory_gib, found.peak_flops) == ("NVIDIA Nobody Knows", 2, 15.7, 150e12)
+    assert this_machine(2, on_cpu=True).on_cpu
+    assert this_machine(2, on_cpu=True).memory_gib == pytest.approx(this_machine(1, on_cpu=True).memory_gib / 2)
+
+
+def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
+    def fails(*_):
+        raise KeyError("no layers")
+
+    monkeypatch.setattr(automatic, "count_activations", fails)
+    with pytest.raises(RecipeError, match=r"gradient_checkpointing: auto.*Write a number"):
+        with_chosen_values(recipe(gradient_checkpointing="auto"))
+
+
+def test_values_that_nobody_chose_are_numbers():
+    written = recipe(per_device_train_batch_size="auto", gradient_accumulation_steps="auto", dataloader_num_workers="auto", bf16=True)
+    assert with_any_values(written).training == {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "dataloader_num_workers": 0,
+        "bf16": True,
+    }

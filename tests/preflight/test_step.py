@@ -1,0 +1,33 @@
+"""Keys of the step are refused by the gate, with the key's name; compilers of another machine are not known here."""
+
+import pytest
+
+from cpt.errors import RecipeError
+from cpt.preflight import gate
+
+MICRO_BATCH = {"per_device_train_batch_size": 2}
+
+
+def test_all_that_does_not_go_together_is_told_at_once(load):
+    found = gate.check_reality(
+        load(training={**MICRO_BATCH, "torch_compile_mode": "fast", "gradient_checkpointing_kwargs": {"selective": True}})
+    )
+    assert [type(mistake) for mistake in found.mistakes] == [RecipeError, RecipeError]
+    told = " ".join(str(mistake) for mistake in found.mistakes)
+    assert "`training.torch_compile_mode`: no mode called `fast`" in told
+    assert "`selective` has no effect without" in told
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_missing_compiler_is_a_mistake_where_the_run_is_started(load, monkeypatch, elsewhere):
+    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
+    found = gate.check_reality(load(training={**MICRO_BATCH, "torch_compile": True, "bf16": elsewhere}))
+    noted, other = (found.excused, found.mistakes) if elsewhere else (found.mistakes, found.excused)
+    assert any("needs g++, not found here. Install: apt-get install g++" in str(mistake) for mistake in noted)
+    assert not any("g++" in str(mistake) for mistake in other)
+
+
+def test_compiled_layers_under_zero3_are_a_mistake(load):
+    profile = {"zero_optimization": {"stage": 3}}
+    found = gate.check_reality(load(training={**MICRO_BATCH, "torch_compile": True, "deepspeed": profile}))
+    assert any("under ZeRO-3 parameters are gathered by hooks" in str(mistake) for mistake in found.mistakes)
