@@ -61,7 +61,7 @@ WAYS = {
     "adapters": {"lora": {"r": 16}},
     "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
-    "8 bit": {"optimizer": "adamw_8bit", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
+    "8 bit": {"optimizer": "adamw_8bit", "rounding": "kahan", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
     "8 bit, stochastic, released": {
         "optimizer": "adamw_8bit",
         "rounding": "stochastic",

@@ -1,8 +1,9 @@
-"""One case by one system in a process of its own: CASE SYSTEM FOLDER OUT, and whether it is a dry run. Writes what it found as JSON."""
+"""One case by one system, once a line comes on standard input: CASE SYSTEM FOLDER OUT. Writes what it found as JSON."""
 
 import argparse
 import json
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--gib", type=float)
-    parser.add_argument("--dry-run", action="store_true")
     asked = parser.parse_args()
-    run_one(asked.case, asked.system, asked.folder, asked.out, parts=asked.parts, gib=asked.gib, is_dry=asked.dry_run)
+    sys.stdin.readline()
+    run_one(asked.case, asked.system, asked.folder, asked.out, parts=asked.parts, gib=asked.gib)
 
 
 def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int = 1, gib: float | None = None, is_dry: bool = False) -> None:

@@ -26,6 +26,7 @@ class Watch(TrainerCallback):
 
     def __init__(self, *, on_gpu: bool, warmup: int = WARMUP, timed: int = TIMED) -> None:
         self.on_gpu, self.warmup, self.timed = on_gpu, warmup, timed
+        self.began = time.perf_counter()
         self.marks: list[Any] = []
         self.losses: list[torch.Tensor] = []
         self.found: dict[str, Any] = {}
@@ -53,7 +54,7 @@ class Watch(TrainerCallback):
         last = self.warmup + self.timed
         if step == 1:
             self.wait()
-            self.found["cold_start_seconds"] = time.time() - psutil.Process().create_time()
+            self.found["cold_start_seconds"] = time.perf_counter() - self.began
         if step == last:
             self.note_memory()
         if not self.on_gpu:

@@ -27,7 +27,7 @@ class Arm:
     dtype: torch.dtype
     make: Make
     bytes_each: float
-    """Of the optimizer's states, for each bfloat16 weight beyond it; embeddings of 8-bit ones have 8."""
+    """Of the optimizer's states, for each weight; embeddings of 8-bit ones have 6 more."""
 
 
 REFERENCE = Arm("fp32 weights, adamw", torch.float32, adamw, 8)

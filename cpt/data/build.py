@@ -13,6 +13,7 @@ from cpt.data.contamination import with_decontamination
 from cpt.data.duplicates import Repeated, repeated_documents
 from cpt.data.fill import Wanted, make_shards
 from cpt.data.held_out import HeldOutSet, held_out_set
+from cpt.data.lengths import lengths_of_phases
 from cpt.data.mixture import MixtureRows
 from cpt.data.open_sources import open_sources
 from cpt.data.order import shuffled
@@ -193,7 +194,7 @@ class Builder:
         filled = np.array([rows.filled for rows in windowed])
         # A source that fills its rows to one half needs twice the rows for the same tokens.
         (_, weights), *changes = [(first, (shares / filled).tolist()) for first, shares in asked]
-        mixture = MixtureRows(windowed, weights, self.seed, changes)
+        mixture = MixtureRows(windowed, weights, self.seed, changes, lengths_of_phases(self.data))
         shares = shares_over(asked, self.num_rows(reports)).tolist()
         return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)]
 
@@ -243,6 +244,7 @@ class Builder:
                 "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
                 "seed": mixture.seed,
                 "layout": asdict(self.layout),
+                **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )

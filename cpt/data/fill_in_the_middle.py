@@ -4,7 +4,8 @@ The marks between the parts are the tokenizer's own, as ids: text itself never b
 transform but a way to encode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,6 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.data.tokenization import DocumentEncoder, Ids
 from cpt.errors import RecipeError
-from cpt.recipe.schema import FillInTheMiddle
 
 MARKS = [  # before the prefix, the suffix and the middle
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -32,9 +32,9 @@ class MiddleEncoder(DocumentEncoder):
         RecipeError: the tokenizer has no marks.
     """
 
-    def __init__(self, encoder: DocumentEncoder, options: FillInTheMiddle, key: str) -> None:
+    def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
         vars(self).update(vars(encoder))
-        self.options = options
+        self.options = {"rate": 0.5, "suffix_first_rate": 0.5, **options}
         ids = [[encoder.id_of(mark) for mark in marks] for marks in MARKS]
         self.marks = next(([id_ for id_ in found if id_ is not None] for found in ids if None not in found), [])
         if not self.marks:
@@ -43,7 +43,7 @@ class MiddleEncoder(DocumentEncoder):
                 f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` has no marks for it (looked for {known}). "
                 "Remove the key, or add such tokens to the tokenizer."
             )
-        self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {options.model_dump()}".encode())
+        self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
         """The ids of all texts, one document after the other, and how many each has."""
@@ -56,7 +56,7 @@ class MiddleEncoder(DocumentEncoder):
 
     def parts_of(self, text: str) -> list[str]:
         """The text, or its prefix, middle and suffix."""
-        if drawn(text, "rate") >= self.options.rate:
+        if drawn(text, "rate") >= self.options["rate"]:
             return [text]
         one, other = sorted(int(drawn(text, cut) * (len(text) + 1)) for cut in ("one", "other"))
         return [text[:one], text[one:other], text[other:]]
@@ -68,7 +68,7 @@ class MiddleEncoder(DocumentEncoder):
             return np.concatenate([before, parts[0], end])
         prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
         prefix, middle, suffix = parts
-        if drawn(text, "order") < self.options.suffix_first_rate:
+        if drawn(text, "order") < self.options["suffix_first_rate"]:
             return np.concatenate([before, prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle, end])
         return np.concatenate([before, prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle, end])
 

@@ -8,8 +8,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from cpt.data.lengths import cut_documents, length_at
 from cpt.data.rows import NAMES, PackedRows, PaddedRows, Row, stack_rows
 
 ENDLESS = 10**12  # rows that can be asked for; sources begin anew, in another order, when they are used up
@@ -76,12 +78,18 @@ class MixtureRows(Dataset[Row]):
     Args:
         weights: of rows.
         changes: (row, weights from this row on), in the order of rows.
+        lengths: (row, tokens that are read at once from this row on), likewise; see `cpt.data.lengths`.
     """
 
     def __init__(
-        self, sources: Sequence[SourceRows], weights: Sequence[float], seed: int, changes: Sequence[tuple[int, Sequence[float]]] = ()
+        self,
+        sources: Sequence[SourceRows],
+        weights: Sequence[float],
+        seed: int,
+        changes: Sequence[tuple[int, Sequence[float]]] = (),
+        lengths: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.sources, self.seed = list(sources), seed
+        self.sources, self.seed, self.lengths = list(sources), seed, list(lengths)
         self.turns = Turns([(0, weights), *changes])
 
     def __len__(self) -> int:
@@ -90,7 +98,15 @@ class MixtureRows(Dataset[Row]):
     def __getitem__(self, number: int) -> Row:
         source, turn = self.turn(number)
         rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
-        return rows.row(row, epoch)
+        found = rows.row(row, epoch)
+        if self.lengths:
+            self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
+        return found
+
+    def cut(self, number: int, position_ids: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+        """To the length that holds at row `number`, in place."""
+        if (length := length_at(number, self.lengths)) is not None:
+            cut_documents(position_ids, labels, length)
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch, [B, T]: what `stack_rows` makes of them, written at once."""
@@ -103,6 +119,7 @@ class MixtureRows(Dataset[Row]):
         arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
         for line, (rows, row, epoch) in enumerate(found):
             rows.fill(row, epoch, *arrays[:, line])
+            self.cut(numbers[line], arrays[2, line], arrays[1, line])
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
     def turn(self, number: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from cpt.extend import did_you_mean, import_user_module
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
+from cpt.models.rope import with_rope
 from cpt.models.rules import check_model_section, is_local, nemo_remedy
 from cpt.recipe.schema import Model
 
@@ -47,6 +48,8 @@ def load_config(model: Model) -> PreTrainedConfig:
     if problems := check_model_section(model):
         raise RecipeError("\n".join(problems))
     config = _resolve(model)
+    if model.rope is not None:
+        config = with_rope(config, model.rope)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
         raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here.")
     return config

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from cpt.errors import CheckpointError
+
 
 class KeptStates(torch.optim.Optimizer):
     """An optimizer that loads its states as they were saved; torch's would round them to the type of the parameters.
@@ -38,18 +40,31 @@ class KeptStates(torch.optim.Optimizer):
         """Change parameters and their states."""
         raise NotImplementedError
 
+    def names(self, parameter: torch.Tensor, group: dict[str, Any]) -> set[str]:
+        """What is kept for a parameter."""
+        raise NotImplementedError
+
     def placed(self, parameter: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """A state that was saved, where it belongs."""
         return state.to(parameter.device)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Go on from what was saved.
+
+        Raises:
+            CheckpointError: another kind of optimizer saved it.
+        """
         super().load_state_dict({**state_dict, "state": {}})
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        mine = chain.from_iterable(group["params"] for group in self.param_groups)
+        mine = ((parameter, group) for group in self.param_groups for parameter in group["params"])
         by_number = dict(zip(saved, mine, strict=True))
         for number, kept in state_dict["state"].items():
-            parameter = by_number[number]
+            parameter, group = by_number[number]
+            if kept.keys() != (names := self.names(parameter, group)):
+                raise CheckpointError(
+                    f"`optimizer`: the checkpoint keeps {', '.join(sorted(kept))} for a parameter, and {type(self).__name__} keeps "
+                    f"{', '.join(sorted(names))}. Write name, rounding and `model.dtype` as they were, or start anew with --new."
+                )
             self.state[parameter] = {
                 name: self.placed(parameter, value) if isinstance(value, torch.Tensor) else value for name, value in kept.items()
             }

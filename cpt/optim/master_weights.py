@@ -41,6 +41,10 @@ class AdamWWithMaster(KeptStates):
             if rounded:
                 torch._foreach_copy_([parameter for parameter, _ in rounded], [master for _, master in rounded])
 
+    def names(self, parameter: torch.Tensor, group: dict[str, Any]) -> set[str]:
+        """A master only beside half precision."""
+        return {"step", "exp_avg", "exp_avg_sq"} | ({"master"} if parameter.dtype != torch.float32 else set())
+
     def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Made at its first update."""
         state: dict[str, Any] = self.state[parameter]

@@ -106,8 +106,13 @@ def check_release(recipe: Recipe, *, deepspeed: bool) -> None:
 
 
 def accumulation(recipe: Recipe) -> int:
-    """Micro-batches in a step of one process."""
+    """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
+    rows, steps = (
+        recipe.training.get(key, default)
+        for key, default in (("per_device_train_batch_size", DEFAULT_MICRO_BATCH), ("gradient_accumulation_steps", 1))
+    )
+    if not isinstance(rows, int) or not isinstance(steps, int):
+        return 1
     if recipe.budget.global_batch_tokens is None:
-        return int(recipe.training.get("gradient_accumulation_steps", 1))
-    rows = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+        return steps
     return max(1, recipe.budget.global_batch_tokens // (rows * recipe.data.sequence_length))

@@ -23,6 +23,7 @@ FEWEST_IN_8_BIT = 4096
 FEWEST_ON_HOST = 100_000
 MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 """Their names, and whether they have a sign."""
+OF_ROUNDING: dict[str, set[str]] = {"kahan": {"compensation"}, "stochastic": {"draws"}}
 
 
 class SmallAdamW(KeptStates):
@@ -59,9 +60,9 @@ class SmallAdamW(KeptStates):
     def update_one(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         """All of its pieces take the same step."""
         assert parameter.grad is not None, "only those with a gradient are updated"
-        state = self.state_of(parameter, in_8_bit=self.eight_bit and not group.get(IS_EMBEDDING, False))
+        state = self.state_of(parameter, group)
         generator = None
-        if parameter.dtype == torch.bfloat16 and self.rounding == "stochastic":
+        if "draws" in state:
             generator = chance(self.numbers[parameter], state["draws"], parameter.device)
             state["draws"] += 1
         weights, gradients, step = parameter.detach().view(-1), parameter.grad.reshape(-1), state["step"]
@@ -109,22 +110,28 @@ class SmallAdamW(KeptStates):
 
     # --- states -------------------------------------------------------------------------------------------------------------------------
 
-    def state_of(self, parameter: torch.Tensor, *, in_8_bit: bool) -> dict[str, Any]:
+    def names(self, parameter: torch.Tensor, group: dict[str, Any]) -> set[str]:
+        """Moments, with scales where they are in 8 bit, and what rounding needs."""
+        in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
+        of_rounding = OF_ROUNDING.get(self.rounding, set()) if parameter.dtype == torch.bfloat16 else set()
+        return {"step"} | {name for name, _ in MOMENTS} | ({f"{name}_scale" for name, _ in MOMENTS} if in_8_bit else set()) | of_rounding
+
+    def state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Made at its first update."""
         state: dict[str, Any] = self.state[parameter]
         if state:
             return state
-        numbers = parameter.numel()
+        numbers, names = parameter.numel(), self.names(parameter, group)
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         for name, signed in MOMENTS:
-            if in_8_bit and numbers >= FEWEST_IN_8_BIT:
+            if f"{name}_scale" in names:
                 state[name] = self.filled(parameter, numbers, torch.uint8, code_of_zero(signed))
                 state[f"{name}_scale"] = self.filled(parameter, -(-numbers // BLOCK), torch.float32)
             else:
                 state[name] = self.filled(parameter, numbers, torch.float32)
-        if parameter.dtype == torch.bfloat16 and self.rounding == "kahan":
+        if "compensation" in names:
             state["compensation"] = self.filled(parameter, numbers, torch.bfloat16)
-        if parameter.dtype == torch.bfloat16 and self.rounding == "stochastic":
+        if "draws" in names:
             state["draws"] = 0
         return state
 

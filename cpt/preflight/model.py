@@ -56,7 +56,8 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
     """The implementation is here, fits the model, and has something to do."""
     packed = recipe.data.packing != "token_budget"
-    chosen = choose_attention(recipe.model.attention, type(model), config=model.config, packed=packed)
+    half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16"))
+    chosen = choose_attention(recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed)
     if chosen in VARLEN_NAMES:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:

@@ -8,15 +8,6 @@ from cpt.recipe.section import Component, Section
 from cpt.recipe.written_numbers import Positive, Share
 
 
-class FillInTheMiddle(Section):
-    """Documents whose middle comes last, so that a model of code learns to fill gaps; needs a tokenizer with marks for it."""
-
-    rate: float = Field(default=0.5, gt=0, le=1)
-    """Share of the documents, chosen by the hash of their text; the others stay as they are."""
-    suffix_first_rate: float = Field(default=0.5, ge=0, le=1)
-    """Of these, the share that is written suffix, prefix, middle instead of prefix, suffix, middle."""
-
-
 class DocumentSource(Section):
     """Where documents come from, and what of a file is one."""
 
@@ -63,8 +54,10 @@ class Source(DocumentSource):
     order_by: str | None = None
     """Read it by a score, lowest first, instead of shuffled: a column of numbers, or your own `package.module:function` of the text. Each
     time through it goes the same way, in 64 parts that are shuffled inside."""
-    fill_in_the_middle: FillInTheMiddle | None = None
-    """For code: `{}` takes the defaults, half of the documents."""
+    fill_in_the_middle: dict[Literal["rate", "suffix_first_rate"], Annotated[float, Field(ge=0, le=1)]] | None = None
+    """For code: documents whose middle comes last, so that a model learns to fill gaps; needs a tokenizer with marks for it. `rate`: share
+    of the documents, chosen by the hash of their text (0.5); `suffix_first_rate`: of these, the share that is written suffix, prefix, middle
+    instead of prefix, suffix, middle (0.5). `{}` takes both."""
     transforms: list[Component] = []
     """Transforms for this source, after those of `data.transforms`."""
     filters: list[Component] = []
@@ -81,6 +74,8 @@ class Phase(Section):
     0.2 on did well for 15B parameters (arXiv 2407.07263)."""
     weights: dict[str, Annotated[float, Field(ge=0)]]
     """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
+    context_length: Positive | None = None
+    """A curriculum of lengths: in this phase documents are read in pieces of so many tokens, while rows stay as long as `data` says."""
     change: Literal["at_once", "linear"] = "at_once"
     """linear: weights move over the whole phase from those of the phase before to these, in 64 equal blocks. at_once: these throughout."""
 

@@ -149,6 +149,17 @@ def phases_weigh_sources(data: Data) -> Found:
             yield Senseless(("data", "sources", index), f"`{name}` is never read: no phase gives it a weight", ("data", "phases"))
 
 
+def pieces_fit_into_rows(data: Data) -> Found:
+    """A phase cuts documents, and makes no row longer."""
+    for index, phase in enumerate(data.phases):
+        here: Location = ("data", "phases", index, "context_length")
+        if phase.context_length is not None and phase.context_length > data.sequence_length:
+            text = f"rows have {data.sequence_length:,} tokens: a phase may read at most so many at once. Make rows as long as the longest"
+            yield Senseless(here, text, ("data", "sequence_length"))
+        if phase.context_length is not None and data.packing == "token_budget":
+            yield Senseless(here, "documents are not cut under `packing: token_budget`: take best_fit", ("data", "packing"))
+
+
 def changes_have_two_ends(data: Data) -> Found:
     """A linear change goes from a phase to a stated end."""
     for index, phase in enumerate(data.phases):
@@ -264,6 +275,7 @@ DATA_RULES: list[Callable[..., Found]] = [
     automatic_batches_have_a_sum,
     weights_are_given_once,
     phases_follow_each_other,
+    pieces_fit_into_rows,
     phases_end_in_one_way,
     phases_weigh_sources,
     changes_have_two_ends,

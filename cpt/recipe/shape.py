@@ -22,7 +22,7 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
     except ValidationError as found:
         problems = found.errors(include_url=False)
     for problem in problems:
-        location = tuple(problem["loc"])
+        location = tuple(step for step in problem["loc"] if step != "[key]")  # pydantic's word for a key of a mapping
         if not is_broken(root, location):
             mistakes.add(place_of(root, location), sentence(problem, location))
     return None, {str(problem["loc"][0]) for problem in problems}
@@ -75,7 +75,12 @@ def missing_key(location: Location) -> str:
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     """Why the value cannot stand there."""
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
-    comparisons = {"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}", "less_than": "less than {lt}"}
+    comparisons = {
+        "greater_than": "more than {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than": "less than {lt}",
+        "less_than_equal": "at most {le}",
+    }
     if kind in comparisons:
         return f"must be {comparisons[kind].format(**context)}, got {in_yaml(got)}"
     if kind == "finite_number":

@@ -9,7 +9,7 @@ from cpt.data.build import build_data
 from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Data, FillInTheMiddle
+from cpt.recipe.schema import Data
 
 TEXTS = [f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(300)]
 PREFIX, SUFFIX, MIDDLE = MARKS[0]
@@ -24,7 +24,7 @@ def coder(tokenizer):
 
 
 def encoder(tokenizer, **options):
-    return MiddleEncoder(DocumentEncoder(tokenizer), FillInTheMiddle(**options), "data.sources[0]")
+    return MiddleEncoder(DocumentEncoder(tokenizer), options, "data.sources[0]")
 
 
 def written(coder, texts, **options):

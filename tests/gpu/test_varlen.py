@@ -13,7 +13,7 @@ from cpt.models.varlen_attention import BY_PACKAGE, VARLEN, attend_each, package
 pytestmark = pytest.mark.gpu
 LENGTHS = ((300, 1, 83, 128), (512,), (17, 495))
 TOKENS = 512
-HALF_PRECISION = {"rtol": 2e-2, "atol": 2e-2}
+HALF_PRECISION = 1e-2  # relative, of a whole tensor
 PACKAGES = {
     "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
     "flash_attention_3": pytest.mark.skipif(not is_flash_attn_3_available(), reason="flash-attn 3 is not installed"),
@@ -47,7 +47,7 @@ def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_
     shape = (heads, grouped, width, value_width, window)
     ours = outputs_and_gradients(attend_by(package), *shape, torch.bfloat16)
     for mine, exact in zip(ours, outputs_and_gradients(attend_each, *shape, torch.float32), strict=True):
-        torch.testing.assert_close(mine.float(), exact, **HALF_PRECISION)
+        assert (mine.float() - exact).norm() < HALF_PRECISION * exact.norm()
 
 
 def model_with(attention):

@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition, nop
 from tiny_models import make_tokenizer, tiny_config
 from torch import _dynamo as dynamo
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
@@ -24,12 +27,13 @@ def fresh_compiler():
     dynamo.reset()
 
 
-def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None):
+def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None, **options):
     """In the Trainer's order: layers are compiled first, and checkpoints switched on after."""
     torch.manual_seed(0)
     config = tiny_config(family)
     config["n_layer" if "n_layer" in config else "num_hidden_layers"] = layers
-    model = build_model(Model(from_scratch=True, config=config, lora=lora), make_tokenizer()).train()
+    section = Model(from_scratch=True, config=config, lora=lora, **options)
+    model = build_model(section, make_tokenizer(), packed=bool(options)).train()
     arguments = SimpleNamespace(
         gradient_checkpointing=checkpoints is not None, gradient_checkpointing_kwargs=checkpoints, torch_compile=False
     )
@@ -137,6 +141,40 @@ def test_inductors_kernels_have_the_same_losses():
     expected = losses(built("llama", layers=2, checkpoints={"selective": True}), steps=4)
     found = losses(built("llama", layers=2, checkpoints={"selective": True}, compiling=Compiling()), steps=4)
     assert found == pytest.approx(expected, rel=1e-5) and graphs() == 1
+
+
+@pytest.mark.parametrize(("checkpoints", "again"), [(None, 0), ({}, 1), ({"selective": True}, 0)], ids=CHECKPOINTS)
+def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpoints, again):
+    def keep(graph, inputs):
+        backward.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    backward = []
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)  # inductor's own
+    expected = losses(built("llama", checkpoints=checkpoints))
+    assert losses(built("llama", checkpoints=checkpoints, compiling=Compiling(backend))) == pytest.approx(expected, rel=1e-6)
+    assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
+    assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
+    products = sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward)
+    assert (products > 14) == (checkpoints is not None), "two for each of seven matrices, and those that are made again"
+
+
+@pytest.mark.parametrize("checkpoints", [None, {"selective": True}], ids=["off", "selective"])
+def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, checkpoints):
+    class EnoughError(Exception):
+        pass
+
+    def look_at(graph, inputs):  # the kernel itself would need a GPU
+        operations.extend(str(node.target) for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes)
+        raise EnoughError
+
+    operations = []
+    monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
+    model = built("llama", checkpoints=checkpoints, compiling=Compiling(look_at), attention="varlen", dtype="bfloat16")
+    with pytest.raises(dynamo.exc.BackendCompilerFailed, match="EnoughError"):
+        losses(model, steps=1)
+    assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
+    assert len([name for name in operations if "linear" in name]) == 7, "all of the layer, from queries to the last projection"
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():

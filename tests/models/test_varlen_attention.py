@@ -130,10 +130,12 @@ def test_the_name_does_not_go_into_the_exported_config(tmp_path):
 def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
     seen = []
     monkeypatch.setattr(varlen_attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given))
+    widened, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)  # by norms in fp32
     with torch.autocast("cpu", torch.bfloat16):
         built(MODELS["llama"], VARLEN)(**BATCH).loss.backward()
+        AttentionInterface()[VARLEN](torch.nn.Identity(), widened, widened, widened, bounds)
     built(MODELS["llama"], VARLEN).to(torch.bfloat16)(**BATCH)
-    assert seen == [torch.bfloat16] * 4
+    assert seen == [torch.bfloat16] * 5
 
 
 # --- torch's kernel: the operator as it is called, computed on the CPU by the definition --------------------------------------------------
@@ -155,7 +157,7 @@ def by_definition(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal
     """What the flash kernels compute; no part of it knows of our functions."""
     key, value = (of.repeat_interleave(query.shape[1] // of.shape[1], 1) for of in (key, value))
     shares, sums = probabilities(query, key, cu_seq_q, is_causal, scale, window_size)
-    return torch.einsum("hqk,khd->qhd", shares, value), sums, torch.zeros(2, dtype=torch.uint64)
+    return torch.einsum("hqk,khd->qhd", shares, value).contiguous(), sums, torch.zeros(2, dtype=torch.uint64)
 
 
 def backward_by_definition(gradient, query, key, value, out, sums, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window_size=None):
@@ -167,7 +169,7 @@ def backward_by_definition(gradient, query, key, value, out, sums, cu_q, cu_k, m
     of_scores = scale * shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))
     grouped = (torch.einsum("hqk,qhd->khd", of_scores, query), torch.einsum("hqk,qhd->khd", shares, gradient))
     of_key, of_value = (of.unflatten(1, (heads, -1)).sum(2) for of in grouped)
-    return torch.einsum("hqk,khd->qhd", of_scores, key), of_key, of_value
+    return torch.einsum("hqk,khd->qhd", of_scores, key).contiguous(), of_key, of_value
 
 
 @pytest.fixture

@@ -1,12 +1,17 @@
 import copy
 
+import pytest
 import torch
 
+from cpt.errors import CheckpointError
 from cpt.optim.kept_states import KeptStates
 
 
 class Doubling(KeptStates):
     """Keeps an fp32 state beside each parameter, and doubles it."""
+
+    def names(self, parameter, group):
+        return {"kept"}
 
     def update(self, parameters, group):
         for parameter in parameters:
@@ -42,3 +47,13 @@ def test_groups_come_with_it_and_a_parameter_without_a_gradient_is_left_alone():
 def test_a_closure_gives_the_loss():
     _, optimizer = one()
     assert optimizer.step(lambda: 3.0) == 3.0
+
+
+def test_the_states_of_another_optimizer_are_refused_with_the_remedy():
+    parameter, optimizer = one()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["exp_avg"] = torch.zeros(2)
+    with pytest.raises(CheckpointError, match="keeps exp_avg, kept for a parameter, and Doubling keeps kept. Write name, rounding"):
+        one()[1].load_state_dict(saved)

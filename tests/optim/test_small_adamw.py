@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_training import learns_and_resumes, steps, tiny_llama
 
+from cpt.errors import CheckpointError
 from cpt.optim import small_adamw
 from cpt.optim.build import build_optimizer
 from cpt.optim.small_adamw import SmallAdamW, cut, pieces
@@ -84,6 +85,15 @@ def test_a_flag_on_the_device_leaves_weights_and_states_as_they_were(rounding, e
     assert all(torch.equal(value, states[name]) for name, value in kept.items())
     optimizer.found_inf = torch.zeros(())
     assert not torch.equal(walk(parameter, optimizer, 1), before)
+
+
+@pytest.mark.parametrize("changes", [{"rounding": "kahan"}, {"rounding": "stochastic"}, {"eight_bit": False}])
+def test_states_of_another_way_to_save_memory_are_refused(changes):
+    parameter, other = matrix(torch.bfloat16), matrix(torch.bfloat16)
+    optimizer = small([{"params": [parameter]}])
+    walk(parameter, optimizer, 1)
+    with pytest.raises(CheckpointError, match="Write name, rounding and `model.dtype` as they were"):
+        small([{"params": [other]}], **changes).load_state_dict(optimizer.state_dict())
 
 
 def test_embeddings_and_small_parameters_keep_fp32_moments():

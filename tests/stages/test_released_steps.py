@@ -3,6 +3,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_faults import STEPS, at_steps, events, losses, same, trainer_of, weights
 
 from cpt.errors import RecipeError, ResourceError
@@ -45,6 +46,17 @@ def test_it_goes_on_from_its_checkpoint_bit_for_bit_with_and_without_release(tin
         again = released_trainer(tiny_recipe, tmp_path / f"again {releases}", releases=releases, **checkpoints)
         again.train(resume_from_checkpoint=middle)
         assert same(weights(again), weights(straight))
+
+
+@pytest.mark.slow
+def test_a_save_in_the_background_holds_the_backward_pass_back_that_would_change_its_weights(tiny_recipe, tmp_path):
+    found = {}
+    for in_background in (False, True):
+        checkpoints = {"every_steps": 1, "keep": 99, "in_background": in_background}
+        trainer = released_trainer(tiny_recipe, tmp_path / str(in_background), checkpoints=checkpoints)
+        trainer.train()
+        found[in_background] = [load_file(trainer.run_folder / f"checkpoint-{step}" / "model.safetensors") for step in range(1, STEPS + 1)]
+    assert all(same(one, other) for one, other in zip(found[True], found[False], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The commands, without a GPU."""
 
-import json
 import os
 import subprocess
 import sys
@@ -23,32 +22,30 @@ def test_without_a_gpu_nothing_is_run(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_micro_batch_without_room_is_halved_until_it_has(monkeypatch, tmp_path):
-    def run(words, **_):
-        parts = int(words[words.index("--parts") + 1])
-        found = {"failed": "out of memory"} if parts < 4 else {"tokens_per_second": 1.0}
-        Path(words[6]).write_text(json.dumps({"parts": parts, **found}))
-        return subprocess.CompletedProcess(words, 0)
+def test_runs_go_on_until_the_time_is_over(monkeypatch, tmp_path, capsys):
+    begun, stopped = [], []
 
-    monkeypatch.setattr(command.subprocess, "run", run)
-    assert command.run_apart(CASES["B"], "trainer", tmp_path, 100, None) == {"parts": 4, "tokens_per_second": 1.0}
-    assert command.run_apart(CASES["H"], "cpt", tmp_path, 100, None)["failed"] == "out of memory", (
-        "gradients that are dropped cannot add up"
-    )
+    class Waiting:
+        def __init__(self, case, system, folder, gib):
+            begun.append(system)
+            self.system = system
 
+        def stop(self):
+            stopped.append(self.system)
 
-def test_a_process_that_dies_or_hangs_is_a_result_too(monkeypatch, tmp_path):
-    def die(words, stdout, **_):
-        stdout.write("a line\nRuntimeError: no such kernel\n")
-        return subprocess.CompletedProcess(words, 1)
+    def run(started, case, system, seconds, gib):
+        assert started.system == system and begun[-1] != system, "the next one imports meanwhile"
+        clock["now"] += 50
+        return {"case": case.name, "system": system, "gib": gib, "tokens_per_second": 1.0}
 
-    def hang(words, **_):
-        raise subprocess.TimeoutExpired(words, 5)
-
-    monkeypatch.setattr(command.subprocess, "run", die)
-    assert command.run_apart(CASES["A"], "cpt", tmp_path, 100, None)["failed"] == "exit code 1: RuntimeError: no such kernel"
-    monkeypatch.setattr(command.subprocess, "run", hang)
-    assert command.run_apart(CASES["A"], "cpt", tmp_path, 100, 24)["failed"] == "took longer than 100 seconds"
+    clock = {"now": 0.0}
+    monkeypatch.setattr(command, "begin", Waiting)
+    monkeypatch.setattr(command, "run_apart", run)
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock["now"])
+    runs = [(CASES["A"], system) for system in CASES["A"].systems]
+    command.run_all(runs, tmp_path, end=130, limit=100, gib=None, write=tmp_path / "gpu.jsonl")
+    assert [one["system"] for one in command.read(tmp_path / "gpu.jsonl")] == ["bare", "cpt", "trainer"]
+    assert stopped == ["liger"] and capsys.readouterr().out.count("left for another time") == 2
 
 
 def test_what_has_a_result_of_this_machine_is_not_run_again(tmp_path):

@@ -17,7 +17,7 @@ def test_steps_of_the_warm_up_are_not_timed(monkeypatch):
     import torch
 
     watch = Watch(on_gpu=False, warmup=2, timed=3)
-    clock = iter([0.0, 10.0, 11.0, 12.0, 13.0, 50.0])
+    clock = iter([0.0, 0.0, 10.0, 11.0, 12.0, 13.0, 50.0])  # at the first step it is looked at twice
     monkeypatch.setattr("benchmarks.gpu.watch.time.perf_counter", lambda: next(clock))
     for step in range(1, 7):
         watch.losses += [torch.tensor(1.0), torch.tensor(0.5)]
