@@ -1,6 +1,8 @@
 """`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import show_log
 from cpt.errors import RecipeError
-from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
+from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
+from cpt.evaluation.needle import DEPTHS, Found, find_needles
 from cpt.evaluation.tasks import TaskChoice
 from cpt.launchers.processes import join_processes, leave_processes
 from cpt.ranks import is_main_process
@@ -33,6 +36,7 @@ def command(
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")] = None,
+    needle: Annotated[list[int] | None, typer.Option(min=1, help="Find a sentence in a text of so many tokens. Repeat it.")] = None,
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the domain test's questions.")] = 0,
@@ -45,10 +49,10 @@ def command(
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
     judges = judges_asked(own, text or [], sequence_length, models)
-    if judges is None and not task:
+    if judges is None and not task and not needle:
         raise RecipeError(
-            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe), or tasks "
-            "(--task mmlu)."
+            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe), tasks "
+            "(--task mmlu) or lengths (--needle 4096)."
         )
     asked = Asked(
         judges,
@@ -58,11 +62,16 @@ def command(
         seed=seed,
         is_compared=len(models) > 1,
     )
-    found = findings(*(measure(one, asked) for one in models))
+    only_needles = judges is None and not task
+    found = findings(*(Measured(str(one.path)) if only_needles else measure(one, asked) for one in models))
+    needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
     if is_main_process():
-        show(found, Console())
+        console = Console()
+        show(found, console)
+        for path, of_model in needles.items():
+            console.print(needle_table(path, of_model))
         if json_file is not None:
-            write(found, json_file)
+            write(found, needles, json_file)
     leave_processes()
 
 
@@ -94,18 +103,31 @@ def show(found: Findings, console: Console) -> None:
             figures = (f"{one.loss:.4f}", f"{one.perplexity:,.2f}", f"{one.bits_per_byte:.4f}", f"{one.accuracy:.1%}")
             table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *figures)
         console.print(table)
+    if not found.verdicts():
+        return
     console.print(f"Against {found.base}:" if found.base else "Found:", highlight=False)
     for line in found.verdicts():
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
 
 
-def write(found: Findings, path: Path) -> None:
+def needle_table(model: str, found: Sequence[Found]) -> Table:
+    """A line for each length."""
+    table = Table("tokens", *(f"at {depth:.0%}" for depth in DEPTHS), title=f"{model}: needles found")
+    for tokens in dict.fromkeys(one.tokens for one in found):
+        table.add_row(f"{tokens:,}", *(f"{one.found} of {one.trials}" for one in found if one.tokens == tokens))
+    return table
+
+
+def write(found: Findings, needles: Mapping[str, Sequence[Found]], path: Path) -> None:
     """As JSON.
 
     Raises:
         RecipeError: the file cannot be written.
     """
+    content = found.to_json()
+    if needles:
+        content["needles"] = {model: [asdict(one) for one in of_model] for model, of_model in needles.items()}
     try:
-        path.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as problem:
         raise RecipeError(f"--json {path}: {problem.strerror}. Name a file in a folder that you can write.") from problem

@@ -60,6 +60,7 @@ WAYS = {
     "checkpointing": {"checkpointing": True, "micro_batch": 4},
     "adapters": {"lora": {"r": 16}},
     "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
+    "adapters beside 4 bit": {"lora": {"r": 16, "quantize": "nf4"}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
     "8 bit": {"optimizer": "adamw_8bit", "rounding": "kahan", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
     "8 bit, stochastic, released": {
@@ -70,6 +71,7 @@ WAYS = {
         "checkpointing": True,
         "micro_batch": 4,
     },
+    "8 bit, paged": {"optimizer": "paged_adamw_8bit", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
     "kahan": {"rounding": "kahan", "checkpointing": True},
     "master, released": {"releases": True, "checkpointing": True, "fused_loss": True},
     "fused loss": {"fused_loss": True, "checkpointing": True, "micro_batch": 4},

@@ -12,16 +12,20 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
+from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.models.recomputing import keep_attention
 from cpt.optim.build import build_optimizer
 from cpt.optim.quantized_moments import code_of_zero
 from cpt.optim.released import RELEASING, ReleasedGradients
+from cpt.optim.small_adamw import SmallAdamW
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planner.memory import tokens_in_chunk
 from cpt.planner.optimizer_terms import IN_8_BIT
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 from cpt.recipe.schema import Optimizer
+
+IN_4_BIT = ".base_layer.weight"  # peft's name of what an adapter lies beside
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
         optimizer = optimizer_of(setup, model)
         row = fake_row(setup, setup.micro_batch)
         with PeakOfStorages() as storages:
-            for tensor in (*model.parameters(), *model.buffers()):
-                storages.watch(tensor.untyped_storage())
+            watch_weights(storages, model, setup)
             for _ in range(2):
                 storages.peak = storages.now
                 for _ in range(min(2, setup.accumulation)):
@@ -64,6 +67,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
+                    leave_out_pages(storages, optimizer)
         return DryRun(storages.peak, weight_bytes(model))
 
 
@@ -85,6 +89,28 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None
     if setup.releases:
         ReleasedGradients(optimizer)
     return optimizer
+
+
+def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
+    """What is there before the first step; frozen layers that are to be in 4 bit count as if they were."""
+    how = quantization_of(setup.lora)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if how is not None and name.endswith(IN_4_BIT):
+            storages.ignore(tensor.untyped_storage())
+            storages.now += round(BYTES_OF_4_BIT[how.double] * tensor.numel())
+        else:
+            storages.watch(tensor.untyped_storage())
+
+
+def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
+    """States that are on the host: here everything is."""
+    if not isinstance(optimizer, SmallAdamW):
+        return
+    on_host = (state for parameter, state in optimizer.state.items() if optimizer.is_on_host(parameter))
+    for tensor in (value for state in on_host for value in state.values() if isinstance(value, torch.Tensor)):
+        storage = tensor.untyped_storage()
+        storages.now -= storages.alive[id(storage)][1]
+        storages.ignore(storage)
 
 
 def make_code_books(setup: Setup) -> None:

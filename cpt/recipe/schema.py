@@ -44,7 +44,7 @@ class Model(Section):
     """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is
     right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
     rope: dict[Literal["theta", "type", "factor", "length"], float | str] | None = None
-    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor: 8}` (also linear, dynamic),
+    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor: 8}` (linear, dynamic),
     positions pressed together, which reach eight times as far. By default as the weights have it."""
     lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset: cpt, r: 64}`:

@@ -56,8 +56,8 @@ class Source(DocumentSource):
     time through it goes the same way, in 64 parts that are shuffled inside."""
     fill_in_the_middle: dict[Literal["rate", "suffix_first_rate"], Annotated[float, Field(ge=0, le=1)]] | None = None
     """For code: documents whose middle comes last, so that a model learns to fill gaps; needs a tokenizer with marks for it. `rate`: share
-    of the documents, chosen by the hash of their text (0.5); `suffix_first_rate`: of these, the share that is written suffix, prefix, middle
-    instead of prefix, suffix, middle (0.5). `{}` takes both."""
+    of the documents, chosen by the hash of their text (0.5); `suffix_first_rate`: of these, the share that is written suffix, prefix,
+    middle instead of prefix, suffix, middle (0.5). `{}` takes both."""
     transforms: list[Component] = []
     """Transforms for this source, after those of `data.transforms`."""
     filters: list[Component] = []
