@@ -31,30 +31,36 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuType:
-    """What a kind of GPU can do, from its data sheet."""
+    """What a kind of GPU can do, from its data sheet: dense matrices, sums in fp32. Sheets also print twice that, for sparse ones."""
 
     name: str
     memory_gib: float
     peak_tflops: float
-    """Dense bfloat16 with fp32 accumulation: data sheets also print twice that, for sparse matrices."""
+    """In bfloat16; float16 has the same."""
+    fp32_tflops: float | None = None
+    """In float32, outside of tensor cores; None where it is not known."""
+    tf32_tflops: float | None = None
+    """Of float32 rounded to 10 bits on the way into tensor cores: `training.tf32`."""
+    fp8_tflops: float | None = None
+    """None where it has no fp8."""
 
 
 GPU_TYPES = (
-    GpuType("RTX 3090", 24, 71),
-    GpuType("RTX 4080", 16, 97.5),
-    GpuType("RTX 4090", 24, 165.2),
-    GpuType("RTX 5090", 32, 209.5),
-    GpuType("RTX A6000", 48, 154.8),
-    GpuType("RTX 6000 Ada", 48, 364.2),
-    GpuType("A10G", 24, 70),
-    GpuType("A100-40GB", 40, 312),
-    GpuType("A100-80GB", 80, 312),
-    GpuType("H100", 80, 989.4),
-    GpuType("H100 PCIe", 80, 756),
-    GpuType("H200", 141, 989.4),
-    GpuType("L4", 24, 121),
-    GpuType("L40S", 48, 362),
-    GpuType("B200", 180, 2250),
+    GpuType("RTX 3090", 24, 71, 35.6, 35.6),
+    GpuType("RTX 4080", 16, 97.5, 48.7, 48.7, 194.9),
+    GpuType("RTX 4090", 24, 165.2, 82.6, 82.6, 330.3),
+    GpuType("RTX 5090", 32, 209.5, 104.8, 104.8, 419),
+    GpuType("RTX A6000", 48, 154.8, 38.7, 77.4),
+    GpuType("RTX 6000 Ada", 48, 364.2, 91.1, 182.1, 728.5),
+    GpuType("A10G", 24, 70, 35, 35),
+    GpuType("A100-40GB", 40, 312, 19.5, 156),
+    GpuType("A100-80GB", 80, 312, 19.5, 156),
+    GpuType("H100", 80, 989.4, 66.9, 494.7, 1978.9),
+    GpuType("H100 PCIe", 80, 756, 51.2, 378, 1513),
+    GpuType("H200", 141, 989.4, 66.9, 494.7, 1978.9),
+    GpuType("L4", 24, 121, 30.3, 60.5, 242.5),
+    GpuType("L40S", 48, 362, 91.6, 183, 733),
+    GpuType("B200", 180, 2250, 75, 1125, 4500),
 )
 
 

@@ -71,7 +71,6 @@ WAYS = {
         "checkpointing": True,
         "micro_batch": 4,
     },
-    "8 bit, paged": {"optimizer": "paged_adamw_8bit", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
     "kahan": {"rounding": "kahan", "checkpointing": True},
     "master, released": {"releases": True, "checkpointing": True, "fused_loss": True},
     "fused loss": {"fused_loss": True, "checkpointing": True, "micro_batch": 4},

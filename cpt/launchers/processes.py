@@ -100,6 +100,11 @@ def refuse_half_an_environment() -> None:
 def refuse_another_precision(training: Mapping[str, Any]) -> None:
     """transformers takes accelerate's precision where the recipe names none: then the launch would change the run."""
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision == "fp8":
+        raise LaunchError(
+            "accelerate was started with mixed_precision fp8, in which nothing was trained here yet: whether its losses are those of "
+            "bf16 is not known, and GPUs before Ada and Hopper have none. Start with `--mixed_precision bf16`, and write `training: {bf16: true}`."
+        )
     if precision != "no" and not training.get(precision):
         raise LaunchError(
             f"accelerate was started with mixed_precision {precision}, which the recipe does not ask for. "

@@ -26,6 +26,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 KEY, KEY_OF_BACKEND, KEY_OF_MODE = "`training.torch_compile`", "`training.torch_compile_backend`", "`training.torch_compile_mode`"
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+MOST_GRAPHS = 32
+"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on uncompiled."""
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
@@ -53,11 +55,12 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     return wanted
 
 
-def check_compiling(training: Mapping[str, Any], *, zero3: bool, has_gpu: bool | None = None) -> None:
+def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None) -> None:
     """Refuse what cannot be compiled before anything is built.
 
     Args:
         zero3: DeepSpeed gathers parameters by hooks of modules.
+        even_rows: batches are of one shape.
         has_gpu: of the machine that is meant; by default this one.
 
     Raises:
@@ -85,6 +88,11 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, has_gpu: bool |
             f"{KEY}: under ZeRO-3 parameters are gathered by hooks inside of each layer, which break its graph. "
             "Remove the key, or take a profile of stage 1 or 2."
         )
+    if not even_rows:
+        raise RecipeError(
+            f"{KEY}: with `data.packing: token_budget` each batch has another shape, and would be compiled anew. "
+            "Take `data.packing: best_fit`, or remove the key."
+        )
     on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
@@ -106,6 +114,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     parts = list(compiled_parts(model))
     if not parts:
         raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Remove the key.")
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
     torch._dynamo.config.optimize_ddp = False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:

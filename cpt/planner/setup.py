@@ -54,12 +54,19 @@ class Setup:
     optimizer: str
     lora: Mapping[str, Any] | None
     zero: Zero | None
+    tf32: bool = False
+    """What is not half goes through tensor cores."""
     recomputing: Recomputing = Recomputing()
     """Which layers are computed again under checkpointing, and where what is kept waits."""
     rounding: str | None = None
     """Of bfloat16 weights that have no master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
+
+    @property
+    def precision(self) -> str:
+        """Of the matrix products: `half`, `tf32` or `fp32`."""
+        return "half" if self.half else "tf32" if self.tf32 else "fp32"
 
     @property
     def rows_at_once(self) -> int:
@@ -104,6 +111,7 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         optimizer=recipe.optimizer.name,
         lora=recipe.model.lora,
         zero=zero,
+        tf32=bool(training.get("tf32")),
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),

@@ -14,6 +14,7 @@ COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
 HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
 PCIE_BANDWIDTH = 22e9  # bytes a second each way, of 16 lanes of PCIe 4.0
+IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 LINE_WITH_SPEED = "tokens_per_second"
 
 
@@ -36,7 +37,8 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     tokens = setup.micro_batch * setup.sequence_length
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
     operations = tokens * facts.flops_per_token * (1 + again)
-    computing = operations / (target.peak_flops * mfu)
+    peak = target.peak(setup.precision)
+    computing = operations / (peak * mfu)
     moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
     step = setup.accumulation * max(computing, moving) + updating
     waits = ""
@@ -46,7 +48,9 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
         waits = (
             f"moving weights and gradients over PCIe takes {moving / computing:.1f} times the computing: more tokens in a micro-batch help"
         )
-    return Speed(setup.tokens_per_step / step, f"{mfu:.0%} of {target.name}'s peak of {target.peak_flops / 1e12:.3g} TFLOP/s", waits)
+    return Speed(
+        setup.tokens_per_step / step, f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}", waits
+    )
 
 
 def moving_seconds(facts: ModelFacts, setup: Setup) -> float:

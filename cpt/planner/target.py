@@ -2,7 +2,8 @@
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,11 +27,18 @@ class Target:
     memory_gib: float
     """Of each GPU; of the host where there is none."""
     peak_flops: float
+    """In bfloat16, dense; of a CPU in float32."""
     peak_source: str
     host_memory_gib: float
     host_source: str
     host_is_known: bool = True
     """False where nobody said how much the host has, and its figure is only assumed."""
+    other_peaks: Mapping[str, float] = field(default_factory=dict)
+    """Of `fp32` and `tf32`, where the table knows them."""
+
+    def peak(self, precision: str) -> float:
+        """Operations a second with matrices in `half`, `tf32` or `fp32`."""
+        return self.other_peaks.get(precision, self.peak_flops)
 
     @property
     def on_cpu(self) -> bool:
@@ -63,7 +71,10 @@ def find_target(gpu: str, gpus: int, host_memory: float | None, *, memory: float
         in_host, source = here, "this machine"
     else:
         in_host, source, known = ASSUMED_HOST_GIB, "assumed; --host-memory GIB says it", False
-    return Target(kind.name, max(1, gpus), memory or kind.memory_gib, kind.peak_tflops * 1e12, peak_source, in_host, source, known)
+    others = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
+    peaks = {precision: 1e12 * tflops for precision, tflops in others.items() if tflops is not None}
+    number, of_each = max(1, gpus), memory or kind.memory_gib
+    return Target(kind.name, number, of_each, kind.peak_tflops * 1e12, peak_source, in_host, source, known, peaks)
 
 
 def find_gpu_type(name: str) -> GpuType:

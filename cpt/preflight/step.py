@@ -22,6 +22,7 @@ def check_step(recipe: Recipe, profile: Profile | None, model: nn.Module | None,
     experts = model is not None and has_experts(model)
     found.run(lambda: read_recomputing(recipe.training, zero3=zero3, experts=experts))
     compiles = PreflightReport()
-    compiles.run(lambda: check_compiling(recipe.training, zero3=zero3, has_gpu=elsewhere or torch.cuda.is_available()))
+    even, has_gpu = recipe.data.packing != "token_budget", elsewhere or torch.cuda.is_available()
+    compiles.run(lambda: check_compiling(recipe.training, zero3=zero3, even_rows=even, has_gpu=has_gpu))
     for mistake in compiles.mistakes:
         (found.excused if elsewhere and isinstance(mistake, ResourceError) else found.mistakes).append(mistake)

@@ -135,6 +135,9 @@ def test_accelerates_precision_may_not_change_the_run(monkeypatch):
     processes.refuse_another_precision({"bf16": True})
     with pytest.raises(LaunchError, match="mixed_precision bf16, which the recipe does not ask for"):
         processes.refuse_another_precision({})
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    with pytest.raises(LaunchError, match="nothing was trained here yet.*mixed_precision bf16"):
+        processes.refuse_another_precision({})
 
 
 def test_world_size_without_rank_is_refused(monkeypatch):

@@ -124,6 +124,14 @@ def test_a_smaller_micro_batch_is_one_graph_more():
     assert graphs() == 2
 
 
+def test_a_curriculum_of_lengths_stays_compiled_beyond_torchs_own_limit():
+    model = built("llama", layers=1, compiling=Compiling("eager"))
+    for length in range(8, 8 + 2 * 10, 2):
+        ids = torch.randint(4, 96, (1, length))
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert graphs() == 10
+
+
 def test_weights_keep_their_names(tmp_path):
     plain, model = built("llama"), built("llama", compiling=Compiling("aot_eager"))
     losses(model, steps=1)

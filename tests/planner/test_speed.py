@@ -40,3 +40,13 @@ def test_a_measured_run_counts_by_its_median(tmp_path):
     assert measured_speed(tmp_path).tokens_per_second == 1000
     with pytest.raises(RecipeError, match="no tokens_per_second"):
         measured_speed(tmp_path / "elsewhere")
+
+
+def test_fp32_is_as_slow_as_its_own_peak():
+    card = find_target("A100-80GB", 1, 64.0)
+    seconds = {
+        name: 1 / planned_speed(FACTS, replace(PLAIN, **changes), card, 0.4).tokens_per_second
+        for name, changes in {"half": {"half": True}, "tf32": {"half": False, "tf32": True}, "fp32": {"half": False}}.items()
+    }
+    assert seconds["tf32"] == pytest.approx(2 * seconds["half"])
+    assert seconds["fp32"] == pytest.approx(16 * seconds["half"])

@@ -42,3 +42,10 @@ def test_the_memory_of_the_host_is_given_or_assumed_and_says_so():
 def test_the_cpu_is_measured():
     target = find_target("cpu", 1, None)
     assert target.on_cpu and target.peak_flops > 1e8 and "measured" in target.peak_source
+
+
+def test_each_precision_has_a_peak_of_its_own():
+    card = find_target("RTX 4090", 1, 64.0)
+    assert (card.peak("half"), card.peak("tf32"), card.peak("fp32")) == (165.2e12, 82.6e12, 82.6e12)
+    given = find_target("mine", 1, 64.0, memory=8.0, peak_tflops=50)
+    assert given.peak("fp32") == given.peak("half") == 50e12, "one figure was given"
