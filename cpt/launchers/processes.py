@@ -103,7 +103,8 @@ def refuse_another_precision(training: Mapping[str, Any]) -> None:
     if precision == "fp8":
         raise LaunchError(
             "accelerate was started with mixed_precision fp8, in which nothing was trained here yet: whether its losses are those of "
-            "bf16 is not known, and GPUs before Ada and Hopper have none. Start with `--mixed_precision bf16`, and write `training: {bf16: true}`."
+            "bf16 is not known, and GPUs before Ada and Hopper have none. Start with `--mixed_precision bf16`, and write "
+            "`training: {bf16: true}`."
         )
     if precision != "no" and not training.get(precision):
         raise LaunchError(

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from tiny_faults import STEPS, at_steps, events, losses, same, trainer_of, weights
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.models import chunked_loss
 
 RELEASED = {"name": "adamw_8bit", "learning_rate": 3e-3, "rounding": "stochastic", "release_gradients": True}
 OPTIMIZERS = [
@@ -34,6 +35,17 @@ def test_a_run_is_the_same_with_and_without_and_leaves_no_hooks(tiny_recipe, tmp
     assert norms[1] == pytest.approx(norms[0], rel=1e-4) and min(norms[1]) > 0
     assert losses(released)[STEPS] < losses(released)[1]
     assert not any(parameter._post_accumulate_grad_hooks for parameter in released.model.parameters())
+
+
+def test_a_loss_in_chunks_and_layers_computed_again_give_each_parameter_one_update(tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "tokens_at_once", lambda vocabulary: 16)  # 16 chunks in a step
+    saving = {**tiny_recipe["training"], "gradient_checkpointing": True, "use_liger_kernel": True}
+    ordinary, released = (
+        released_trainer({**tiny_recipe, "training": saving}, tmp_path / str(releases), releases=releases) for releases in (False, True)
+    )
+    for trainer in (ordinary, released):
+        trainer.train()
+    assert same(weights(released), weights(ordinary)) and losses(released)[STEPS] < losses(released)[1]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -94,6 +106,7 @@ def test_a_gradient_that_is_not_finite_is_kept_out_and_told(tiny_recipe, tmp_pat
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
 
 
+@pytest.mark.slow
 def test_without_a_guard_it_trains_as_well(tiny_recipe, tmp_path):
     trainer = released_trainer(tiny_recipe, tmp_path, safety={"loss_guard": None})
     trainer.train()
