@@ -2,7 +2,8 @@
 
 A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all default guards and
 monitors on. The three take turns of some steps each, so that whatever else the machine does meets all of them; a turn of ours beside the
-loop's turn just before it is one pair. Processor time. Writes benchmarks/results/step.json.
+loop's turn just before it is one pair. Processor time. Writes benchmarks/results/step.json,
+docs/pictures/step.png and a part of the README.
 """
 
 import argparse
@@ -19,11 +20,14 @@ from statistics import median
 from typing import Any
 
 from benchmarks.guards.steps import prepare
+from benchmarks.marked import with_part
 from benchmarks.measurement import measurement
 from benchmarks.step.systems import MARK, SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "step.json"
+PICTURE, README = ROOT / "docs" / "pictures" / "step.png", ROOT / "README.md"
+BEGIN, END = "<!-- python -m benchmarks.step: begin -->\n", "<!-- python -m benchmarks.step: end -->\n"
 TARGET = 1.05
 WARMING = 3  # turns that are not counted
 BARE = "a bare loop"
@@ -43,6 +47,9 @@ def main() -> None:
     for row in results["measurements"]:
         print(f"{row['name']}: {row['measured']:.3f} {row['quartiles']}")
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
+    if asked.write == RESULTS:
+        draw(results["samples"], PICTURE)
+        README.write_text(with_part(README.read_text(), BEGIN, END, part(results), "README.md"))
 
 
 def measure(folder: Path, turns: int, steps: int) -> dict[str, list[float]]:
@@ -98,6 +105,36 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
         "measurements": rows,
         "samples": seconds,
     }
+
+
+def part(results: dict[str, Any]) -> str:
+    """The README's."""
+    lines = ["| processor time of a step, where the host is the limit | target | median | quartiles |", "| --- | ---: | ---: | ---: |"]
+    for row in results["measurements"]:
+        if row["unit"] == "ratio":
+            low, high = row["quartiles"]
+            lines.append(f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |")
+    return "\n".join(lines) + "\n\n![Each turn beside the bare loop's turn before it](docs/pictures/step.png)\n"
+
+
+def draw(samples: dict[str, list[float]], path: Path) -> None:
+    """Each pair of turns."""
+    import matplotlib  # an extra
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.2))
+    for name, turns in samples.items():
+        if name != BARE:
+            axes.plot([turn / beside for turn, beside in zip(turns, samples[BARE], strict=True)], ".", markersize=4, label=name)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.axhline(TARGET, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="turn", ylabel="processor time beside a bare loop's")
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

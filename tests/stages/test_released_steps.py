@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_faults import STEPS, at_steps, events, losses, same, trainer_of, weights
+from tiny_faults import STEPS, at_steps, events, in_rows, losses, same, trainer_of, weights
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models import chunked_loss
@@ -104,6 +104,15 @@ def test_a_gradient_that_is_not_finite_is_kept_out_and_told(tiny_recipe, tmp_pat
     trainer.train()
     assert events(trainer, "nan_skipped", "spike_skipped") == [("nan_skipped", 9)]
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
+
+
+@pytest.mark.slow
+def test_after_many_bad_losses_it_goes_back_and_on(tiny_recipe, tmp_path):
+    checkpoints = {"checkpoints": {"every_steps": 2, "keep": 9}, "safety": {"loss_guard": {"name": "robust", "skips": 1}}}
+    trainer = released_trainer(tiny_recipe, tmp_path, faults=in_rows(20, 24), **checkpoints)
+    trainer.train()
+    assert [kind for kind, _ in events(trainer, "nan_skipped", "rolled_back")] == ["nan_skipped", "nan_skipped", "rolled_back"]
+    assert trainer.state.global_step == STEPS and losses(trainer)[STEPS] < losses(trainer)[1]
 
 
 @pytest.mark.slow
