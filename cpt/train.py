@@ -22,7 +22,6 @@ from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.launchers.supervise import supervise_run
-from cpt.models.build import build_model
 from cpt.optim.schedules import phases_in_tokens
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import placed, refuse_mistakes
@@ -33,8 +32,8 @@ from cpt.recipe.tree import Node
 from cpt.runs.record import Run, start_run
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
-from cpt.stages.arguments import training_arguments, weights_dtype
-from cpt.stages.build import build_trainer
+from cpt.stages.arguments import training_arguments
+from cpt.stages.build import build_trainer, model_for
 from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.resuming import go_on, keep_global_batch
@@ -84,14 +83,7 @@ def train(
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
-        model = build_model(
-            recipe.model,
-            tokenizer,
-            seed=recipe.seed,
-            dtype=weights_dtype(recipe, arguments),
-            mixed_precision=arguments.bf16 or arguments.fp16,
-            packed=recipe.data.packing != "token_budget",
-        )
+        model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))
         if ready is not None:

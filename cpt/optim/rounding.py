@@ -25,7 +25,9 @@ def check_rounding(recipe: Recipe) -> None:
     if model.lora is not None:
         raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
-        raise RecipeError("`optimizer.rounding` is of bfloat16 weights, and these are fp32: write `model.dtype: bfloat16`, or remove it.")
+        raise RecipeError(
+            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`, or remove it."
+        )
 
 
 def nearest(weight: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from cpt.errors import RecipeError
 from cpt.optim.groups import IS_EMBEDDING
 from cpt.optim.kept_states import KeptStates
 from cpt.optim.master_weights import fused_adamw
 from cpt.optim.quantized_moments import BLOCK, code_of_zero, dequantize, quantize
-from cpt.optim.rounding import Rounding, chance, nearest, split, stochastic
+from cpt.optim.rounding import Rounding, chance, split, stochastic
 
 PIECE = 2**24
 """Numbers that are updated at once, a multiple of BLOCK."""
@@ -48,6 +49,10 @@ class SmallAdamW(KeptStates):
         rounding: Rounding,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        if any(parameter.dtype == torch.float16 for group in self.param_groups for parameter in group["params"]):
+            raise RecipeError(
+                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype: bfloat16`."
+            )
         self.eight_bit, self.paged, self.rounding = eight_bit, paged, rounding
         trained = (parameter for group in self.param_groups for parameter in group["params"])
         self.numbers = {parameter: number for number, parameter in enumerate(trained)}
@@ -97,7 +102,7 @@ class SmallAdamW(KeptStates):
             rounded, changed["compensation"] = split(full)
             self.keep(weights, weights, rounded)
         elif full is not weights:
-            weights.copy_(nearest(full) if generator is None else stochastic(full, generator))  # both leave what did not change
+            weights.copy_(full if generator is None else stochastic(full, generator))  # both leave what did not change
         for name, value in changed.items():
             if value is not kept[name]:
                 self.keep(kept[name], here[name], value)

@@ -11,6 +11,7 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
+from cpt.models.build import build_model
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.run_files import MetricsFile, StatusFile
@@ -18,11 +19,27 @@ from cpt.monitoring.shares import RealisedShares
 from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
-from cpt.stages.arguments import training_arguments
+from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import run_length
 from cpt.stages.trainer import METRICS, CPTTrainer
+
+
+def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
+    """The recipe's model as its stage trains it, in the types that the arguments ask for.
+
+    Raises:
+        CptError: one of its children; see `build_model`.
+    """
+    return build_model(
+        recipe.model,
+        tokenizer,
+        seed=recipe.seed,
+        dtype=weights_dtype(recipe, arguments),
+        mixed_precision=arguments.bf16 or arguments.fp16,
+        packed=recipe.data.packing != "token_budget",
+    )
 
 
 def build_trainer(

@@ -43,7 +43,7 @@ def test_what_rounding_takes_is_kept_to_16_bits():
     ("overrides", "complaint"),
     [
         (["model.dtype=bfloat16"], None),
-        ([], "of bfloat16 weights, and these are fp32: write `model.dtype: bfloat16`"),
+        ([], "of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`"),
         (["model={path: a/b, lora: {}, dtype: bfloat16}", "stage=cpt"], "has no effect: adapters are fp32"),
     ],
 )

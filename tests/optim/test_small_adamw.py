@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_training import learns_and_resumes, steps, tiny_llama
 
-from cpt.errors import CheckpointError
+from cpt.errors import CheckpointError, RecipeError
 from cpt.optim import small_adamw
 from cpt.optim.build import build_optimizer
 from cpt.optim.small_adamw import SmallAdamW, cut, pieces
@@ -60,6 +60,11 @@ def test_pieces_and_pages_do_not_change_the_result(monkeypatch, rounding, eight_
         cut_up = matrix(torch.bfloat16, size=5000)
         optimizer = small([{"params": [cut_up]}], **options)
         assert torch.equal(walk(cut_up, optimizer), expected) and optimizer.state[cut_up]["step"] == 20
+
+
+def test_float16_weights_are_refused():
+    with pytest.raises(RecipeError, match="Write `model.dtype: bfloat16`"):
+        small([{"params": [matrix(torch.float16)]}])
 
 
 def test_a_piece_has_its_own_blocks():

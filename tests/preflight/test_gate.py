@@ -41,7 +41,7 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum` is not an option of adamw"),
         ({"optimizer": {"name": "adamw", "betas": [0.9, 1.5]}}, "adamw refuses its options: Invalid beta parameter"),
         ({"optimizer": {"release_gradients": True}}, "Write `training.max_grad_norm: 0`"),
-        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding` is of bfloat16 weights, and these are fp32"),
+        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding` is of bfloat16 weights, and this recipe has others"),
         ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3 divides weights"),
         ({"schedule": {"name": "cosinus"}}, "no schedule called `cosinus`. Did you mean `cosine`?"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens` is 1,000,000,000"),

@@ -1,14 +1,17 @@
 import json
 
 import pytest
-from tiny import write_recipe
+import torch
+from tiny import TINY_LLAMA, write_recipe
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.chunked_loss import ChunkedLoss
 from cpt.recipe.load import load_recipe
-from cpt.stages.build import build_trainer
+from cpt.stages.arguments import training_arguments
+from cpt.stages.build import build_trainer, model_for
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 
@@ -80,3 +83,24 @@ def test_a_loss_in_chunks_is_the_same_loss(tiny_recipe, tmp_path):
 def test_muon_trains_with_the_schedule_and_the_guard(tiny_recipe, tmp_path):
     losses, trainer = losses_of(tiny_recipe, tmp_path, "muon", optimizer={"name": "muon", "learning_rate": 1e-2})
     assert losses[-1] < losses[0] and trainer.optimizer.optimizer.parts[0].param_groups[0]["lr"] < 1e-2
+
+
+def test_frozen_weights_of_half_precision_runs_are_half_and_trained_ones_are_not(tiny_recipe, tmp_path, tokenizer_folder):
+    LlamaForCausalLM(LlamaConfig(**TINY_LLAMA)).save_pretrained(tmp_path / "base")
+
+    def model_of(**model):
+        sections = {
+            **tiny_recipe,
+            "stage": "cpt",
+            "model": {"path": str(tmp_path / "base"), **model},
+            "training": {**tiny_recipe["training"], "bf16": True},
+        }
+        recipe = load_recipe(write_recipe({**sections, "output_dir": str(tmp_path)}, tmp_path / "recipe.yaml"))
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+        arguments = training_arguments(recipe, tmp_path / "run", build_data(recipe.data, tokenizer, seed=1))
+        return model_for(recipe, tokenizer, arguments)
+
+    assert {parameter.dtype for parameter in model_of().parameters()} == {torch.float32}
+    adapted = model_of(lora={})
+    assert {parameter.dtype for parameter in adapted.parameters() if not parameter.requires_grad} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in adapted.parameters() if parameter.requires_grad} == {torch.float32}
