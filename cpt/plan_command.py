@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
+from cpt.optim.released import check_release
 from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import ACCUMULATION, Proposal, cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
@@ -52,6 +53,7 @@ def command(
     name, number = gpu_that_is_meant(gpu, gpus)
     target = find_target(name, number, host_memory, memory=memory_gib, peak_tflops=peak_tflops)
     number_of_processes = gpus or max(1, target.gpus)
+    check_release(loaded, deepspeed=bool(loaded.training.get("deepspeed")), processes=number_of_processes)
     config = config_without_weights(loaded.model)
     loaded = with_chosen_values(loaded, config=config, target=target, processes=number_of_processes, share=max_memory)
     profile = read_profile(loaded.training["deepspeed"]) if loaded.training.get("deepspeed") else None
@@ -70,8 +72,7 @@ def command(
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
     for line in told_speed(speed, loaded.budget.tokens, target, setup.gpus, price_per_gpu_hour):
         tell(line)
-    tell(told_disk(loaded, facts, setup))
-    tell("")
+    tell(f"{told_disk(loaded, facts, setup)}\n")
     if fits(plan, target, max_memory):
         tell(f"Verdict: it fits {target.name} x {setup.gpus}{'' if target.host_is_known else told_host(plan)}.")
         if write is not None:

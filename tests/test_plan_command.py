@@ -89,3 +89,9 @@ def test_without_a_gpu_one_has_to_be_named(plan, monkeypatch):
     monkeypatch.setattr("cpt.plan_command.find_gpus", list)
     result = plan()
     assert isinstance(result.exception, ResourceError) and "--gpu cpu" in str(result.exception)
+
+
+def test_released_gradients_are_for_one_gpu(plan):
+    releases = ("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0")
+    assert isinstance(plan("--gpu", "H100", "--gpus", "2", *releases).exception, RecipeError)
+    assert "one at a time" in plan("--gpu", "H100", *releases).output

@@ -31,7 +31,7 @@ MOST_GRAPHS = 32
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
-"""Of transformers before 5.2x; later ones checkpoint inside a layer's forward."""
+"""Of older versions of transformers, 5.17 among them; 5.23 checkpoints inside of a layer's forward."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,11 @@ class FusedAdamW(torch.optim.AdamW):
             return result
         scale, skip = vars(self).get("grad_scale"), vars(self).get("found_inf")
         # The kernel changes nothing where it is to skip, so the number of steps may be set right before.
-        torch._foreach_add_([step for part in self.prepared or () for step in part.steps], 1 if skip is None else 1 - skip)
+        steps = [step for part in self.prepared or () for step in part.steps]
+        if skip is None:
+            torch._foreach_add_(steps, 1)
+        else:
+            torch._foreach_add_(steps, [1 - skip] * len(steps))  # of a single tensor the host would ask the value
         for part, of_part in zip(self.prepared or (), gradients, strict=True):
             group = part.group
             torch._fused_adamw_(

@@ -70,8 +70,11 @@ def releases_gradients(recipe: Recipe) -> bool:
     return bool(recipe.optimizer.options.get("release_gradients", False))
 
 
-def check_release(recipe: Recipe, *, deepspeed: bool) -> None:
+def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
     """Refuse what needs a whole gradient.
+
+    Args:
+        processes: of the run that is meant; by default those that run now.
 
     Raises:
         RecipeError: with what to write instead.
@@ -85,9 +88,9 @@ def check_release(recipe: Recipe, *, deepspeed: bool) -> None:
         raise RecipeError(
             "`optimizer.release_gradients`: DeepSpeed takes the gradients itself. Write false, or leave `training.deepspeed` out."
         )
-    if world_size() > 1:
+    if (number := processes or world_size()) > 1:
         raise RecipeError(
-            f"`optimizer.release_gradients` works on one GPU: the gradients of {world_size()} have to meet before an update. "
+            f"`optimizer.release_gradients` works on one GPU: the gradients of {number} have to meet before an update. "
             "Start one process, or write false and take a DeepSpeed profile (ZeRO-2 divides gradients over the GPUs)."
         )
     if training.get("fp16"):

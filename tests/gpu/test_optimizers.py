@@ -66,9 +66,9 @@ def test_pages_change_nothing_and_leave_the_gpu(monkeypatch, rounding):
 def test_an_update_makes_nobody_wait(name):
     if name != "adamw":
         pytest.importorskip("bitsandbytes")
-    _, model, optimizer, _ = course(Optimizer(name=name, learning_rate=1e-3), releases=True, count=2)
-    ids = torch.arange(4, 68, device="cuda")[None]
-    skip = torch.zeros((), dtype=torch.bool, device="cuda")
+    _, model, optimizer, _ = course(Optimizer(name=name, learning_rate=1e-3), count=2)
+    ids = torch.arange(4, 68).cuda()[None]
+    skip = torch.zeros((), dtype=torch.bool).cuda()
     released = ReleasedGradients(optimizer)
     loss = model(input_ids=ids, labels=ids).loss
     torch.cuda.synchronize()
