@@ -94,4 +94,4 @@ def test_without_a_gpu_one_has_to_be_named(plan, monkeypatch):
 def test_released_gradients_are_for_one_gpu(plan):
     releases = ("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0")
     assert isinstance(plan("--gpu", "H100", "--gpus", "2", *releases).exception, RecipeError)
-    assert "one at a time" in plan("--gpu", "H100", *releases).output
+    assert plan("--gpu", "H100", *releases).exit_code == 0
