@@ -18,6 +18,9 @@ from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
+# peft imports bitsandbytes where it is installed, which then tells each command on a CPU of a faster kernel.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 
 def run_command(function: Callable[..., None]) -> None:
     """Run a function's command line, as `python cpt/train.py` does."""

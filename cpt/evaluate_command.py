@@ -69,7 +69,8 @@ def command(
         console = Console()
         show(found, console)
         for path, of_model in needles.items():
-            console.print(needle_table(path, of_model))
+            console.print(f"Needles that {path} found:", highlight=False, soft_wrap=True, markup=False)
+            console.print(needle_table(of_model))
         if json_file is not None:
             write(found, needles, json_file)
     leave_processes()
@@ -110,9 +111,9 @@ def show(found: Findings, console: Console) -> None:
         console.print(f"  {line}", highlight=False, soft_wrap=True, markup=False)
 
 
-def needle_table(model: str, found: Sequence[Found]) -> Table:
+def needle_table(found: Sequence[Found]) -> Table:
     """A line for each length."""
-    table = Table("tokens", *(f"at {depth:.0%}" for depth in DEPTHS), title=f"{model}: needles found")
+    table = Table("tokens", *(f"at {depth:.0%}" for depth in DEPTHS))
     for tokens in dict.fromkeys(one.tokens for one in found):
         table.add_row(f"{tokens:,}", *(f"{one.found} of {one.trials}" for one in found if one.tokens == tokens))
     return table

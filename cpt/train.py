@@ -9,13 +9,15 @@ from typing import Annotated
 if not __package__:  # started as a file: import from the repository root, not from inside cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from cpt.command_line import run_command, show_log  # first: it keeps libraries quiet that the others import
+
+# isort: split
 import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
-from cpt.command_line import run_command, show_log
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.evaluation.after_training import needs_judging

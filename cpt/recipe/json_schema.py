@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
@@ -86,6 +87,8 @@ def or_file(section: dict[str, Any]) -> dict[str, Any]:
 def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
     """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
     properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
+    for name in properties.keys() & {*AUTOMATIC}:
+        properties[name] = {"anyOf": [properties[name], {"const": AUTO}], "description": properties[name].get("description", "")}
     description = f"Passed on unchanged to {config.replace(':', '.')}."
     return {"type": "object", "description": description, "properties": {**properties, "base": YAML_FILE}}
 

@@ -92,7 +92,9 @@ def test_the_command_shows_a_table_and_writes_it(model, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", str(model), "--needle", "700", "--json", str(tmp_path / "found.json")])
     assert ended.value.code == 0
-    assert "needles found" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"Needles that {model} found:" in shown
+    assert shown.count("0 of 10") == len(DEPTHS)
     (of_model,) = json.loads((tmp_path / "found.json").read_text())["needles"].values()
     assert [(one["tokens"], one["depth"], one["trials"]) for one in of_model] == [(700, depth, 10) for depth in DEPTHS]
     assert sum(one["found"] for one in of_model) == 0, "its weights are random"
