@@ -48,7 +48,8 @@ def command(
     join_processes({})
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
-    judges = judges_asked(own, text or [], sequence_length, models)
+    only_needles = bool(needle) and not (text or task or domain_test or recipe)
+    judges = None if only_needles else judges_asked(own, text or [], sequence_length, models)
     if judges is None and not task and not needle:
         raise RecipeError(
             f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe), tasks "
@@ -62,8 +63,7 @@ def command(
         seed=seed,
         is_compared=len(models) > 1,
     )
-    only_needles = judges is None and not task
-    found = findings(*(Measured(str(one.path)) if only_needles else measure(one, asked) for one in models))
+    found = findings(*(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models))
     needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
     if is_main_process():
         console = Console()
