@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 from tiny import write_recipe
 
 
@@ -43,6 +44,7 @@ def test_four_planted_mistakes_stand_in_one_listing_with_their_lines(tmp_path):
         assert meant in checked.stderr
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_is_to_make_is_no_mistake_yet(tiny_recipe, tmp_path):
     tiny_recipe["model"] = {"path": f"{tiny_recipe['output_dir']}/base/final"}
     tiny_recipe["stage"] = "cpt"

@@ -38,6 +38,7 @@ def test_a_run_ends_with_its_whole_verdict_which_its_card_holds_too(recipe, tmp_
     assert "training documents hold half or more of one of 71" in card and "cpt serve tiny" in card
 
 
+@pytest.mark.long
 def test_several_processes_end_with_it_too(recipe, tmp_path):
     ended = launch(write_recipe(recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
     assert ended.returncode == 0, ended.stderr

@@ -62,6 +62,7 @@ def same(first, second):
     return True
 
 
+@pytest.mark.slow
 def test_two_processes_read_what_one_does_cold_or_warm(read):
     alone = read()
     assert same(read(processes=2), alone), "warm"
@@ -99,6 +100,7 @@ def straight_run(sections, tmp_path, name="straight"):
     return recipe, run, losses(run), load_file(run / "final" / "model.safetensors")
 
 
+@pytest.mark.long
 def test_a_run_over_windows_goes_on_with_an_empty_store_and_a_bounded_disk(windowed, tmp_path, monkeypatch):
     windowed["budget"]["tokens"] = 24 * 256
     _, _, expected, weights = straight_run(windowed, tmp_path)

@@ -63,6 +63,7 @@ def skips_and_rolls_back(sections, folder, monkeypatch, **kind):
     assert all(tensor.isfinite().all() for tensor in run.final().values())
 
 
+@pytest.mark.slow
 def test_ranks_of_ddp_skip_and_go_back_together(tiny_recipe, tmp_path, monkeypatch):
     skips_and_rolls_back(tiny_recipe, tmp_path, monkeypatch)
 
@@ -123,6 +124,7 @@ def memory_is_found(sections, folder, monkeypatch, fault, *, restarts, micro_bat
     assert json.loads((run.run / "learned.json").read_text()) == {"micro_batch": {"2": fault["above"]}}
 
 
+@pytest.mark.long
 def test_ranks_of_ddp_redo_a_step_together_when_one_is_out_of_memory(tiny_recipe, tmp_path, monkeypatch):
     memory_is_found(tiny_recipe, tmp_path, monkeypatch, {"kind": "memory", "rank": 1, "above": 2, "steps": [7]}, restarts=0)
 

@@ -19,6 +19,7 @@ def test_every_kind_of_run_resumes_bit_for_bit(tiny_recipe, tmp_path, stage, off
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(6, 3, 1), stage=stage, offload=offload, processes=2)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_before_its_export_exports_and_trains_no_step_more(tiny_recipe, tmp_path):
     recipe = recipe_of(tiny_recipe, tmp_path, every=4)
     run_to_its_end(recipe)
@@ -32,6 +33,7 @@ def test_a_run_that_was_killed_before_its_export_exports_and_trains_no_step_more
     assert {path: path.read_bytes() for path in (run / "checkpoint-8").rglob("*") if path.is_file()} == kept
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(tiny_recipe, tmp_path):
     recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
     assert launch(recipe).returncode == 0

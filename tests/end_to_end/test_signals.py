@@ -29,6 +29,7 @@ def straight_run(folder, sections, **launched):
     return folder / "runs" / "tiny"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_exactly(tiny_recipe, tmp_path):
     straight = straight_run(tmp_path / "straight", tiny_recipe)
     (tmp_path / "stopped").mkdir()

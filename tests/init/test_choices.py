@@ -72,6 +72,7 @@ def test_adapters_learn_ten_times_faster_and_embeddings_as_slowly_as_before(choi
     assert full.embedding_rate is None
 
 
+@pytest.mark.slow
 def test_rows_are_as_long_as_the_base_had_them(choices):
     assert choices(path="EleutherAI/pythia-410m").sequence_length == 2048
     assert choices().sequence_length == 4096 and choices("mamba", "cpu").sequence_length == 512
@@ -81,6 +82,7 @@ def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choice
     assert choices("mamba", "RTX 4090").fit.micro_batch == 1
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_is_refused_with_all_that_was_tried(choices):
     with pytest.raises(
         ResourceError, match="does not fit RTX 4080 x 1: training all parameters needs .*; LoRA needs .*Take a smaller model, more GPUs"

@@ -46,6 +46,7 @@ def test_several_gpus_are_started_by_accelerate(text_of):
     assert "accelerate launch --num_processes 4 cpt/train.py" in text and recipe.training["deepspeed"].endswith("ds_config_zero1.json")
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_packed_is_a_batch(text_of):
     _, recipe = text_of("mamba")
     assert recipe.data.packing == "token_budget" and recipe.training["per_device_train_batch_size"] == 1

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import pytest
 from rehearsing import judged_recipe, rehearse
 from typer.testing import CliRunner
 
@@ -10,6 +11,7 @@ from cpt.errors import LaunchError
 STEPS = ["recipe", "longest rows", "first steps", "evaluation", "save", "verify", "export", "resume", "disk"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_all_right_is_done_once_and_leaves_nothing(tiny_recipe, tmp_path):
     recipe = judged_recipe(tiny_recipe, tmp_path)
     ended = rehearse(recipe)

@@ -19,7 +19,7 @@ def run_with_faults(sections, folder, monkeypatch, faults, *, stage):
     return folder / "runs" / "tiny"
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
 def test_a_skipped_step_counts_and_changes_nothing(tiny_recipe, tmp_path, monkeypatch, stage):
     faults = [{"kind": "nan", "steps": [4]}, {"kind": "gradient", "steps": [7]}]
     run = run_with_faults(tiny_recipe, tmp_path, monkeypatch, faults, stage=stage)
