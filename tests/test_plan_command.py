@@ -70,6 +70,7 @@ def test_an_unknown_gpu_asks_for_its_figures_and_takes_them(plan):
     assert "1 x RTX 9999" in plan("--gpu", "RTX 9999", "--memory-gib", "200", "--peak-tflops", "500").output
 
 
+@pytest.mark.long
 def test_a_share_of_the_memory_may_be_too_little(plan):
     assert "Verdict: it fits" in plan("--gpu", "H200").output
     assert "Verdict: it does not fit" in plan("--gpu", "H200", "--max-memory", "0.1").output

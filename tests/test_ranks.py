@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from cpt.ranks import is_main_process, main_process_decides, main_process_first, rank, world_size
 
 SCRIPT = """
@@ -34,6 +36,7 @@ def test_a_process_without_a_launcher_is_alone_and_main():
     assert main_process_first(lambda: 7) == main_process_decides(lambda: 7) == 7
 
 
+@pytest.mark.long
 def test_what_the_main_process_finds_wrong_stops_all_of_them(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -25,6 +25,7 @@ def test_the_file_started_alone_prints_the_mistake_and_ends_with_code_2(tiny_rec
     assert "domain.jsonl" in ended.stderr and "body" in ended.stderr
 
 
+@pytest.mark.long
 def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, tmp_path):
     tiny_recipe["optimizer"]["name"] = "adamv"
     ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)

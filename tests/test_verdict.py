@@ -28,6 +28,7 @@ def judged(folder):
     return content["is_complete"], len(content["domain_test"]), content["contamination"]["judged"]
 
 
+@pytest.mark.long
 def test_a_run_ends_with_its_whole_verdict_which_its_card_holds_too(recipe, tmp_path):
     told = launch(write_recipe(recipe, tmp_path / "r.yaml"), way="cpt").stdout
     folder = tmp_path / "runs" / "tiny"

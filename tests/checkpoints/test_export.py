@@ -43,6 +43,7 @@ def exported(sections, folder):
     return train(load_recipe(write_recipe(sections, folder / "recipe.yaml")))
 
 
+@pytest.mark.long
 def test_a_family_of_ours_is_exported_as_the_architecture_that_it_equals(tiny_recipe, tmp_path):
     tiny_recipe["model"]["config"] = MINIMIND
     folder = exported(tiny_recipe, tmp_path)

@@ -42,6 +42,7 @@ def test_a_stranger_gets_the_same_logits(job, tmp_path):
     assert torch.equal(load_file(content["output"])["logits"], expected)
 
 
+@pytest.mark.long
 def test_another_tokenizer_is_noticed(job, tmp_path):
     _, content = job
     ended = run({**content, "ids": [1, *content["ids"]]}, tmp_path)

@@ -31,6 +31,7 @@ def test_a_command_that_fails_ends_the_demo(cpt, capfd):
     assert "nothing.yaml" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_come_up_ends_the_demo(cpt, tmp_path):
     with pytest.raises(LaunchError, match="`cpt serve` ended before it was ready"), cpt.server("serve", tmp_path, ready="Ready:"):
         raise AssertionError("it is not ready")

@@ -18,6 +18,7 @@ def run_losses(sections, tmp_path, *, way, processes=1, stage=0, via_yaml=False)
     return losses(tmp_path / "runs" / name)
 
 
+@pytest.mark.slow
 def test_one_process_and_two_have_the_same_losses(tiny_recipe, tmp_path):
     alone = run_losses(tiny_recipe, tmp_path, way="python")
     together = run_losses(tiny_recipe, tmp_path, way="torchrun", processes=2)

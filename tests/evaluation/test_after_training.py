@@ -120,6 +120,7 @@ def test_sources_that_would_take_long_to_search_are_not(run, monkeypatch):
     assert "cpt contamination" in told["contamination"] and "takes a while" in told["contamination"]
 
 
+@pytest.mark.long
 def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     pytest.importorskip("lm_eval")
     questions = [{"question": f"in step {n} the", "choices": ["vessel", "metal", "step"], "answer": n % 3} for n in range(12)]

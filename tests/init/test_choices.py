@@ -29,6 +29,7 @@ def test_few_tokens_are_gone_through_more_often_but_never_more_than_four_times()
     assert length_of_run(10**8, 0.5, 10**8) == (0.5, 10**8)
 
 
+@pytest.mark.long
 def test_the_batch_divides_and_there_are_steps_enough(choices):
     for found in (choices(), choices(gpu="H100"), choices("8b", "A100-80GB", gpus=4)):
         at_once = found.fit.micro_batch * found.sequence_length * (4 if "zero1" in str(found.fit.method.profile) else 1)
@@ -43,6 +44,7 @@ def test_a_known_base_goes_on_at_the_rate_it_ended_at(choices):
     assert "not known here" in choices().rate.reason
 
 
+@pytest.mark.long
 def test_for_far_text_the_rate_goes_up_again(choices):
     far = TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6)
     known = choices(path="meta-llama/Llama-2-7b-hf", found=far)
@@ -78,6 +80,7 @@ def test_rows_are_as_long_as_the_base_had_them(choices):
     assert choices().sequence_length == 4096 and choices("mamba", "cpu").sequence_length == 512
 
 
+@pytest.mark.long
 def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choices):
     assert choices("mamba", "RTX 4090").fit.micro_batch == 1
 

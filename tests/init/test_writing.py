@@ -19,6 +19,7 @@ def text_of(base_of, facts, estimate, tmp_path):
     return of
 
 
+@pytest.mark.slow
 def test_8b_on_a_desktop_becomes_adapters_with_the_reason(text_of):
     text, recipe = text_of("8b")
     assert recipe.model.lora == {"r": 64, "lora_alpha": 16, "use_rslora": True} and recipe.training["use_liger_kernel"]
@@ -35,6 +36,7 @@ def test_the_same_with_a_large_host_becomes_all_parameters_with_its_profile(text
     assert "124 GiB of host memory, of 192" in " ".join(line.strip("# ") for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_adapters_with_embeddings_get_the_smaller_rate(text_of):
     _, recipe = text_of("8b", "H100")
     assert recipe.model.lora == {"preset": "cpt"}

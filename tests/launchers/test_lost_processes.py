@@ -40,6 +40,7 @@ def accelerate(folder: Path, *options: str, config: dict | None = None, default:
     return result.stdout + result.stderr
 
 
+@pytest.mark.long
 def test_multi_cpu_is_refused_with_what_works(tmp_path):
     said = accelerate(tmp_path, config=ON_CPU)
     assert f"accelerate was told to start 2 processes ({tmp_path}/config.yaml), but started one" in said
@@ -51,6 +52,7 @@ def test_a_number_of_processes_on_the_command_line_counts(tmp_path):
     assert "told to start 3 processes, but started one" in accelerate(tmp_path, "--cpu", "--num_processes=3")
 
 
+@pytest.mark.long
 def test_accelerates_default_config_counts(tmp_path):
     said = accelerate(tmp_path, default={**ON_CPU, "num_processes": 4})
     assert f"told to start 4 processes ({tmp_path}/accelerate/default_config.yaml)" in said

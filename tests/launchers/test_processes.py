@@ -81,6 +81,7 @@ def test_torchrun_starts_two(tmp_path):
     assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [("torchrun", r, 2, "gloo") for r in (0, 1)]
 
 
+@pytest.mark.long
 def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2", training={"deepspeed": ZERO2}))
     assert [s["deepspeed_world"] for s in said] == [2, 2]
@@ -102,6 +103,7 @@ def test_accelerate_starts_two_on_the_cpu(tmp_path):
     assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [("accelerate", r, 2, "gloo") for r in (0, 1)]
 
 
+@pytest.mark.long
 def test_accelerates_own_deepspeed_config_is_used(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes_zero2.yaml")))
     assert [(s["launcher"], s["deepspeed_config"], s["deepspeed_world"]) for s in said] == [
@@ -109,6 +111,7 @@ def test_accelerates_own_deepspeed_config_is_used(tmp_path):
     ] * 2
 
 
+@pytest.mark.long
 def test_two_different_deepspeed_configs_are_refused(tmp_path):
     result = start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes_zero2.yaml"), training={"deepspeed": ZERO2})
     assert result.returncode != 0
@@ -147,6 +150,7 @@ def test_world_size_without_rank_is_refused(monkeypatch):
         processes.refuse_half_an_environment()
 
 
+@pytest.mark.long
 def test_processes_that_do_not_meet_are_a_launch_error(tmp_path):
     alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
     result = start(tmp_path, sys.executable, training={"ddp_timeout": 2}, **alone)

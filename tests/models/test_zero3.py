@@ -47,6 +47,7 @@ def test_without_zero3_is_harmless_in_a_plain_run():
         pass
 
 
+@pytest.mark.slow
 def test_a_seed_means_the_same_weights_with_and_without_zero3(tmp_path: Path):
     sections = [{"from_scratch": True, "config": tiny_config(name)} for name in ("llama", "cpt-gpt2", "minimind2_moe")]
     compare([*sections, sections[0] | {"lora": {"r": 2}}], 96, tmp_path)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from cpt.optim.offloaded_adamw import offloaded_adamw, replay_step_counter
@@ -23,6 +24,7 @@ def resumed_after(steps: int, *, replay: bool) -> torch.Tensor:
     return again.detach()
 
 
+@pytest.mark.slow
 def test_a_replayed_counter_makes_the_resumed_run_bit_equal_and_without_it_it_drifts():
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
     steps_of(weight, offloaded_adamw([{"params": [weight]}], 1e-3), range(40))

@@ -115,6 +115,7 @@ with Preemption() as preemption:
 """
 
 
+@pytest.mark.long
 def test_a_second_interrupt_ends_a_process_that_hangs():
     hung = subprocess.Popen([sys.executable, "-c", BLOCKED], stdout=subprocess.PIPE, text=True)
     assert hung.stdout is not None and hung.stdout.readline() == "ready\n"

@@ -62,6 +62,7 @@ def test_resumed_before_or_after_the_decision_the_run_is_the_same(tiny_recipe, t
     assert resumed.rows_of_steps.left_out == [(24, 36)] and resumed.budget.total == 3
 
 
+@pytest.mark.long
 def test_resumed_in_the_middle_of_bad_steps_the_run_decides_the_same(tiny_recipe, tmp_path):
     straight = rolled_back(tiny_recipe, tmp_path)
     straight.train()
