@@ -126,7 +126,7 @@ def store_of(recipe, cache):
     return {str(path.relative_to(cache)): path.read_bytes() for path in files}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ten", [1, 2])
 def test_killed_at_twice_ten_moments_of_a_cold_start_the_run_and_the_store_end_the_same(windowed, tmp_path, monkeypatch, ten):

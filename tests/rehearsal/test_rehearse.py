@@ -73,7 +73,7 @@ def test_zero_3_on_two_processes_is_rehearsed_as_it_will_run(tiny_recipe, tmp_pa
     assert findings["longest rows"]["figure"].endswith("on each of 2 processes")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kept_rehearsal_of_two_processes_touches_nothing_of_a_run_of_that_name(tiny_recipe, tmp_path):
     recipe = judged_recipe(tiny_recipe, tmp_path)
     assert launch(recipe).returncode == 0
