@@ -6,7 +6,9 @@ import torch
 
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all together, in fp32."""
+    """Of all together, in fp32; 0 where there are none."""
+    if not gradients:
+        return torch.zeros(())
     norms = torch._foreach_norm(tuple(gradients), 2.0, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack(norms))
 

@@ -22,3 +22,7 @@ def test_they_are_scaled_down_to_the_limit_and_left_alone_below_it(dtype):
     assert before == gradient_norm(small) and gradient_norm(large).item() == pytest.approx(2.0, rel=5e-3)
     clip_gradients(small, 1000.0)
     assert all(torch.equal(one, other) for one, other in zip(small, gradients(dtype), strict=True))
+
+
+def test_no_gradients_have_no_norm():
+    assert gradient_norm([]) == 0
