@@ -11,6 +11,7 @@ from cpt.command_line import run_app
 COMMANDS = {  # name -> (module:function, what it does)
     "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
     "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
+    "pipeline": ("cpt.pipeline.command:command", "Run several recipes in a row, each one from what the one before learned."),
     "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
     "rehearse": ("cpt.rehearsal.command:command", "Do once, in minutes, all that a run will do, before days are spent on it."),
     "plan": ("cpt.plan_command:command", "Memory, time and money of a run, and the cheapest change that makes it fit."),

@@ -8,6 +8,7 @@ import typer
 
 from cpt.command_line import show_log
 from cpt.data.build import build_data
+from cpt.data.form_of_stage import form_of_stage
 from cpt.data.prepared import PreparedData
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
@@ -23,6 +24,7 @@ def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedDat
         tokenizer,
         seed=recipe.seed,
         evaluation=recipe.evaluation,
+        form=form_of_stage(recipe.stage),
         budget=recipe.budget,
         cache_dir=cache_dir,
         whole=recipe.data.disk_bytes is None,

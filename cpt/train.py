@@ -18,13 +18,11 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
-from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.launchers.supervise import supervise_run
-from cpt.optim.schedules import phases_in_tokens
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import placed, refuse_mistakes
 from cpt.ranks import is_main_process, tell
@@ -35,9 +33,12 @@ from cpt.runs.record import Run, start_run
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments
-from cpt.stages.build import build_trainer, model_for
+from cpt.stages.build import build_trainer
+from cpt.stages.data import data_of
+from cpt.stages.examples import is_text
 from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
+from cpt.stages.model import model_for
 from cpt.stages.resuming import go_on, keep_global_batch
 from cpt.stages.saving_on_errors import saved_on_errors
 from cpt.stages.trainer import CPTTrainer
@@ -83,7 +84,7 @@ def train(
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
         recipe = keep_global_batch(recipe, point)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, budget=recipe.budget)
+        data = data_of(recipe, tokenizer)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
@@ -93,7 +94,7 @@ def train(
         with saved_on_errors(trainer):
             go_on(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
-        if is_main_process() and (data.held_out or recipe.evaluation.tasks):
+        if is_main_process() and (any(map(is_text, data.held_out.values())) or recipe.evaluation.tasks):
             write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)

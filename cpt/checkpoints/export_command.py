@@ -23,11 +23,12 @@ from cpt.checkpoints.merge_lora import (
     rounded_to,
 )
 from cpt.checkpoints.model_card import write_model_card
-from cpt.checkpoints.model_folder import Tensors, weight_files
+from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Tensors, weight_files
 from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
 from cpt.checkpoints.servable import adapter_file, check_vocabulary, describe_adapter, describe_for_servers
 from cpt.checkpoints.trained import Trained, find_trained, load_whole, tokenizer_of, with_adapter
 from cpt.errors import CheckpointError, RecipeError
+from cpt.models.adapters import check_mergeable
 from cpt.models.config import load_config
 from cpt.models.families.register import register_families
 from cpt.models.hashes import hash_weights
@@ -150,6 +151,8 @@ def config_of(folder: Path) -> PreTrainedConfig:
 def merged(trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish) -> tuple[PreTrainedModel, MergeProof]:
     """Base and adapter in one, after the base was found to be the right one."""
     base, recipe = trained.base, trained.recipe
+    if trained.kind == "adapter":
+        check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
     plain = build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import xxhash
 from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,10 +19,10 @@ from cpt.errors import CheckpointError
 from cpt.models.adapters import merge_lora
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights
+from cpt.models.scoring import scoring_model
 from cpt.models.zero3 import without_zero3
 from cpt.recipe.schema import Model
 
-LAYER = "lora_"  # in the name of each tensor that belongs to one layer of the base
 BASE_WEIGHTS = "base_weights.json"  # beside an adapter: the sha256 of the weight files that it was trained on
 
 
@@ -48,12 +49,24 @@ def merge_into_base(adapter: Path, model: Model, tokenizer: PreTrainedTokenizerB
         seed: of the run; decides rows that the vocabulary grew by.
     """
     with without_zero3():
-        return merge_lora(put_on(build_base(model, tokenizer, seed=seed, dtype=dtype), adapter))
+        return merge_lora(put_on(build_base(model, tokenizer, seed=seed, dtype=dtype, scores=is_of_scoring_model(adapter)), adapter))
 
 
-def build_base(model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype) -> PreTrainedModel:
-    """The model that the adapter was trained on, grown vocabulary included."""
-    base = build_model(model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"}), tokenizer, seed=seed, dtype=dtype)
+def is_of_scoring_model(adapter: Path) -> bool:
+    """Whether the adapter was trained on a reward model."""
+    return bool(json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS")
+
+
+def build_base(
+    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
+) -> PreTrainedModel:
+    """The model that the adapter was trained on, grown vocabulary included.
+
+    Args:
+        scores: it was a reward model, whose new head is saved with the adapter.
+    """
+    build = scoring_model if scores else build_model
+    base = build(model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"}), tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
     return base
 
@@ -70,10 +83,11 @@ def put_on(base: PreTrainedModel, adapter: Path) -> PeftModel:
         with warnings.catch_warnings():  # peft asks for what transformers calls by another name now
             warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if LAYER in name}
+        layer = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # in the name of each tensor of a layer
+        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if layer in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
-    put = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if LAYER in name}
+    put = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if layer in name}
     if differing := saved ^ put:  # peft only warns, and leaves those layers as they were
         raise CheckpointError(f"{refusal}: {len(differing)} of its tensors have no place there or are lacking, as {min(differing)}.")
     return adapted

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
+from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import ENVIRONMENT, EXPORT, INPUTS, RECIPE
 from cpt.runs.small_files import write_whole
@@ -134,7 +136,7 @@ def recipe_part(run: Path | None, recipe: Recipe | None, step: int | None) -> st
     versions = ", ".join(f"{name} {number}" for name, number in environment.get("versions", {}).items() if number)
     commit = (environment.get("git") or {}).get("commit")
     made = f"Made with {versions}" + (f"; commit `{commit}`." if commit else ".")
-    method = "all parameters" if recipe.model.lora is None else f"LoRA {recipe.model.lora or '(our defaults)'}"
+    method = "all parameters" if recipe.model.lora is None else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
     lines = [
         f"- trained: {method}; sequence length {recipe.data.sequence_length:,}",
         f"- optimizer: {recipe.optimizer.name}, learning rate {recipe.optimizer.learning_rate:g} {recipe.optimizer.options or ''}".rstrip(),
@@ -234,3 +236,8 @@ def read_judgements(metrics: Path, step: int | None = None) -> list[Judgement]:
 def read_json(path: Path) -> dict[str, Any]:
     """A file of the run's record; empty where it was not written."""
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def name_of_method(lora: Mapping[str, Any]) -> str:
+    """What readers call it."""
+    return "LoRA" if method_of(lora) == LORA else f"peft's {method_of(lora)}"

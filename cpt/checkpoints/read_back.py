@@ -60,7 +60,7 @@ def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
 
     Of what ZeRO-3 keeps in parts it is the whole.
     """
-    ignored = set(model._keys_to_ignore_on_save or ()) if isinstance(model, PreTrainedModel) else set()
+    ignored = set(model._keys_to_ignore_on_save or ()) if isinstance(model, PreTrainedModel | PeftModel) else set()
     for name, parameter in model.named_parameters():
         if name not in ignored and (parameter.requires_grad or not isinstance(model, PeftModel)):
             yield parameter, int(vars(parameter).get("ds_numel", parameter.numel()))

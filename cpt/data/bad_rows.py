@@ -20,6 +20,8 @@ REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "null": "Fix or remove the row, or set another `{key}.text_column`.",
     "wrong type": "Fix or remove the row, or set another `{key}.text_column`.",
+    "missing columns": "Write it in `{key}`.",
+    "texts and messages": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
     "empty file": "Fill it, or leave it out of `{key}.path`.",
     "no rows": "Fill it, or leave it out of `{key}.path`.",

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,22 @@ from transformers import PreTrainedTokenizerBase
 from cpt.data.contamination import with_decontamination
 from cpt.data.duplicates import Repeated, repeated_documents
 from cpt.data.fill import Wanted, make_shards
+from cpt.data.forms import form_of_source, refuse_layout, with_form
 from cpt.data.held_out import HeldOutSet, held_out_set
+from cpt.data.layout import Layout
 from cpt.data.lengths import lengths_of_phases
 from cpt.data.mixture import MixtureRows
 from cpt.data.open_sources import open_sources
 from cpt.data.order import shuffled
 from cpt.data.phases import asked_shares, shares_over
 from cpt.data.prepared import PreparedData
-from cpt.data.repeats import allowed_epochs, rows_of_run, tell_repeats
+from cpt.data.repeats import allowed_epochs, rows_of_run, tell_repeats, tokens_of_epoch
 from cpt.data.report import SourceReport, report_on, tell
 from cpt.data.selection import Selection
 from cpt.data.store import default_cache_dir, key_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.tokenized import TokenizedSource
-from cpt.data.windows import Layout, WindowedRows
+from cpt.data.windows import WindowedRows
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.schema import Budget, Data, Evaluation
@@ -47,6 +49,7 @@ def build_data(
     budget: Budget | None = None,
     cache_dir: Path | None = None,
     whole: bool = False,
+    form: str = "document",
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
 
@@ -57,6 +60,7 @@ def build_data(
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
+        form: what the sources' rows are: documents, or examples (`cpt.data.forms`). Sources that say it themselves keep theirs.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.
@@ -65,12 +69,15 @@ def build_data(
         ResourceError: the cache cannot be written, or the Hub not reached.
     """
     check_names(data, evaluation)
+    data, evaluation = with_form(data, evaluation, form)
+    form = form_of_source(data.sources[0])
+    refuse_layout(data, form)
     cache = cache_dir or default_cache_dir()
 
     def build() -> PreparedData:
         try:
             clean = with_decontamination(data, evaluation, cache)
-            return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget).build(whole=whole)
+            return Builder(clean, evaluation, DocumentEncoder(tokenizer), cache, seed, budget, form).build(whole=whole)
         except (DataError, ResourceError) as problem:
             raise type(problem)(with_public_set(str(problem), evaluation)) from problem
 
@@ -87,11 +94,12 @@ class Builder:
     cache_dir: Path
     seed: int
     budget: Budget | None
+    form: str = "document"
 
     @property
     def layout(self) -> Layout:
         """How documents are laid out in rows."""
-        return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad)
+        return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
 
     def build(self, *, whole: bool) -> PreparedData:
         """One process's part of `build_data`."""
@@ -115,7 +123,7 @@ class Builder:
             mixture, reports = self.mix(windowed)
         self.tell(mixture, windowed, reports)
         held_out = self.held_out_sets(windowed, judges)
-        return PreparedData(mixture, windowed, held_out, reports, self.fingerprint(mixture, windowed), self.data.disk_bytes)
+        return PreparedData(mixture, windowed, held_out, reports, self.fingerprint(mixture, windowed), self.data.disk_bytes, self.form)
 
     def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
         """Say what the sources are, and what the run will repeat."""
@@ -202,7 +210,7 @@ class Builder:
         """Of the whole run; 1 where its length is not known."""
         if self.budget is None:
             return 1
-        return rows_of_run(self.budget, sum(report.tokens for report in reports), self.data.sequence_length)
+        return rows_of_run(self.budget, tokens_of_epoch(reports, self.layout), self.data.sequence_length)
 
     def scarce(self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]) -> list[WindowedRows]:
         """Sources that the run may use up and may not repeat, and whose size is only estimated."""
@@ -233,7 +241,8 @@ class Builder:
             )
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
-            sets[name] = held_out_set(name, documents, np.arange(len(documents)), self.layout, self.cache_dir)
+            layout = replace(self.layout, form=form_of_source(judge.work.source))
+            sets[name] = held_out_set(name, documents, np.arange(len(documents)), layout, self.cache_dir)
         return sets
 
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
@@ -243,7 +252,7 @@ class Builder:
                 "sources": [rows.fingerprint for rows in windowed],
                 "proportions": list(zip(mixture.turns.first_rows, mixture.turns.proportions, strict=True)),
                 "seed": mixture.seed,
-                "layout": asdict(self.layout),
+                "layout": self.layout.content(),
                 **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }

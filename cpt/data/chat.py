@@ -1,16 +1,25 @@
 """A chat as a document: its messages as one text that filters and transforms can read, and that gives the messages back.
 
-Each message is a line with its role, behind U+001E (the control character "record separator"), and then its content. So the text says the
-same for every tokenizer: its hash decides what is held out, its bytes are what bits per byte count. What the model reads is what the
-tokenizer's chat template makes of the messages (`chat_encoder.py`).
+Each message is a line with its role, behind U+001E (the control character "record separator"), and then its content. What a message has
+besides (tool calls, a name, the reasoning) stands as JSON behind its role. So the text says the same for every tokenizer: its hash decides
+what is held out, its bytes are what bits per byte count. What the model reads is what the tokenizer's chat template makes of the messages
+(`chat_encoder.py`).
 """
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from cpt.data.documents import BadValue
 
+PART = "\x1d"
+"""Stands before each part of an example (`examples.py`)."""
 MARK = "\x1e"
 NOT_TOKEN = "\x1f"
 """Stands inside what looks like a special token in a message, until it is encoded (`chat_encoder.py`)."""
+CONTROL = (PART, MARK, NOT_TOKEN)
 KEYS = ("role", "content")
+Message = dict[str, Any]
 
 
 def transcript(chat: object, column: str) -> str:
@@ -27,27 +36,71 @@ def transcript(chat: object, column: str) -> str:
 
 
 def message_of(message: object, column: str) -> tuple[str, str]:
-    """Role and content of a message."""
+    """Role, with what the message has besides, and content of a message; it may be null beside tool calls."""
     if not isinstance(message, dict):
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     role, content = (message.get(key) for key in KEYS)
-    if not isinstance(role, str) or not isinstance(content, str) or not role.strip() or len(role.splitlines()) != 1:
+    more = {str(key): value for key, value in message.items() if value is not None and key not in KEYS}
+    if content is None and "tool_calls" in more:
+        content, more = "", {"content": None, **more}
+    if not isinstance(role, str) or not isinstance(content, str) or not role.strip() or len(role.splitlines()) != 1 or " {" in role:
         raise not_a_chat(f"`{column}` holds {shown(message)}")
-    if more := [str(key) for key, value in message.items() if value is not None and key not in KEYS]:
-        raise BadValue("not a chat", f"a message in `{column}` has {', '.join(more)} too, which would be lost")
-    for mark in (MARK, NOT_TOKEN):
-        if mark in content or mark in role:
-            raise BadValue("control character", f"U+{ord(mark):04X} in a message of `{column}`: this is no text")
-    return role, content
+    refuse_control(f"{role}{content}", f"a message of `{column}`")
+    return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
 
 
-def messages_of(text: str) -> list[dict[str, str]]:
+def messages_of(text: str) -> list[Message]:
     """The messages of a transcript; none where it is not one."""
     if not text.startswith(MARK):
         return []
     parts = [part.partition("\n") for part in text[1:].split(MARK)]
     ends = [1] * (len(parts) - 1) + [0]  # the line break before the next message
-    return [{"role": role, "content": content[: len(content) - end]} for (role, _, content), end in zip(parts, ends, strict=True)]
+    return [as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)]
+
+
+def as_message(head: str, content: str) -> Message:
+    """A message from its first line and its content."""
+    role, brace, more = head.partition(" {")
+    if not brace:
+        return {"role": role, "content": content}
+    try:
+        return {"role": role, "content": content, **json.loads(brace[1:] + more, strict=False)}
+    except ValueError:  # a transform changed it
+        return {"role": head, "content": content}
+
+
+def as_json(value: object, where: str) -> str:
+    """A value as JSON in one line.
+
+    Raises:
+        BadValue: it cannot be written as JSON, or holds a control character that has a meaning here.
+    """
+    for text in texts_in(value):
+        refuse_control(text, where)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise BadValue("wrong type", f"{where} cannot be written as JSON: {problem}") from problem
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """All texts inside lists and objects, their keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_in(item)
+    elif isinstance(value, Mapping):
+        yield from map(str, value)
+        for item in value.values():
+            yield from texts_in(item)
+
+
+def refuse_control(text: str, where: str) -> None:
+    """Refuse the characters that stand between the parts of a chat."""
+    for mark in CONTROL:
+        if mark in text:
+            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: this is no text")
 
 
 def not_a_chat(what: str) -> BadValue:

@@ -16,19 +16,16 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.chat import NOT_TOKEN, messages_of, transcript
+from cpt.data.chat import NOT_TOKEN, transcript
+from cpt.data.chat_template import Refused, control_pattern, marked, rendered, same_every_day
 from cpt.data.documents import DocumentView
+from cpt.data.examples import example_of
 from cpt.data.gigatoken_proof import HARD_STRINGS, PIECE, Flat, first_difference, shortened
 from cpt.data.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component
 
 log = logging.getLogger("cpt")
-# Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024, which Llama 3's fall
-# back to.
-DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri", "%H": "00", "%M": "00"}
-FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
-SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 
 
 class ChatEncoder(DocumentEncoder):
@@ -54,7 +51,7 @@ class ChatEncoder(DocumentEncoder):
                 f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that has (that of the "
                 "model's chat version), or write the chat's text into a column and name it as `text_column`."
             )
-        self.template = (SAME_DAY if "strftime_now" in encoder.chat_template else "") + encoder.chat_template
+        self.template = same_every_day(encoder.chat_template)
         self.by_parts = False
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.template} {sorted(self.named_tokens.items())}".encode())
 
@@ -98,9 +95,8 @@ class ChatEncoder(DocumentEncoder):
 
     def written(self, text: str) -> str:
         """What the template makes of a transcript; special tokens' text in a message is marked by NOT_TOKEN inside."""
-        text = self._control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
         try:
-            return render(text, self.template, self.named_tokens)
+            return render(marked(text, self._control), self.template, self.named_tokens)
         except Refused as problem:
             raise DataError(f"a chat cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
@@ -146,9 +142,7 @@ class ChatEncoder(DocumentEncoder):
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        """Finds control tokens, longer ones first, but not one that is marked."""
-        longest_first = sorted(self.control_tokens, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first))})(?!{NOT_TOKEN})")
+        return control_pattern(list(self.control_tokens))
 
 
 def refused(document: DocumentView, *, template: str, named_tokens: dict[str, Any]) -> str | None:
@@ -165,25 +159,13 @@ def why_refused(text: str, template: str, named_tokens: Mapping[str, Any]) -> st
     return None
 
 
-class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
-    """Why a text cannot be written as a chat."""
-
-
 def render(text: str, template: str, named_tokens: Mapping[str, Any]) -> str:
     """A transcript as the template writes it.
 
     Raises:
         Refused: it is no transcript, or the template does not take its messages.
     """
-    # A second; only where there are chats.
-    from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    messages = messages_of(text)
-    if not messages:
+    example = example_of(text)
+    if example is None or not isinstance(example.messages, list):
         raise Refused("no chat (any more): a file without columns, or a transform that changed lines")
-    try:
-        written: Any = render_jinja_template(conversations=[messages], chat_template=template, **named_tokens)
-    except (TemplateError, TypeError, ValueError) as problem:
-        raise Refused(f"the chat template says: {(str(problem).splitlines() or [type(problem).__name__])[0]}") from problem
-    return str(written[0][0])
+    return rendered(example.messages, example.tools, template, named_tokens)[0]

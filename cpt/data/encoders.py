@@ -1,7 +1,9 @@
-"""Which encoder the documents of a source need: that of texts, of gaps to fill, or of chats."""
+"""Which encoder the documents of a source need: that of texts, of gaps to fill, of chats, or of examples."""
 
 from cpt.data.chat_encoder import ChatEncoder
+from cpt.data.example_encoder import ExampleEncoder
 from cpt.data.fill_in_the_middle import MiddleEncoder
+from cpt.data.forms import form_of_source
 from cpt.data.tokenization import DocumentEncoder
 from cpt.recipe.schema import DocumentSource, Source
 
@@ -15,6 +17,8 @@ def encoder_of(source: DocumentSource, encoder: DocumentEncoder, key: str) -> Do
     Raises:
         RecipeError: the tokenizer has no chat template, or no marks for gaps.
     """
+    if form_of_source(source) != "document":
+        return ExampleEncoder(encoder, source, key)
     if source.chat is not None:
         return ChatEncoder(encoder, key)
     if isinstance(source, Source) and source.fill_in_the_middle is not None:

@@ -1,19 +1,19 @@
 """The rows that a model is judged by and never trained on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.packing import FORMAT, fill_packing
-from cpt.data.rows import Row, kind_of_rows
+from cpt.data.layout import Layout
+from cpt.data.packing import FORMAT
+from cpt.data.rows import Row
+from cpt.data.segments import fitting
 from cpt.data.store import hold, key_of, publish_once
 from cpt.data.token_files import StoredDocuments
-from cpt.data.windows import Layout
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class HeldOutSet:
     """UTF-8 bytes of the documents' text."""
     chosen: NDArray[np.int64] | None = None
     """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be told apart."""
+    form: str = "document"
+    """What the rows are: see `cpt.data.forms`."""
 
 
 def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64], layout: Layout, cache_dir: Path) -> HeldOutSet:
@@ -36,15 +38,16 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64
     # overlap by one token, which is not predicted a second time: so figures depend neither on the packing nor on a row's length in tokens.
     packing = layout.packing if layout.packing in ("none", "token_budget") else "best_fit"
     stride = max(1, layout.sequence_length - 1)
-    starts, lengths = documents.offsets[chosen], np.diff(documents.offsets)[chosen]
+    layout = replace(layout, packing=packing, stride=stride)
+    chosen, lengths, read, _ = fitting(documents, chosen, layout.form, layout.sequence_length)
+    starts = documents.offsets[chosen]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [layout.sequence_length, packing, stride],
+        "layout": [layout.sequence_length, packing, stride, *([] if layout.form == "document" else [layout.form])],
     }
-    pack = partial(fill_packing, starts, lengths, layout.sequence_length, packing, 0, stride)
-    folder = publish_once(cache_dir / "rows" / key_of(what), pack)
-    rows = kind_of_rows(packing)(documents, folder, layout.sequence_length, layout.pad)
+    folder = publish_once(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
+    rows = layout.open(documents, folder)
     hold(folder, rows)
-    return HeldOutSet(name, rows, len(chosen), int(lengths.sum()), int(documents.num_bytes[chosen].sum()), chosen)
+    return HeldOutSet(name, rows, len(chosen), int(read.sum()), int(documents.num_bytes[chosen].sum()), chosen, layout.form)

@@ -7,6 +7,7 @@ from typing import Any
 from cpt.data.held_out import HeldOutSet
 from cpt.data.mixture import MixtureRows
 from cpt.data.read_ahead import ReadAhead
+from cpt.data.repeats import tokens_of_epoch
 from cpt.data.report import SourceReport
 from cpt.data.windows import WindowedRows
 from cpt.errors import DataError
@@ -24,6 +25,18 @@ class PreparedData:
     fingerprint: str
     """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
     disk_bytes: int | None
+    form: str = "document"
+    """What the rows are: see `cpt.data.forms`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Of all sources once; an estimate where one is."""
+        return sum(report.rows for report in self.sources)
+
+    @property
+    def tokens_of_epoch(self) -> int:
+        """What a budget of one epoch is in tokens, as rows count them."""
+        return tokens_of_epoch(self.sources, self.windowed[0].layout)
 
     @property
     def num_tokens(self) -> int:

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 
+from cpt.data.layout import Layout
 from cpt.data.mixture import MixtureRows
 from cpt.data.report import SourceReport
 from cpt.errors import RecipeError
@@ -18,11 +19,21 @@ def rows_of_run(budget: Budget, num_tokens: int, sequence_length: int) -> int:
     """Rows of the whole run. Without `global_batch_tokens` it may be up to one step longer: how long a step is, only the launch says.
 
     Args:
-        num_tokens: of all sources once.
+        num_tokens: of all sources once: `tokens_of_epoch`.
     """
     tokens = budget.tokens if budget.tokens is not None else (budget.epochs or 0) * num_tokens
     step = max(1, (budget.global_batch_tokens or 0) // sequence_length)
     return max(1, math.ceil(tokens / (step * sequence_length))) * step
+
+
+def tokens_of_epoch(reports: Sequence[SourceReport], layout: Layout) -> int:
+    """What a budget of one epoch is in tokens: those of all documents once; of examples, as many as all of their rows could hold.
+
+    So an epoch of examples goes through each of them, however long they are; a row counts as `sequence_length` tokens, as everywhere.
+    """
+    if layout.form == "document":
+        return sum(report.tokens for report in reports)
+    return sum(report.rows for report in reports) * layout.sequence_length
 
 
 def allowed_epochs(data: Data, source: Source) -> float | None:

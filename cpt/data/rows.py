@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cpt.data.packing import open_packing
+from cpt.data.segments import CONTEXT
 from cpt.data.token_files import StoredDocuments
 
 Row = dict[str, torch.Tensor]
@@ -21,8 +22,8 @@ class PackedRows(Sequence[Row]):
     """Row r of a source, by number.
 
     A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions begin anew with each document, which is all that
-    transformers needs to keep documents apart; a document's first token has no label, since what stands before it is another document.
-    Padding comes last, as a document of its own without labels.
+    transformers needs to keep documents apart; a document's first token has no label, since what stands before it is another document, and
+    of an example only what is learned has labels. Padding comes last, as a document of its own without labels.
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
@@ -81,6 +82,9 @@ class PackedRows(Sequence[Row]):
             position_ids[at:] = counting[: self.sequence_length - at]
         labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
+        if self.documents.are_examples:
+            segments = [self.documents.segments(start, length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+            labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
 
@@ -106,6 +110,8 @@ class PaddedRows(PackedRows):
         for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
             line[:length] = self.documents.tokens(start, length)
         labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
+        for line, start, length in zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ():
+            line[:length][self.documents.segments(start, length) == CONTEXT] = IGNORED
         arrays = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 

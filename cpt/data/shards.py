@@ -57,20 +57,21 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     """Write the shard's documents, in order, to a token store in `folder`."""
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
     score = scorer(work.source)
-    writer, text_digest, longest = TokenWriter(folder, encoder.dtype, scored=score is not None), xxh3_128(), ("", 0)
+    writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
+    text_digest, longest = xxh3_128(), ("", 0)
     rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
     documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
     for batch in batches(keep(documents, work, dropped)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
-        ids, lengths = encoder.encode(texts)
+        ids, lengths, segments = encoder.encode_segments(texts)
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         num_bytes = np.fromiter(map(len, raw), np.int64, len(raw))
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
-        writer.append(ids, lengths, hashes, num_bytes, scores)
+        writer.append(ids, lengths, hashes, num_bytes, scores, segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             longest = batch[at][1].near, int(lengths[at])

@@ -25,6 +25,7 @@ ARRAYS: dict[str, str] = {
     "hashes": "uint64",
     "num_bytes": "int64",
     "scores": "float64",
+    "segments": "uint8",
 }  # the ids' type depends on the vocabulary
 BLOCK = 1 << 20  # bytes
 
@@ -53,6 +54,12 @@ class ShardDescription:
     scored: bool
     """Whether each document has a score."""
     format: int = FORMAT
+    segmented: bool = False
+    """Whether the documents are examples, each of whose tokens belongs to a segment."""
+
+    def as_text(self) -> str:
+        """As JSON; what only examples have is not written for others."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "segmented" or value}, indent=1)
 
 
 class TokenWriter:
@@ -60,13 +67,14 @@ class TokenWriter:
 
     Args:
         scored: whether each document has a score, that it is ordered by.
+        segmented: whether each token belongs to a segment of an example.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False) -> None:
-        self.folder, self.dtypes, self.scored = folder, {**ARRAYS, "tokens": dtype.name}, scored
+    def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
+        self.folder, self.dtypes, self.scored, self.segmented = folder, {**ARRAYS, "tokens": dtype.name}, scored, segmented
         self.num_documents = self.num_tokens = 0
-        self._digests = {name: xxh3_128() for name in arrays(scored)}
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored)}
+        self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
         self._write("offsets", np.zeros(1, np.int64))
 
     def append(
@@ -76,14 +84,17 @@ class TokenWriter:
         hashes: NDArray[np.uint64],
         num_bytes: NDArray[np.int64],
         scores: NDArray[np.float64] | None = None,
+        segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all their ids, and of each its length, the hash of its text, the text's size and its score."""
+        """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and its score."""
         self._write("tokens", ids)
         self._write("offsets", self.num_tokens + lengths.cumsum())
         self._write("hashes", hashes)
         self._write("num_bytes", num_bytes)
         if scores is not None:
             self._write("scores", scores)
+        if segments is not None:
+            self._write("segments", segments)
         self.num_documents += len(lengths)
         self.num_tokens += len(ids)
 
@@ -110,8 +121,9 @@ class TokenWriter:
             *made_by,
             texts,
             self.scored,
+            segmented=self.segmented,
         )
-        (self.folder / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1))
+        (self.folder / DESCRIPTION).write_text(description.as_text())
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         raw = np.ascontiguousarray(array, self.dtypes[name])
@@ -128,6 +140,7 @@ class TokenFiles:
         hashes: xxh3-64 of each document's text.
         num_bytes: UTF-8 bytes of each document's text.
         scores: what it is ordered by; empty where there is no order.
+        segments: of each token, the part of the example that it belongs to; empty where documents are no examples.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,12 +154,14 @@ class TokenFiles:
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
             scores = documents if self.description.scored else 0
             self.scores: NDArray[np.float64] = open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
+            segments = tokens if self.description.segmented else 0
+            self.segments: NDArray[np.uint8] = open_raw(folder / "segments.bin", "uint8", segments) if segments else np.empty(0, np.uint8)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again.") from problem
 
     def is_sound(self) -> bool:
         """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in memory."""
-        digests = {name: xxh3_128() for name in arrays(self.description.scored)}
+        digests = {name: xxh3_128() for name in arrays(self.description.scored, self.description.segmented)}
         for name, digest in digests.items():
             with (self.folder / f"{name}.bin").open("rb", buffering=0) as file:
                 while block := file.read(BLOCK):
@@ -155,8 +170,9 @@ class TokenFiles:
 
     def rest(self) -> None:
         """Give the memory of the mapped tokens back; they are mapped again when they are read."""
-        if isinstance(self.tokens.base, np.memmap) and isinstance(mapped := self.tokens.base.base, mmap.mmap):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        for array in (self.tokens, self.segments):
+            if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def sync(self) -> None:
         """Wait until all of it is on the disk."""
@@ -182,6 +198,11 @@ class StoredDocuments:
     def num_tokens(self) -> int:
         """Of all documents."""
         return self._first_tokens[-1]
+
+    @cached_property
+    def are_examples(self) -> bool:
+        """Whether each token belongs to a segment."""
+        return any(part.description.segmented for part in self.parts)
 
     @cached_property
     def digest(self) -> str:
@@ -220,10 +241,17 @@ class StoredDocuments:
         begin = start - self._first_tokens[part]
         return self.parts[part].tokens[begin : begin + length]
 
+    def segments(self, start: int, length: int) -> NDArray[np.uint8]:
+        """The segments of the ids from `start` on; nothing where the documents are no examples."""
+        part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
+        begin = start - self._first_tokens[part]
+        return self.parts[part].segments[begin : begin + length]
 
-def arrays(scored: bool) -> list[str]:
+
+def arrays(scored: bool, segmented: bool) -> list[str]:
     """Those that stand in a folder."""
-    return [name for name in ARRAYS if scored or name != "scores"]
+    left_out = {"scores": not scored, "segments": not segmented}
+    return [name for name in ARRAYS if not left_out.get(name, False)]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:

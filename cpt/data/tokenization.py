@@ -32,10 +32,13 @@ class DocumentEncoder:
     The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it encode alike.
 
     Attributes:
+        form: what the encoder is for: documents, or examples (`forms.py`).
         engine: the library that finds the ids, with its version.
         fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
         chat_template, named_tokens, control_tokens: what `ChatEncoder` writes chats with; the ids of texts do not depend on them.
     """
+
+    form = "document"
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.eos_token_id is None:
@@ -103,6 +106,10 @@ class DocumentEncoder:
             encoded[ends - lengths] = self.bos
         encoded[is_text] = ids
         return encoded, lengths
+
+    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], NDArray[np.uint8] | None]:
+        """The same, with the segment of each id, which only examples have."""
+        return *self.encode(texts), None
 
     def filters(self) -> list[Component]:
         """What drops documents that cannot be encoded, as the last filter; any text can be."""

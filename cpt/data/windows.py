@@ -6,19 +6,19 @@ is found at once, whatever was read before: the file of window w says how many r
 
 import threading
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import numpy as np
 from xxhash import xxh3_128_hexdigest
 
+from cpt.data.layout import Layout
 from cpt.data.order import seed_of, shuffled
-from cpt.data.packing import FORMAT, fill_packing
-from cpt.data.rows import PackedRows, kind_of_rows
+from cpt.data.packing import FORMAT
+from cpt.data.rows import PackedRows
+from cpt.data.segments import fitting
 from cpt.data.selection import Chosen, Selection, part_by_score
 from cpt.data.store import key_of, publish_once, size_of
 from cpt.data.token_files import StoredDocuments
@@ -29,16 +29,6 @@ from cpt.data.window_index import WindowIndex
 from cpt.errors import DataError
 
 OPENED = 2  # windows of a source that a process keeps open
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How documents are laid out in rows."""
-
-    sequence_length: int
-    packing: str
-    stride: int | None
-    pad: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class WindowedRows(WindowIndex):
         is_bounded: bool = False,
     ) -> None:
         self.selection, self.layout, self.cache_dir, self.is_bounded = selection, layout, cache_dir, is_bounded
-        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed, **asdict(layout)}
+        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed, **layout.content()}
         super().__init__(tokenized, cache_dir / "rows" / key_of({**content, **selection.content()}), seed, max_epochs)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
@@ -107,7 +97,12 @@ class WindowedRows(WindowIndex):
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read, and never another."""
+        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read, and never another.
+
+        An example that is a row by itself counts as one that fills it: shares are then of examples.
+        """
+        if self.layout.is_one_a_row:
+            return 1.0
         entry = next(entry for window in count() if (entry := self.entry(window)).rows)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
@@ -176,9 +171,7 @@ class WindowedRows(WindowIndex):
             for rows in self._opened.values():  # where reading is over but for slower threads
                 rows.documents.rest()
             documents = self.tokenized.documents(self.tokenized.plan.windows[window])
-            layout = self.layout
-            rows = kind_of_rows(layout.packing)(documents, self.window_folder(window), layout.sequence_length, layout.pad)
-            self._opened[window] = rows
+            self._opened[window] = self.layout.open(documents, self.window_folder(window))
             if len(self._opened) > OPENED:
                 self._opened.popitem(last=False)
         self._opened.move_to_end(window)
@@ -194,16 +187,15 @@ class WindowedRows(WindowIndex):
         before = START if window == 0 else self.entry(window - 1) if known is None else None
         tokens_before = before.tokens_before + before.tokens if before is not None else known.tokens_before if known is not None else 0
         documents, chosen = self.choose(window, tokens_before)
-        starts, lengths = documents.offsets[chosen.documents], np.diff(documents.offsets)[chosen.documents]
+        numbers, lengths, read, unfit = fitting(documents, chosen.documents, self.layout.form, self.layout.sequence_length)
+        starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
         if known is not None and known.own_digest != own_digest:
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            layout = self.layout
-            pack = partial(fill_packing, starts, lengths, layout.sequence_length, layout.packing, self.seed, layout.stride)
-            folder = publish_once(self.window_folder(window), pack)
-            packed = kind_of_rows(layout.packing)(documents, folder, layout.sequence_length, layout.pad)
+            folder = publish_once(self.window_folder(window), self.layout.packer(starts, lengths, self.seed))
+            packed = self.layout.open(documents, folder)
             positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
         if known is not None or before is None:
             return
@@ -212,14 +204,14 @@ class WindowedRows(WindowIndex):
             first_row=before.end,
             rows=rows,
             tokens_before=tokens_before,
-            tokens=int(lengths.sum()),
+            tokens=int(read.sum()),
             tokens_in_rows=tokens_in_rows,
             positions=positions,
             documents=len(starts),
             held_out=chosen.held_out,
-            left_out=added([*(part.dropped for part in parts), chosen.left_out]),
+            left_out=added([*(part.dropped for part in parts), chosen.left_out, unfit]),
             bad_rows=added([part.bad_rows for part in parts]),
-            lengths=by_power_of_two(lengths),
+            lengths=by_power_of_two(read),
             longest=max((part.longest for part in parts), key=lambda place: place[1], default=("", 0)),
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),

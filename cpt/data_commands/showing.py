@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from cpt.data.check import keyed_sources
+from cpt.data.form_of_stage import sections_of
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
 from cpt.recipe.schema import DocumentSource, Recipe
@@ -27,7 +28,7 @@ def plain_console() -> Console:
 
 def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:
     """All sources and held-out sets, or the one of that name."""
-    keyed = list(keyed_sources(recipe.data, recipe.evaluation))
+    keyed = list(keyed_sources(*sections_of(recipe)))
     names = [reported_name(one) for _, one in keyed]
     if name is not None and name not in names:
         raise RecipeError(f"no source is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names)}.")

@@ -14,7 +14,10 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.bad_rows import apply_policy
 from cpt.data.build import build_data
 from cpt.data.fill import make_shards
+from cpt.data.form_of_stage import form_of_stage
+from cpt.data.forms import form_of_source, with_form
 from cpt.data.held_out import HeldOutSet, held_out_set
+from cpt.data.layout import Layout
 from cpt.data.open_sources import open_source
 from cpt.data.rows import PackedRows
 from cpt.data.shards import keep
@@ -22,7 +25,6 @@ from cpt.data.sources import read_piece
 from cpt.data.store import default_cache_dir
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.tokenized import TokenizedSource
-from cpt.data.windows import Layout
 from cpt.errors import DataError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.ranks import main_process_first
@@ -83,7 +85,8 @@ def judges_of_recipe(recipe: Recipe) -> Judges:
             "`evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
     packing = recipe.data.packing if recipe.data.packing in ("none", "token_budget") else "best_fit"
-    return Judges(phases_in_tokens(recipe), evaluation, recipe.seed, packing)
+    data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
+    return Judges(data, evaluation, recipe.seed, packing)
 
 
 def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> Judges:
@@ -124,7 +127,6 @@ def open_judged_sets(judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_d
 
 def sets_by_name(judges: Judges, encoder: DocumentEncoder, cache: Path) -> dict[str, JudgedSet]:
     """The sets that are files of their own."""
-    layout = Layout(judges.data.sequence_length, judges.packing, None, encoder.pad)
     sets: dict[str, JudgedSet] = {}
     for number, source in enumerate(judges.evaluation.perplexity):
         tokenized = open_source(judges.data, source, f"evaluation.perplexity[{number}]", encoder, cache, judges.seed)
@@ -133,5 +135,6 @@ def sets_by_name(judges: Judges, encoder: DocumentEncoder, cache: Path) -> dict[
         documents, name = tokenized.documents(tokenized.plan.held_out), reported_name(source)
         if name in sets:
             raise DataError(f"two held-out sets are called `{name}`. Give each a name of its own.")
+        layout = Layout(judges.data.sequence_length, judges.packing, None, encoder.pad, form_of_source(source))
         sets[name] = JudgedSet(held_out_set(name, documents, np.arange(len(documents)), layout, cache), tokenized)
     return sets

@@ -89,6 +89,13 @@ def read_course(metrics: Path) -> list[Point]:
     return [points[step] for step in sorted(points)]
 
 
+def evaluated_steps(metrics: Path) -> set[int]:
+    """Steps after which something held out was measured, whatever its figures are."""
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    logs = [json.loads(line) for line in lines if line.endswith("}")]
+    return {logged["step"] for logged in logs if any(key.startswith(FIGURE) for key in logged)}
+
+
 def average(point: Point, names: Sequence[str]) -> float:
     """Bits per byte of several sets together, each as important as the others."""
     return sum(point.bits_per_byte[name] for name in names) / len(names)

@@ -8,7 +8,8 @@ from typing import Any
 from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.init.base_model import BaseModel
-from cpt.models.adapters import adaptable, count_lora_parameters
+from cpt.models.adapter_targets import adaptable
+from cpt.models.adapters import count_lora_parameters
 from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import gpu_room, shipped_profiles
 from cpt.planner.facts import ModelFacts, facts_of

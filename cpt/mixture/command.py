@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from cpt.data.build import build_data
+from cpt.data.form_of_stage import form_of_stage
 from cpt.errors import RecipeError
 from cpt.mixture.forecast import Forecast, forecast
 from cpt.mixture.plot import plot_forecast
@@ -60,4 +61,4 @@ def forecast_recipe(recipe: Recipe) -> Forecast:
     """Tokenise what is not yet in the store, and count."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     # Without the budget it does not refuse sources that run out, which is for the forecast to tell.
-    return forecast(recipe, build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation))
+    return forecast(recipe, build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, form=form_of_stage(recipe.stage)))

@@ -1,5 +1,6 @@
-"""LoRA through peft: put adapters on a model, and merge them into its weights."""
+"""Adapters through peft: put LoRA, or any other method that can be merged, on a model; and merge them into its weights."""
 
+import copy
 import dataclasses
 import logging
 import math
@@ -9,46 +10,89 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, PeftType, get_peft_model
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.tuners.ln_tuning.layer import LNTuningLayer
 from peft.utils import ModulesToSaveWrapper
-from peft.utils.constants import EMBEDDING_LAYER_NAMES
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.pytorch_utils import Conv1D
 
-from cpt.errors import RecipeError
+from cpt.errors import CheckpointError, RecipeError
 from cpt.extend import did_you_mean
+from cpt.models.adapter_targets import adaptable, default_targets, embedding_names, is_tied
 from cpt.models.quantized import quantization_of, without_quantization
+from cpt.recipe.peft_methods import LORA, UNFIT, UNFIT_STARTS, config_of_method, method_of, takes_4_bit
 from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {
-    "r": 16,
-    "lora_alpha": 32,
-    "lora_dropout": 0.0,
-    "target_modules": "all-linear",
-    "task_type": "CAUSAL_LM",
-}
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
+"""Of LoRA; other methods have peft's own."""
 PRESETS: dict[str, dict[str, Any]] = {
     # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale (arXiv 2312.03732).
     "cpt": {"r": 128, "lora_alpha": 32, "use_rslora": True},
 }
 MAMBA_EXCLUDED = ("out_proj", "conv1d")  # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter
+OURS = ("preset", "method")
+"""Keys of `model.lora` that say which options are meant."""
+WHOLE = ("modules_to_save", "ensure_weight_tying")
+PLAIN = {*OURS, *LORA_QUANTIZATION, *DEFAULTS, "use_rslora", "init_lora_weights", *WHOLE}
+"""Options that leave the number of trained parameters to the rank and to what is trained whole."""
+START_IN_THE_BASE = ("pissa", "olora", "mica")
+"""Values of `init_lora_weights` that take the adapter out of the weights under it."""
+CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
+"""Methods that read the weights to choose what is trained; where there are none yet, LoRA of their rank stands for them."""
 
 
 def check_lora_options(options: Mapping[str, Any]) -> None:
-    """Refuse keys that are not LoraConfig's.
+    """Refuse methods that cannot be trained here, keys that are not the method's, and starts that a run cannot give.
 
     Raises:
         RecipeError: with the key that was probably meant.
     """
-    quantization_of(options)
-    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init} | {*LORA_QUANTIZATION}
+    quantized = quantization_of(options) is not None
+    config_of_method(options)
+    method = method_of(options)
+    config = config_class(method)
+    known = {field.name for field in dataclasses.fields(config) if field.init} | {*LORA_QUANTIZATION, "method"}
     for key in options:
         if key not in known and key != "preset":
-            raise RecipeError(f"`model.lora.{key}` is not an option of peft's LoraConfig.{did_you_mean(key, known)}")
+            raise RecipeError(f"`model.lora.{key}` is not an option of peft's {config.__name__}.{did_you_mean(key, known)}")
+    if quantized and not takes_4_bit(method):
+        raise RecipeError(f"`model.lora.quantize`: peft's {method} has no layer for weights in 4 bit. Remove it, or take `method: lora`.")
+    if options.get("alora_invocation_tokens"):
+        raise RecipeError("`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it.")
+    start = str(options.get("init_lora_weights")).partition("_niter")[0]
+    if start in UNFIT_STARTS:
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it.")
+    if quantized and start in START_IN_THE_BASE:
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit are not the ones "
+            "that it is merged into. Remove it, or `quantize`."
+        )
+
+
+def check_adapter_under_zero3(options: Mapping[str, Any] | None, *, zero3: bool) -> None:
+    """Refuse adapters that read the weights under them past the layer that gathers these.
+
+    Raises:
+        RecipeError: with what to write instead.
+    """
+    if options is None or not (zero3 or is_deepspeed_zero3_enabled()):
+        return
+    remedy = "Write `method: lora` with its own start, or leave ZeRO-3: ZeRO-2 divides all that an adapter has."
+    if method_of(options) != LORA:
+        raise RecipeError(f"`model.lora.method: {method_of(options)}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}")
+    start = str(options.get("init_lora_weights")).partition("_niter")[0]
+    if start in START_IN_THE_BASE:
+        raise RecipeError(f"`model.lora.init_lora_weights: {start}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}")
+
+
+def config_class(method: str) -> type[PeftConfig]:
+    """Of the method's options."""
+    found: type[PeftConfig] = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())]
+    return found
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
@@ -58,10 +102,16 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         RecipeError: nothing is called as `target_modules` or `modules_to_save` say, with what there is.
     """
     check_lora_options(options)
-    chosen = lora_options(model, options)
     layers = sorted({name.rpartition(".")[2] for name, module in adaptable(model)})
     if not layers:
         raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`.")
+    chosen = lora_options(model, options)
+    config_for(chosen, options)
+    without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
+    if options.get("lora_bias") and without_bias:
+        raise RecipeError(
+            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be merged into. Remove it."
+        )
     names = {name for name, _ in model.named_modules() if name}
     head = model.get_output_embeddings()
     ends = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if part is head or isinstance(part, nn.Embedding)})
@@ -78,20 +128,36 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
                 raise RecipeError(f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{guess} {told}")
 
 
-def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers with their names, without the head."""
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D) and module is not head:
-            yield name, module
-
-
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
-    """How many numbers are trained when all linear layers get adapters: r x (inputs + outputs) each, and what is trained whole."""
+    """How many numbers are trained.
+
+    Of plain LoRA on all linear layers: r x (inputs + outputs) each, and what is trained whole. Other adapters are put on a copy.
+    """
+    options = without_weights(options)
     chosen = lora_options(model, options)
+    is_plain = method_of(options) == LORA and chosen["target_modules"] == "all-linear" and not options.keys() - PLAIN
+    if not is_plain:
+        adapted = put_adapters(copied_to_meta(model), options)
+        return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
     adapters = sum(int(chosen["r"]) * sum(shape_of(module)) for _, module in adaptable(model))
     whole = set(chosen.get("modules_to_save") or ())
     return adapters + sum(math.prod(shape_of(module)) for name, module in model.named_modules() if name.rpartition(".")[2] in whole)
+
+
+def copied_to_meta(model: PreTrainedModel) -> PreTrainedModel:
+    """The same layers, without their numbers."""
+    copied: nn.Module = copy.deepcopy(model)
+    copied.to_empty(device="meta")
+    assert isinstance(copied, PreTrainedModel)
+    return copied
+
+
+def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options for a model without weights: those themselves, or LoRA's in the place of a method that needs weights to choose by."""
+    if method_of(options) not in CHOSEN_BY_WEIGHTS:
+        return options
+    rank = config_class(method_of(options))(**{"r": options["r"]} if "r" in options else {})
+    return {"r": int(vars(rank).get("r", DEFAULTS["r"]))}
 
 
 def shape_of(layer: nn.Module) -> torch.Size:
@@ -106,28 +172,61 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         RecipeError: an option is unknown, or no layer of the model matches `target_modules`.
     """
     check_lora_options(options)
-    chosen = lora_options(model, options)
     # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters learn nothing.
     model.enable_input_require_grads()
-    try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft asks transformers in words that it will drop
-            adapted = get_peft_model(model, LoraConfig(**chosen), autocast_adapter_dtype=True)
-    except (ValueError, TypeError) as problem:
-        raise RecipeError(f"model.lora: {problem}") from problem
+    adapted = put_adapters(model, without_weights(options) if model.device.type == "meta" else options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
-        for module in adapted.modules():
-            if isinstance(module, ModulesToSaveWrapper):
-                train_in_fp32(module, around=model.dtype)
+        for module in trained_whole(adapted):
+            train_in_fp32(module, around=model.dtype)
+        half = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad and parameter.dtype != torch.float32]
+        if half:
+            raise RecipeError(
+                f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small steps are lost. "
+                "Remove `bias`, or set `model.dtype: float32`."
+            )
     trainable, total = adapted.get_nb_trainable_parameters()
-    logger.info("LoRA: %s of %s parameters are trained (%.2f %%)", f"{trainable:,}", f"{total:,}", 100 * trainable / total)
+    if trainable == 0:
+        raise RecipeError(f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model.")
+    words = (method_of(options), f"{trainable:,}", f"{total:,}", 100 * trainable / total)
+    logger.info("adapters (%s): %s of %s parameters are trained (%.2f %%)", *words)
     return adapted
 
 
+def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
+    """The model inside of peft's.
+
+    Raises:
+        RecipeError: peft refuses the options for this model.
+    """
+    config = config_for(lora_options(model, options), options)
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft asks transformers in words that it will drop
+            return get_peft_model(model, config, autocast_adapter_dtype=True)
+    except (ValueError, TypeError, NotImplementedError) as problem:
+        raise RecipeError(f"model.lora: {problem}") from problem
+
+
+def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
+    """The method's own config object.
+
+    Raises:
+        RecipeError: it refuses its options.
+    """
+    try:
+        return config_class(method_of(options))(**{"task_type": "CAUSAL_LM", **chosen})
+    except (ValueError, TypeError) as problem:
+        raise RecipeError(f"model.lora: {problem}") from problem
+
+
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole options of peft's LoraConfig: ours, those of the preset, and what the recipe says on top."""
-    options, preset = without_quantization(options), options.get("preset")
-    chosen = DEFAULTS | PRESETS.get(str(preset), {}) | {key: value for key, value in options.items() if key != "preset"}
-    if chosen["target_modules"] == "all-linear" and any(isinstance(module, nn.Conv1d) for module in model.modules()):
+    """The whole options of the method's config: ours, those of the preset, and what the recipe says on top."""
+    method, preset = method_of(options), options.get("preset")
+    defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
+    chosen = defaults | {key: value for key, value in without_quantization(options).items() if key not in OURS}
+    if "target_modules" not in chosen:
+        chosen |= default_targets(model, method)
+    has_convolutions = any(isinstance(module, nn.Conv1d) for module in model.modules())
+    if chosen["target_modules"] == "all-linear" and has_convolutions and "exclude_modules" in config_class(method).__dataclass_fields__:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
         chosen["modules_to_save"] = embedding_names(model)
@@ -135,40 +234,46 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     return chosen
 
 
-def embedding_names(model: PreTrainedModel) -> list[str]:
-    """What the model calls its embedding and its head, where that has weights of its own.
-
-    Raises:
-        RecipeError: they are one matrix under names that peft cannot keep together.
-    """
-    ends = [model.get_input_embeddings(), *([] if is_tied(model) else [model.get_output_embeddings()])]
-    paths = {id(module): name for name, module in model.named_modules()}
-    names = [paths[id(module)].rpartition(".")[2] for module in ends]
-    if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
-        raise RecipeError(
-            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would train only one side. "
-            "Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or train all parameters (`lora: null`)."
-        )
-    return names
+def trained_whole(adapted: PeftModel) -> Iterator[nn.Module]:
+    """Layers of which a copy is trained."""
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            yield from module.modules_to_save.values()
+        elif isinstance(module, LNTuningLayer):
+            yield from module.ln_tuning_layers.values()
 
 
-def is_tied(model: PreTrainedModel) -> bool:
-    """True where embedding and head are one matrix."""
-    return bool(model.config.get_text_config().tie_word_embeddings)
-
-
-def train_in_fp32(wrapper: ModulesToSaveWrapper, *, around: torch.dtype) -> None:
-    """Small steps are lost in bfloat16. What an embedding gives keeps the type that the layers around it have; a head takes any."""
-    for module in wrapper.modules_to_save.values():
-        module.float()
-        if around == torch.float32:
-            continue
-        if isinstance(module, nn.Embedding):
-            module.register_forward_hook(lambda _, __, output: output.to(around))
-        else:
-            module.register_forward_pre_hook(lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs))
+def train_in_fp32(module: nn.Module, *, around: torch.dtype) -> None:
+    """Small steps are lost in bfloat16. What an embedding or a norm gives keeps the type of the layers around it; a head takes any."""
+    module.float()
+    if around == torch.float32:
+        return
+    if isinstance(module, nn.Linear):
+        module.register_forward_pre_hook(lambda layer, inputs: tuple(value.to(layer.weight.dtype) for value in inputs))
+    else:
+        module.register_forward_hook(lambda _, __, output: output.to(around))
 
 
 def merge_lora(model: PeftModel) -> PreTrainedModel:
-    """The plain model with the adapters added into its weights; refuses adapters that contain NaN."""
-    return model.merge_and_unload(safe_merge=True)
+    """The plain model with the adapters added into its weights; refuses adapters that contain NaN.
+
+    Raises:
+        CheckpointError: what this method learns cannot be written into weights.
+    """
+    try:
+        merged: PreTrainedModel = model.merge_and_unload(safe_merge=True)
+    except NotImplementedError as problem:
+        raise CheckpointError(f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}") from problem
+    return merged
+
+
+def check_mergeable(peft_type: str) -> None:
+    """Refuse adapters of methods that cannot become weights.
+
+    Raises:
+        CheckpointError: with the reason.
+    """
+    if reason := UNFIT.get(peft_type.lower()) if peft_type.lower() != "adalora" else None:
+        raise CheckpointError(
+            f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together, with peft."
+        )

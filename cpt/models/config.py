@@ -26,6 +26,7 @@ from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
 from cpt.models.rules import check_model_section, is_local, nemo_remedy
+from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model
 
 # Keys of published config.json files that transformers renames or folds into others when it reads them.
@@ -122,6 +123,8 @@ def _check_folder(path: str) -> None:
     folder = Path(path).expanduser()
     if not folder.exists():
         raise RecipeError(f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub.")
+    if complaint := unfinished_run(path):
+        raise RecipeError(f"model.path: {complaint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         if list(folder.glob("*.nemo")):
             raise RecipeError(nemo_remedy(path, known_to_be_nemo=True))

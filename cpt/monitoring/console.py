@@ -9,6 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
+OF_EXAMPLES = {"reward": "reward", "rewards/accuracies": "accuracy", "accuracy": "accuracy", "rewards/margins": "margin", "margin": "margin"}
+"""Figures of TRL's trainers that one looks at first, by what they are called in a line."""
+
+
 class ConsoleProgress(TrainerCallback):
     """The main process prints loss, learning rate and speed at each log, and the evaluation's figures."""
 
@@ -58,11 +62,21 @@ class ConsoleProgress(TrainerCallback):
 def describe_logs(logs: dict[str, Any]) -> str:
     """The figures of one log as a line; empty for the Trainer's closing summary."""
     if "loss" in logs:
-        line = f"loss {logs['loss']:.4f}  learning rate {logs['learning_rate']:.2e}"
+        line = f"loss {logs['loss']:.4f}"
+        line += "".join(f"  {word} {logs[name]:.3g}" for name, word in OF_EXAMPLES.items() if name in logs)
+        line += f"  learning rate {logs['learning_rate']:.2e}"
         if "grad_norm" in logs:
             line += f"  gradient norm {logs['grad_norm']:.2f}"
         if "tokens_per_second" in logs:
             line += f"  {logs['tokens_per_second']:,.0f} tokens/s"
         return line
     sets = [key.removeprefix("eval_").removesuffix("_loss") for key in logs if key.startswith("eval_") and key.endswith("_loss")]
-    return "held out: " + ", ".join(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte" for name in sets) if sets else ""
+    return "held out: " + ", ".join(f"{name} {held_out_figures(name, logs)}" for name in sets) if sets else ""
+
+
+def held_out_figures(name: str, logs: dict[str, Any]) -> str:
+    """Of a held-out set: bits per byte of texts; of examples the loss, and how often and by how much the better answer wins."""
+    if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
+        return f"{bits:.4f} bits per byte"
+    others = [f"{word} {logs[key]:.3g}" for one, word in OF_EXAMPLES.items() if (key := f"eval_{name}_{one}") in logs]
+    return " ".join([f"loss {logs[f'eval_{name}_loss']:.4f}", *others])

@@ -15,7 +15,8 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapters import adaptable, add_lora
+from cpt.models.adapter_targets import adaptable
+from cpt.models.adapters import add_lora
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT
 from cpt.models.varlen_attention import VARLEN

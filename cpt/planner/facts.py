@@ -9,7 +9,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpt.models.adapters import adaptable, count_lora_parameters
+from cpt.models.adapter_targets import adaptable
+from cpt.models.adapters import count_lora_parameters
 from cpt.models.chunked_loss import ALTERED_LOGITS, is_left_to_liger
 from cpt.models.inventory import build_on_meta, count_model_parameters, flops_per_token
 

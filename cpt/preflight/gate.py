@@ -15,12 +15,14 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.check import check_sources, unchecked_sources
 from cpt.data.contamination import small_sets
+from cpt.data.form_of_stage import sections_of
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST
 from cpt.evaluation.tasks import check_tasks
 from cpt.extend import check_options, did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
+from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
@@ -36,6 +38,7 @@ from cpt.preflight.model import check_model, check_tokenizer
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
 from cpt.ranks import tell
+from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
@@ -130,7 +133,10 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     """The documents' files are there and can be read, and there are as many as evaluation needs."""
-    complaints = check_sources(recipe.data, recipe.evaluation)
+    sections = found.run(lambda: sections_of(recipe))
+    if sections is None:
+        return
+    complaints = check_sources(*sections)
     found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
     if not complaints:
         found.run(lambda: check_held_out_sets(recipe, found))
@@ -161,7 +167,8 @@ def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
     """What is missing under `output_dir` is not a mistake of the recipe: another run may still have to make it."""
     documents = [source.path for source in recipe.data.sources] + [judge.path for judge in recipe.evaluation.perplexity]
     read = [recipe.model.path, recipe.tokenizer.path, *documents]
-    awaited = [path for path in read if path and recipe.output_dir in Path(path).parents and not Path(path).exists()]
+    under = [path for path in read if path and recipe.output_dir in Path(path).parents]
+    awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
     for mistake in list(found.mistakes):
         if any(path in str(mistake) for path in awaited):
             found.mistakes.remove(mistake)
@@ -174,7 +181,9 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: try_optimizer(recipe, profile))
     found.run(lambda: check_release(recipe, deepspeed=profile is not None))
     found.run(lambda: check_rounding(recipe))
-    found.run(lambda: check_quantization(recipe.model.lora, zero3=profile is not None and zero_stage(profile) == 3))
+    zero3 = profile is not None and zero_stage(profile) == 3
+    found.run(lambda: check_quantization(recipe.model.lora, zero3=zero3))
+    found.run(lambda: check_adapter_under_zero3(recipe.model.lora, zero3=zero3))
     found.run(lambda: try_schedule(recipe))
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))

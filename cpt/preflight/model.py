@@ -13,6 +13,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from cpt.data.check import keyed_sources
 from cpt.data.encoders import encoder_of
+from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
@@ -150,6 +151,10 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
 
 def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
     """The tokenizer has a template for chats and marks for gaps, where a source asks for them."""
-    for key, source in keyed_sources(recipe.data, recipe.evaluation):
+    try:
+        sections = sections_of(recipe)
+    except RecipeError:  # told where the documents are looked at
+        return
+    for key, source in keyed_sources(*sections):
         if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
             found.run(partial(encoder_of, source, DocumentEncoder(tokenizer), key))

@@ -12,7 +12,23 @@ from typing import Any
 from cpt.errors import ResourceError
 from cpt.python_sources import FoundClass, Source, find_class, last_name
 
-STAGE_CONFIGS = {"pretrain": "transformers:TrainingArguments", "cpt": "transformers:TrainingArguments"}
+STAGE_CONFIGS = {
+    "pretrain": "transformers:TrainingArguments",
+    "cpt": "transformers:TrainingArguments",
+    "sft": "transformers:TrainingArguments",
+    "dpo": "trl:DPOConfig",
+    "kto": "trl:KTOConfig",
+    "orpo": "trl.experimental.orpo:ORPOConfig",
+    "cpo": "trl.experimental.cpo:CPOConfig",
+    "reward": "trl:RewardConfig",
+    "grpo": "trl:GRPOConfig",
+    "rloo": "trl:RLOOConfig",
+    "ppo": "cpt.stages.ppo:PPOConfig",
+    "spo": "cpt.stages.spo:SPOConfig",
+    "distill": "trl:DistillationConfig",
+    "gkd": "trl.experimental.gkd:GKDConfig",
+}
+"""Stage -> the class that `training:` goes to."""
 LORA_CONFIG = "peft:LoraConfig"
 
 SIMPLE = {"bool": "bool", "int": "int", "float": "float", "str": "str", "dict": "dict", "list": "list", "tuple": "list"}

@@ -7,7 +7,8 @@ from typing import Any
 
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
+from cpt.recipe.peft_methods import UNFIT, peft_methods
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
 from cpt.recipe.written_numbers import SUFFIXED
@@ -30,18 +31,30 @@ def json_schema() -> dict[str, Any]:
     for node in every_object(schema):
         allow_grouped_digits(node)
         allow_files(node)
-    training, lora = passed_on(STAGE_CONFIGS["cpt"], {*MOVED, *NO_EFFECT}), passed_on(LORA_CONFIG, LORA_IS_SET)
+    ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
+    by_config = {config: passed_on(config, ours) for config in dict.fromkeys(STAGE_CONFIGS.values())}
+    training, lora = dict(by_config[STAGE_CONFIGS["cpt"]]), passed_on(LORA_CONFIG, LORA_IS_SET)
+    training["properties"] = {key: value for one in reversed(by_config.values()) for key, value in one["properties"].items()}
+    training["description"] = "Passed on unchanged to the stage's config class."
     schema["properties"]["training"] = or_file(training)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
     lora["properties"]["preset"] = presets
     lora["properties"] |= {key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()}
-    sections["Model"]["properties"]["lora"] = {"anyOf": [{**lora, "propertyNames": names_in(lora)}, presets, YAML_FILE, {"type": "null"}]}
+    lora["properties"]["method"] = {"enum": sorted(peft_methods().keys() - UNFIT.keys()), "description": "By default lora."}
+    lora |= {"if": {"required": ["method"]}, "else": {"propertyNames": names_in(lora)}}  # other methods have keys of their own
+    sections["Model"]["properties"]["lora"] = {"anyOf": [lora, presets, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
-        "if": {"properties": {"stage": {"enum": list(STAGE_CONFIGS)}}},
-        "then": {"properties": {"training": {"propertyNames": names_in(training)}}},
+        "allOf": [keys_of_stages(config, section) for config, section in by_config.items()],
     }
+
+
+def keys_of_stages(config: str, section: dict[str, Any]) -> dict[str, Any]:
+    """What `training` may hold in the stages whose config is this class; without a `stage` it is cpt."""
+    stages = [stage for stage, its in STAGE_CONFIGS.items() if its == config]
+    condition: dict[str, Any] = {"properties": {"stage": {"enum": stages}}, **({} if "cpt" in stages else {"required": ["stage"]})}
+    return {"if": condition, "then": {"properties": {"training": {"propertyNames": names_in(section)}}}}
 
 
 def command() -> None:

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from cpt.recipe.overrides import apply_overrides, turn_on_lora
 from cpt.recipe.references import resolved
+from cpt.recipe.run_results import with_results_of_runs
 from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.sections import keys_of
 from cpt.recipe.sense import check_sense
@@ -72,7 +73,7 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
         check_sense(sound_sections(values, faulty), root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
-    return recipe
+    return with_results_of_runs(recipe)
 
 
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:

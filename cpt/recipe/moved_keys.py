@@ -80,6 +80,7 @@ UNITS = {
 """What to know when writing it there."""
 
 ROWS_ARE_OURS = "rows come in an order that is fixed by the seed, so that a run resumes exactly"
+DATA_ARE_OURS = "the data layer reads and tokenises, with its own worker processes"
 EVALUATION_IS_OURS = "held-out sets are evaluated by cpt, in loss, perplexity and bits per byte"
 BEST_IS_YOURS = "the run's last weights are exported; compare checkpoints by their held-out losses"
 
@@ -114,6 +115,25 @@ NO_EFFECT = {
     "eval_accumulation_steps": EVALUATION_IS_OURS,
 }
 """Keys of `training:` that would do nothing, with the reason."""
+
+NO_EFFECT_ON_EXAMPLES = {
+    "assistant_only_loss": "stage `sft` trains on the assistant's words, always",
+    "completion_only_loss": "stage `sft` trains on the completion, always",
+    "padding_free": "`data.packing` lays examples out without padding",
+    "dataset_text_field": "`data.sources[].text_column` and `chat` say what is where",
+    "dataset_kwargs": DATA_ARE_OURS,
+    "dataset_num_proc": DATA_ARE_OURS,
+    "chat_template_path": "the tokenizer's own template is used: `tokenizer.path`",
+    "eos_token": "it is the tokenizer's",
+    "pad_token": "it is the tokenizer's",
+    "pad_to_multiple_of": DATA_ARE_OURS,
+    "shuffle_dataset": ROWS_ARE_OURS,
+    "model_init_kwargs": "the `model` section says how it is loaded",
+    "precompute_ref_log_probs": "what the reference says of a row is worked out when its turn comes, in any order of rows",
+    "precompute_ref_batch_size": "what the reference says of a row is worked out when its turn comes, in any order of rows",
+    "sync_ref_model": "the reference is the model that the run started from, also after a resume",
+}
+"""Those of TRL's configs, in our own stages; a stage of the user's may do something with them."""
 
 REMOVED = {
     "include_tokens_per_second": "tokens per second are always logged",

@@ -27,7 +27,7 @@ class Model(Section):
     """Which model is trained, and from which weights."""
 
     path: str | None = None
-    """Hub id or local folder of the weights to start from."""
+    """Hub id or local folder of the weights to start from; the folder of a finished run (runs/NAME) means the model that it came to."""
     revision: str | None = None
     """Commit, tag or branch on the Hub; `trust_remote_code` needs a full commit hash."""
     from_scratch: bool = False
@@ -48,7 +48,8 @@ class Model(Section):
     positions pressed together, which reach eight times as far. By default as the weights have it."""
     lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
     """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset: cpt, r: 64}`:
-    high rank, rank-stabilised, embeddings and head trained whole. Null trains all parameters."""
+    high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another of peft's methods, with its own options;
+    `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all parameters."""
     train_only: Literal["new_rows"] | None = None
     """new_rows: only the rows of the tokens that `cpt tokenizer extend` added learn, in embedding and head; all else stays bit for bit."""
     resize_embeddings: bool = False
@@ -185,6 +186,18 @@ class Safety(Section):
     """What `cpt train --supervise` does after an error: start again from the last checkpoint, or end."""
 
 
+class Reward(Component):
+    """What a completion is worth: `{name: exact_match, column: answer, weight: 2}`."""
+
+    weight: float = 1.0
+    """Its factor in the sum of all rewards."""
+
+
+def named_reward(value: object) -> object:
+    """`rewards: [exact_match]` is short for `rewards: [{name: exact_match}]`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class Recipe(Section):
     """One YAML file is one run."""
 
@@ -195,7 +208,8 @@ class Recipe(Section):
     tags: list[str] = []
     """Words to find the run by."""
     stage: str = "cpt"
-    """pretrain, cpt, or your own `package.module` with CONFIG, COLUMNS and build_trainer."""
+    """pretrain, cpt, sft, dpo, kto, orpo, cpo, reward, grpo, rloo, ppo, spo, distill, gkd; or your own `package.module` with CONFIG, COLUMNS
+    and build_trainer."""
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(whole_number)] = 42
     """Decides the order of the data, new weights and dropout."""
     output_dir: Annotated[Path, Field(strict=False)] = Path("runs")
@@ -210,5 +224,8 @@ class Recipe(Section):
     monitoring: Monitoring = Monitoring()
     safety: Safety = Safety()
     evaluation: Evaluation = Evaluation()
+    rewards: list[Annotated[Reward, BeforeValidator(named_reward)]] = []
+    """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or your own
+    `package.module:function`."""
     training: dict[str, Any] = {}
-    """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments)."""
+    """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments, DPOConfig, GRPOConfig, ...)."""

@@ -20,8 +20,11 @@ class DocumentSource(Section):
     """Column or JSON key that holds the text."""
     template: str | None = None
     """Text from several columns instead: `"{title}\\n\\n{body}"`."""
-    chat: str | None = None
-    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat template makes of it."""
+    chat: str | dict[str, str] | None = None
+    """Or else the column that holds a chat: a list of {role, content}; the document is what the tokenizer's chat template makes of it. Or
+    what an example is made of, each with its column: `{messages: talk, tools: functions}`, `{prompt: question, completion: answer}`,
+    `{prompt: question, chosen: good, rejected: bad}`, `{prompt: question, completion: answer, label: liked}`. Stages that learn from
+    examples find columns with these very names by themselves."""
     text_documents: str = Field(default="file", min_length=1)
     """What one document is in a txt or md file. file: all of it; line: each line; anything else is a text that stands between documents."""
     data_files: list[str] = []

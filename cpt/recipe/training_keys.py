@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from cpt.errors import ResourceError
+from cpt.errors import RecipeError, ResourceError
 from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
-from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED, new_home
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, REMOVED, new_home
+from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
@@ -28,18 +29,35 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
             check_training_key(key, node, root, config or "", mistakes)
         find_deepspeed_file(training, mistakes)
     if lora is not None and isinstance(lora.value, dict):
-        for key, node in lora.value.items():
-            if key in LORA_IS_SET:
-                mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
-            elif key == "preset":
-                if node.value not in LORA_PRESETS:
-                    mistakes.add(node.place, f"`model.lora.preset`: {one_of(LORA_PRESETS, node.value)}")
-            elif key in LORA_QUANTIZATION:
-                if node.value not in LORA_QUANTIZATION[key]:
-                    words = one_of([shown(choice) for choice in LORA_QUANTIZATION[key]], node.value)
-                    mistakes.add(node.place, f"`model.lora.{key}`: {words}")
-            else:
-                check_key(("model", "lora", key), node, LORA_CONFIG, mistakes)
+        check_lora_keys(lora, mistakes)
+
+
+def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
+    """The options of the method's own config class, and what cpt adds to them."""
+    method = {key: node.value for key, node in lora.value.items() if key == "method"}
+    try:
+        config = config_of_method(method)
+    except RecipeError as problem:
+        mistakes.add(lora.value["method"].place, str(problem))
+        return
+    for key, node in lora.value.items():
+        if key in LORA_IS_SET:
+            mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
+        elif key == "preset" or key in LORA_QUANTIZATION:
+            if wrong := wrong_extra(key, node.value, method_of(method)):
+                mistakes.add(node.place, f"`model.lora.{key}`: {wrong}")
+        elif key != "method":
+            check_key(("model", "lora", key), node, config, mistakes)
+
+
+def wrong_extra(key: str, value: object, method: str) -> str | None:
+    """Why what cpt adds to peft's options cannot stand there, or None."""
+    choices = LORA_PRESETS if key == "preset" else LORA_QUANTIZATION[key]
+    if value not in choices:
+        return one_of([shown(choice) for choice in choices], value)
+    if key == "preset":
+        return None if method == LORA else f"{value} is for `method: lora`, not for {method}: remove one of them"
+    return None if takes_4_bit(method) else f"peft's {method} has no layer for weights in 4 bit: remove it"
 
 
 def shown(choice: object) -> str:
@@ -70,8 +88,8 @@ def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: 
     location = ("training", key)
     if key in MOVED:
         mistakes.add(node.place, same_knob(key, node, root))
-    elif key in NO_EFFECT:
-        mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {NO_EFFECT[key]}. Remove it")
+    elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config in STAGE_CONFIGS.values() else None):
+        mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
     elif key in REMOVED and key not in keys_of_config(config):
         mistakes.add(node.place, f"`{dotted(location)}` is gone from transformers: {REMOVED[key]}")
     elif node.value == AUTO and key in AUTOMATIC:

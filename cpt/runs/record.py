@@ -17,13 +17,16 @@ from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, Reci
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.run_results import EXPORT as EXPORT
+from cpt.recipe.run_results import RECIPE as RECIPE
+from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import write_waiting_events
 from cpt.runs.small_files import write_whole
 from cpt.runs.writable import refuse_unwritable
 
-RECIPE, ENVIRONMENT, STATUS, INPUTS, EXPORT = "recipe.yaml", "environment.json", "status.json", "inputs.json", "final"
+ENVIRONMENT, INPUTS = "environment.json", "inputs.json"
 LOCK = ".lock"
 
 log = logging.getLogger("cpt")

@@ -11,7 +11,7 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage
-from cpt.stages.length import RunLength, run_length
+from cpt.stages.length import RunLength, length_of
 
 
 def training_arguments(
@@ -30,7 +30,7 @@ def training_arguments(
     Raises:
         RecipeError: Hugging Face refuses a value under `training:`.
     """
-    length = run_length(recipe, data.num_tokens, folder)
+    length = length_of(recipe, data, folder)
     config_class = find_stage(recipe.stage).CONFIG
     ours = {
         "output_dir": str(folder),
@@ -58,6 +58,11 @@ def training_arguments(
         # Hugging Face's default of 8 rows would run out of memory where the training's batch just fits.
         "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
     }
+    fields = config_class.__dataclass_fields__
+    if "max_length" in fields:
+        ours["max_length"] = recipe.data.sequence_length
+    if config_class is not TrainingArguments:  # TRL's configs have other defaults for these two: here all stages have the same
+        defaults |= {"gradient_checkpointing": False, "bf16": False}
     theirs = {**recipe.training, **({"deepspeed": str(deepspeed) if isinstance(deepspeed, Path) else deepspeed} if deepspeed else {})}
     try:
         return config_class(**{**defaults, **theirs, **ours})

@@ -11,7 +11,6 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
-from cpt.models.build import build_model
 from cpt.monitoring.clock import TrainingClock
 from cpt.monitoring.console import ConsoleProgress
 from cpt.monitoring.run_files import MetricsFile, StatusFile
@@ -19,27 +18,11 @@ from cpt.monitoring.shares import RealisedShares
 from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
-from cpt.stages.arguments import training_arguments, weights_dtype
+from cpt.stages.arguments import training_arguments
 from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
-from cpt.stages.length import run_length
+from cpt.stages.length import length_of
 from cpt.stages.trainer import METRICS, CPTTrainer
-
-
-def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
-    """The recipe's model as its stage trains it, in the types that the arguments ask for.
-
-    Raises:
-        CptError: one of its children; see `build_model`.
-    """
-    return build_model(
-        recipe.model,
-        tokenizer,
-        seed=recipe.seed,
-        dtype=weights_dtype(recipe, arguments),
-        mixed_precision=arguments.bf16 or arguments.fp16,
-        packed=recipe.data.packing != "token_budget",
-    )
 
 
 def build_trainer(
@@ -62,7 +45,7 @@ def build_trainer(
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    length = run_length(recipe, data.num_tokens, Path(str(arguments.output_dir)))
+    length = length_of(recipe, data, Path(str(arguments.output_dir)))
     trainer: Trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(

@@ -9,7 +9,7 @@ from cpt.stages.length import RunLength
 from cpt.stages.trainer import CPTTrainer
 
 CONFIG = TrainingArguments
-COLUMNS = ("input_ids", "labels", "position_ids")
+COLUMNS = ("text",)
 
 
 def build_trainer(

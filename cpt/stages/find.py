@@ -6,8 +6,9 @@ from types import ModuleType
 
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean, import_user_module
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 
-STAGES: Mapping[str, str] = {"pretrain": "cpt.stages.pretrain", "cpt": "cpt.stages.cpt"}
+STAGES: Mapping[str, str] = {name: f"cpt.stages.{name}" for name in STAGE_CONFIGS}
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
 
 

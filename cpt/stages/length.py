@@ -1,13 +1,17 @@
 """How long a run is: the budget in optimizer steps and rows, for the processes that run now."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import learned_micro_batch
+from cpt.stages.find import find_stage
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,25 @@ class RunLength:
         return every_steps if every_tokens is None else max(1, round(every_tokens / self.tokens_per_step))
 
 
-def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = None) -> RunLength:
+def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
+    """The run's length on its data.
+
+    Raises:
+        RecipeError: see `run_length`.
+    """
+    return run_length(recipe, data.num_tokens, folder, rows_of_sources=None if data.form == "document" else data.num_rows)
+
+
+def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = None, *, rows_of_sources: int | None = None) -> RunLength:
     """The budget in optimizer steps, for the number of processes that run now.
+
+    A stage whose trainer does not read its micro-batches row by row says how many rows a step takes: `rows_of_step(training, rows)` in its
+    module, where `rows` are those that all processes train on in a step.
 
     Args:
         tokens_of_sources: tokens of all sources once; one epoch.
         folder: of the run, which may have learned that the recipe's micro-batch does not fit.
+        rows_of_sources: an epoch in rows, where it is told so: examples that share no row leave most of it empty.
 
     Raises:
         RecipeError: the global batch does not divide into micro-batches over the processes.
@@ -58,10 +75,16 @@ def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = Non
                 f"{world_size()} process(es) x per_device_train_batch_size {micro_batch} x sequence_length {recipe.data.sequence_length:,} "
                 f"= {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a multiple of that."
             )
-    rows_per_step = rows_at_once * accumulation
-    tokens_per_step = rows_per_step * recipe.data.sequence_length
-    tokens = recipe.budget.tokens if recipe.budget.tokens is not None else (recipe.budget.epochs or 0) * tokens_of_sources
-    steps = max(1, math.ceil(tokens / tokens_per_step))
+    rows_of_step: Callable[[Mapping[str, Any], int], int] | None = vars(find_stage(recipe.stage)).get("rows_of_step")
+    trained = rows_at_once * accumulation
+    rows_per_step = trained if rows_of_step is None else rows_of_step(recipe.training, trained)
+    tokens_per_step = trained * recipe.data.sequence_length
+    if recipe.budget.tokens is None and rows_of_sources is not None:
+        steps = math.ceil((recipe.budget.epochs or 0) * rows_of_sources / rows_per_step)
+    else:
+        tokens = recipe.budget.tokens if recipe.budget.tokens is not None else (recipe.budget.epochs or 0) * tokens_of_sources
+        steps = math.ceil(tokens / tokens_per_step)
+    steps = max(1, steps)
     fits = learned_micro_batch(folder, world_size()) if folder is not None else None
     parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1
     return RunLength(steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts)

@@ -1,6 +1,6 @@
 """The trainer that all stages share: Hugging Face's, reading our loader, with our optimizer, schedule and evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
 from cpt.errors import Interrupted, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
-from cpt.evaluation.retention import read_course
+from cpt.evaluation.retention import evaluated_steps
 from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
@@ -63,7 +63,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             arguments.use_liger_kernel = False  # Liger would do nothing, or fail without a GPU
             use_chunked_loss(model)
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
-        super().__init__(model, arguments, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
+        shown = self.shown_at_first(rows)
+        super().__init__(model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options)
+        self.train_dataset = self.eval_dataset = rows
         if compiling is not None:
             compile_layers(model, compiling)
         self.recipe = recipe
@@ -72,6 +74,10 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
         self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
         self.first_step = 0
+
+    def shown_at_first(self, rows: Dataset[dict[str, torch.Tensor]]) -> Any:
+        """What the trainer below is built with, in place of the rows."""
+        return rows
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """Train to the end of the budget, from a checkpoint where one is given.
@@ -90,7 +96,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             return False
         is_due = step % int(self.args.eval_steps or 1) == 0 or step >= self.args.max_steps
         metrics = self.run_folder / METRICS
-        return is_due and main_process_decides(lambda: all(point.step != step for point in read_course(metrics)))
+        return is_due and main_process_decides(lambda: step not in evaluated_steps(metrics))
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """Train, unless the evaluation at the start said to stop, or was stopped by a signal."""
@@ -101,6 +107,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
         """The rows of this process, from the first step on that is still to be trained."""
         arguments = self.args
         workers = arguments.dataloader_num_workers
+        collate = self.collate_examples()
         return CPTDataLoader(
             self.rows,
             micro_batch=arguments.per_device_train_batch_size,
@@ -114,8 +121,13 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
             # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
-            complete=add_document_bounds if wants_bounds(self.model) and arguments.n_gpu <= 1 else None,
+            complete=add_document_bounds if collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1 else None,
+            **({} if collate is None else {"collate_fn": collate}),
         )
+
+    def collate_examples(self) -> Callable[[list[Any]], Any] | None:
+        """What makes a micro-batch of rows that are examples; None where rows are tensors of one length, which are stacked."""
+        return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The recipe's optimizer."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
+from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
 def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """AutoTokenizer, with what can go wrong said in the recipe's words."""
     local = Path(path).expanduser()
+    if complaint := unfinished_run(path):
+        raise RecipeError(f"`tokenizer.path`: {complaint}")
     if local.exists():
         check_folder(local)
     elif path.startswith((".", "/", "~")) or path.count("/") > 1:

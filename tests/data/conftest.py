@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cpt.data.fill import make_shards
@@ -17,6 +17,7 @@ from cpt.recipe.schema import Component, Data, Source
 
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+CHAT_MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +28,41 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="session")
+def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
+    """`talking(template)`: the same with the marks of chats, and a few words as tokens of their own; `bos=True` puts `<s>` in front."""
+
+    def make(template: str | None, *, bos: bool = False, eos: str = "<|endoftext|>") -> PreTrainedTokenizerFast:
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        merges = [("Ġ", "y"), ("Ġy", "e"), ("Ġye", "s"), ("o", "k"), ("Ċ", "Ċ"), ("a", "a")]
+        vocabulary = {**model["vocab"], **{"".join(pair): 1000 + number for number, pair in enumerate(merges)}}
+        backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>", bos_token="<s>")
+        made.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in CHAT_MARKS], special_tokens=True)
+        made.eos_token, made.chat_template = eos, template
+        if bos:
+            made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A", special_tokens=[("<s>", made.bos_token_id)]
+            )
+        return made
+
+    return make
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path) -> Callable[..., Source]:
+    """`rows_file("talks", [{"messages": [...]}, ...], weight=2)`: a jsonl file of such rows as a source."""
+
+    def write(stem: str, rows: list[dict[str, object]], **options: object) -> Source:
+        path = tmp_path / f"{stem}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Source(path=str(path), **options)
+
+    return write
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.chat import MARK, NOT_TOKEN, messages_of, transcript
+from cpt.data.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
 from cpt.data.documents import BadRow, BadValue, Document
 from cpt.data.sources import Piece, read_piece
 from cpt.recipe.schema import Source
 
-TEXT = st.text().filter(lambda text: not {MARK, NOT_TOKEN} & set(text))
+TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text))
 CHATS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXT), min_size=1, max_size=5)
 
 
@@ -31,6 +31,25 @@ def test_a_transcript_reads_like_one():
     assert transcript(as_messages([("user", "Hi."), ("assistant", "Hello!\nYes?")]), "") == "\x1euser\nHi.\n\x1eassistant\nHello!\nYes?"
 
 
+CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
+
+
+def test_what_else_a_message_has_is_kept():
+    talk = [
+        {"role": "assistant", "content": None, "tool_calls": CALL, "reasoning_content": "I add.\nThen"},
+        {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"},
+        {"role": "assistant", "content": "", "tool_calls": CALL},
+    ]
+    text = transcript(talk, "")
+    assert messages_of(text) == talk
+    assert text.startswith(f'{MARK}assistant {{"content": null, "tool_calls": [{{"type": "function"')
+    assert list(messages_of(text)[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"], "templates write keys in their order"
+
+
+def test_a_line_that_a_transform_broke_is_a_role():
+    assert messages_of(f"{MARK}tool {{broken\nHi.") == [{"role": "tool {broken", "content": "Hi."}]
+
+
 def test_a_message_keeps_the_keys_that_are_null_to_itself():
     assert transcript([{"role": "user", "content": "Hi.", "tool_calls": None}], "") == "\x1euser\nHi."
 
@@ -47,7 +66,10 @@ def test_a_message_keeps_the_keys_that_are_null_to_itself():
         ([{"role": "user", "content": ["Hi."]}], "not a chat", "`messages` holds"),
         ([{"role": " ", "content": "Hi."}], "not a chat", "`messages` holds"),
         ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),
-        ([{"role": "a", "content": "", "tool_calls": [1]}], "not a chat", "a message in `messages` has tool_calls too"),
+        ([{"role": "a {", "content": ""}], "not a chat", "`messages` holds"),
+        ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character", "U+001D in a message of `messages`"),
+        ([{"role": "a", "content": "", "score": float("nan")}], "wrong type", "a message of `messages` cannot be written as JSON"),
+        ([{"role": "a", "content": f"a{PART}b"}], "control character", "U+001D in a message of `messages`"),
         ([{"role": "user", "content": f"a{MARK}b"}], "control character", "U+001E in a message of `messages`"),
         ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character", "U+001F in a message of `messages`"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.data.chat import MARK, NOT_TOKEN, transcript
+from cpt.data.chat import CONTROL, transcript
 from cpt.data.chat_encoder import ChatEncoder, refused
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
@@ -100,7 +100,7 @@ NAMES = [
 ]
 CONTENT = (
     st.text("ab \n<>|é😀")
-    | st.text().filter(lambda text: not {MARK, NOT_TOKEN} & set(text))
+    | st.text().filter(lambda text: not set(CONTROL) & set(text))
     | st.sampled_from(["<think>\na</think>", "  ", "\n\na\n"])
 )
 CHATS = st.lists(st.lists(CONTENT, min_size=1, max_size=4), min_size=1, max_size=4)

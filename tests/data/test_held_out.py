@@ -1,7 +1,7 @@
 import numpy as np
 
 from cpt.data.held_out import held_out_set
-from cpt.data.windows import Layout
+from cpt.data.layout import Layout
 
 
 def test_a_set_counts_documents_tokens_and_bytes_of_the_chosen(tokenized, source, tmp_path):

@@ -10,7 +10,7 @@ PINNED = "a" * 40
 @pytest.mark.parametrize(
     ("added", "overrides", "said"),
     [
-        ("stage: cptt\n", [], "r.yaml:5: no stage called `cptt`. Did you mean `cpt`? Built in: pretrain, cpt. Your own: `package.module`"),
+        ("stage: cptt\n", [], "r.yaml:5: no stage called `cptt`. Did you mean `cpt`? Built in: pretrain, cpt, sft, dpo, kto, orpo,"),
         ("stage: my_lab:stage\n", [], "r.yaml:5: no stage called `my_lab:stage`."),
         (
             "stage: cpt\n",

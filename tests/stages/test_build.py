@@ -11,7 +11,8 @@ from cpt.models.build import build_model
 from cpt.models.chunked_loss import ChunkedLoss
 from cpt.recipe.load import load_recipe
 from cpt.stages.arguments import training_arguments
-from cpt.stages.build import build_trainer, model_for
+from cpt.stages.build import build_trainer
+from cpt.stages.model import model_for
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 

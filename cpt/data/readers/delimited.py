@@ -88,7 +88,7 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
     except BadValue as bad:
         yield records.bad_file(bad)
         return
-    places = [columns.index(column) for column in columns_of(source)]
+    places = [columns.index(column) for column in columns_of(source, columns)]
     is_empty = True
     while True:
         try:

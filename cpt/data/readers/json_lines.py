@@ -15,7 +15,7 @@ from cpt.recipe.schema import DocumentSource
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece."""
     origin, lines = lines_of(piece)
-    column = source.text_column if columns_of(source) == (source.text_column,) and source.template is None else None
+    column = source.text_column if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None else None
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them

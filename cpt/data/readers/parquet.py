@@ -32,7 +32,8 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
             if not num_rows:
                 return
             check_columns(file.schema_arrow.names, source)
-            for batch in file.iter_batches(BATCH, row_groups=list(groups), columns=list(columns_of(source))):
+            columns = list(columns_of(source, file.schema_arrow.names))
+            for batch in file.iter_batches(BATCH, row_groups=list(groups), columns=columns):
                 yield from read_batch(batch, source, origin, first + number)
                 number += batch.num_rows
     except BadValue as bad:

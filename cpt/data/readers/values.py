@@ -5,8 +5,10 @@ import string
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from cpt.data.chat import transcript
+from cpt.data.chat import CONTROL
 from cpt.data.documents import BadValue, Document, Origin
+from cpt.data.examples import example_columns, example_text
+from cpt.data.forms import NAMED, columns_named, form_of_source
 from cpt.errors import RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
@@ -45,7 +47,30 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
         BadValue: it is not there, or is no text.
     """
     if source.chat is not None:
-        return clean(transcript(value_of(row, source.chat), source.chat), source.chat)
+        columns = columns_of_row(row, source)
+        if "text" not in columns:
+            return clean(example_text(row, source, columns), ", ".join(columns.values()))
+        return refuse_marks(written_text(row, source))
+    return written_text(row, source)
+
+
+def columns_of_row(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
+    """What the row's example is made of; columns that are null in it count only where no others are there."""
+    try:
+        return example_columns(source, [name for name, value in row.items() if value is not None])
+    except BadValue:
+        return example_columns(source, list(row))
+
+
+def refuse_marks(text: str) -> str:
+    """A plain text among examples, which must not look like one."""
+    if text.startswith(CONTROL):
+        raise BadValue("control character", f"it begins with U+{ord(text[0]):04X}: this is no text")
+    return text
+
+
+def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
+    """The text of a column, or of several by a template."""
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
     values = {column: value_of(row, column) for column in template_columns(source.template)}
@@ -84,13 +109,32 @@ def filled_in(value: object, column: str) -> str:
     return str(value)
 
 
-def columns_of(source: DocumentSource) -> Sequence[str]:
-    """The columns that the text is made of, and the one that it is ordered by."""
-    texts = (source.text_column,) if source.template is None else template_columns(source.template)
-    if source.chat is not None:
-        texts = (source.chat,)
+def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
+    """The columns that the text is made of, and the one that it is ordered by.
+
+    Args:
+        found: those that are there, of which examples take what they find.
+    """
+    texts = text_columns(source) if source.chat is None else columns_of_examples(source, found)
     order = score_column(source)
     return texts if order is None or order in texts else (*texts, order)
+
+
+def text_columns(source: DocumentSource) -> tuple[str, ...]:
+    """The columns that a plain text is made of."""
+    return (source.text_column,) if source.template is None else template_columns(source.template)
+
+
+def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that examples may be made of."""
+    form, named = form_of_source(source), tuple(columns_named(source).values())
+    if form == "document" or found is None:
+        return named or (NAMED[form][0][0],)
+    if form == "prompt":  # a reward may want any
+        return tuple(dict.fromkeys([*named, *found]))
+    usual = [name for names in NAMED[form] for name in names] + list(text_columns(source) if form == "conversation" else ())
+    wanted = dict.fromkeys([*(named or usual), "tools"])
+    return tuple(name for name in wanted if name in found or name in named)
 
 
 @cache
@@ -113,7 +157,11 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
     """Refuse a file without the columns that the text is made of."""
-    for column in columns_of(source):
+    wanted = columns_of(source)
+    if form_of_source(source) != "document":
+        order, is_text = score_column(source), "text" in example_columns(source, found)
+        wanted = [*(text_columns(source) if is_text else ()), *(() if order is None else (order,))]
+    for column in wanted:
         if column not in found:
             raise missing_column(found, column)
 

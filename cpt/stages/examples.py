@@ -1,0 +1,149 @@
+"""What TRL's trainers need to train on our rows, and to be resumed, guarded and evaluated as every other run."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from datasets import Dataset as ShownRows
+from peft import PeftModel
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import TrainingArguments
+
+from cpt.data.held_out import HeldOutSet
+from cpt.errors import Interrupted, RecipeError
+from cpt.evaluation.document_losses import measure_and_keep
+from cpt.stages.lean_steps import LeanSteps
+from cpt.stages.model import PACKED
+from cpt.stages.trainer import CPTTrainer
+
+TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
+
+
+class ExampleTrainer(CPTTrainer):
+    """To be put in front of a trainer of TRL's: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
+
+    TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every run.
+    """
+
+    def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
+        if arguments.use_liger_kernel:
+            raise RecipeError(
+                f"`training.use_liger_kernel`: stage `{recipe.stage}` reads log-probabilities without whole logits by itself. Remove it."
+            )
+        exact = {
+            name: parameter.detach().clone() for name, parameter in model.named_parameters() if is_adapter_of_quantized(model, parameter)
+        }
+        super().__init__(recipe, model, arguments, **options)
+        for name, parameter in model.named_parameters():
+            if name in exact:  # TRL rounds what is trained beside 4-bit weights to bfloat16; here it is kept in fp32
+                parameter.data = exact[name]
+        if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
+            model.delete_adapter(TRLS_REFERENCE)  # a new adapter changes nothing: without it the model is the reference
+
+    def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
+        """TRL takes nothing but a `datasets.Dataset`, and looks at its first row."""
+        return ShownRows.from_list([rows[0]])
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        """Rows are tokenised already."""
+        return dataset
+
+    def _send_telemetry(self) -> None:
+        """A run tells nobody that it began."""
+
+    def collate_examples(self) -> Callable[[list[Any]], Any] | None:
+        """TRL's own collator."""
+        collate: Callable[[list[Any]], Any] = self.data_collator
+        return collate
+
+    def only_needs_backward(self) -> bool:
+        """TRL's trainers count their steps in `training_step`."""
+        return False
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """As TRL's trainer does: it may generate what is trained on."""
+        return super(LeanSteps, self)._prepare_inputs(inputs)
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """TRL's own loss, its auxiliary loss included."""
+        return super(CPTTrainer, self).compute_loss(*arguments, **options)
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """Loss and TRL's own figures of each held-out set, each example counted once.
+
+        Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
+        """
+        assert self.model is not None, "the Trainer was built with a model"
+        metrics: dict[str, float] = {}
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for name, held_out in self.held_out.items():
+                if not is_text(held_out):
+                    metrics |= {f"{metric_key_prefix}_{name}_{key}": value for key, value in self.measure(held_out).items()}
+            metrics |= {f"{metric_key_prefix}_{key}": value for key, value in self.measure_texts().items()}
+            self.log(metrics)
+        except Interrupted:
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        finally:
+            self.model.train(was_training)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure_texts(self) -> dict[str, float]:
+        """Loss, perplexity and bits per byte of held-out texts: what a model that learns to answer forgets of the rest."""
+        assert self.model is not None, "the Trainer was built with a model"
+        texts = {name: held_out for name, held_out in self.held_out.items() if is_text(held_out)}
+        where: dict[str, Any] = {"run_folder": self.run_folder, "step": self.state.global_step}
+        size = self.args.per_device_eval_batch_size
+        return measure_and_keep(self.model, texts, batch_size=size, after_batch=self.tell_prediction_step, **where) if texts else {}
+
+    def measure(self, held_out: HeldOutSet) -> dict[str, float]:
+        """The figures of one set, means over its examples."""
+        sums: dict[str, float] = {}
+        collate, seen, own = self.collate_examples() or self.data_collator, 0, self.metrics_of_evaluation
+        for rows, count in self.batches_of(len(held_out.rows)):
+            own.clear()
+            batch = self._prepare_inputs(collate([held_out.rows[number] for number in rows]))
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss = self.compute_loss(self.model, batch)
+            figures = {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
+            figures |= {name: sum(values) / len(values) for name, values in own.items() if values}
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + count * value
+            seen += count
+            self.tell_prediction_step()
+        own.clear()
+        return {name: value / seen for name, value in sums.items()}
+
+    @property
+    def metrics_of_evaluation(self) -> dict[str, list[float]]:
+        """Where TRL's trainer puts what it measures while the model is in evaluation mode: means over all processes."""
+        metrics: dict[str, dict[str, list[float]]] = vars(self)["_metrics"]
+        return metrics["eval"]
+
+    def batches_of(self, num_rows: int) -> Iterator[tuple[list[int], int]]:
+        """Row numbers of this process's micro-batches, and how many rows the processes have together each time.
+
+        As many on each process; where too few are left for all, each has the same ones.
+        """
+        size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        whole = num_rows // (size * world)
+        for number in range(whole):
+            first = (number * world + rank) * size
+            yield list(range(first, first + size)), size * world
+        for first in range(whole * size * world, num_rows, size):
+            rest = list(range(first, min(first + size, num_rows)))
+            yield rest, len(rest)
+
+
+def is_text(held_out: HeldOutSet) -> bool:
+    """Whether a set is of texts, each token of which a language model predicts; others are of examples."""
+    return held_out.form in PACKED
+
+
+def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is trained beside weights in 4 bit."""
+    return parameter.requires_grad and isinstance(model, PeftModel) and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))

@@ -1,0 +1,147 @@
+"""Proximal policy optimisation (arXiv 1707.06347): a value head on the policy, generalised advantage estimation, and both losses clipped.
+
+TRL has no such trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's state is a linear
+function of the policy's last hidden state, so policy and values share one backbone and one backward pass. `training.beta` holds the policy
+to the reference, in the loss. The head is no part of the model that the run exports; checkpoints keep it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import trl
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from cpt.data.prepared import PreparedData
+from cpt.recipe.schema import Recipe
+from cpt.stages.generation_batches import reference_for
+from cpt.stages.generations import prompts_of_step
+from cpt.stages.length import RunLength
+from cpt.stages.rewarded import RewardedTrainer, single_answers
+from cpt.stages.value_head import ValueHead, clipped_value_loss, estimate_advantages
+
+import os
+MEAN=float(os.environ.get("MEAN","1"))
+COLUMNS = ("prompt",)
+
+
+@dataclass
+class PPOConfig(trl.GRPOConfig):  # type: ignore[misc]
+    """GRPOConfig with what PPO adds; each prompt is answered once, and a generation is gone through four times."""
+
+    num_generations: int | None = 1
+    num_iterations: int = 4
+    gamma: float = 1.0
+    """Discount of what comes later."""
+    lam: float = 0.95
+    """Of generalised advantage estimation (arXiv 1506.02438): 0 trusts the values, 1 the rewards."""
+    value_coefficient: float = 0.1
+    """Weight of the values' loss beside the policy's."""
+    value_clip: float = 0.2
+    """How far a value may move from what it was at the generation before its loss stops to pull it."""
+    value_speed: float = 10.0
+    """How many times as fast as the policy the values learn."""
+    whiten_advantages: bool = True
+    """Advantages of a generation get mean 0 and deviation 1, as far as `least_deviation` allows."""
+    least_deviation: float = 0.1
+    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the values' error; made as
+    large as any other, it would unlearn the answers."""
+
+    def __post_init__(self) -> None:
+        answers = self.num_generations
+        if answers == 1:
+            self.num_generations = single_answers(self)
+        super().__post_init__()
+        self.num_generations = answers
+
+
+CONFIG = PPOConfig
+
+
+class PPOTrainer(RewardedTrainer):
+    """Values beside the policy."""
+
+    def __init__(self, recipe: Recipe, model: Any, arguments: PPOConfig, **options: Any) -> None:
+        self.head = ValueHead.on(model, speed=arguments.value_speed)
+        super().__init__(recipe, model, arguments, **options)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, kept: int, **options: Any) -> Any:
+        """As GRPO does; the values of the same states are kept beside."""
+        with self.head.listening() as heard:
+            found = super()._get_per_token_logps_and_entropies(model, ids, mask, kept, **options)
+        if heard:
+            self.values = torch.cat(heard)[:, -kept - 1 : -1]  # the state before a token says what it is worth
+        return found
+
+    def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+        """By the values before the first step on these completions; the reward comes with the last token."""
+        config: Any = self.args
+        self.log_probabilities(made)
+        values, mask = self.values.float(), made["completion_mask"].float()
+        applies = ~self.own_rewards.isnan()
+        advantages = estimate_advantages(self.own_rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
+        advantages = advantages * applies[:, None]
+        returns = values + advantages
+        self.note_explained(values, returns, mask)
+        if config.whiten_advantages:
+            mean, deviation = self.moments(advantages, mask * applies[:, None])
+            advantages = (advantages - mean*MEAN) / deviation.clamp(min=config.least_deviation) * mask * applies[:, None]
+        return {"advantages": advantages, "values": values, "returns": returns}
+
+    def moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of what is not masked, over all processes."""
+        sums = torch.stack(((numbers * mask).sum(), (numbers.square() * mask).sum(), mask.sum()))
+        total, squares, count = self.accelerator.reduce(sums, reduction="sum")
+        mean = total / count.clamp(min=1)
+        return mean, (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
+
+    def note_explained(self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> None:
+        """How much of the returns the values knew before: 1 is all, 0 nothing."""
+        mean, _ = self.moments(values, mask)
+        _, missed = self.moments(returns - values, mask)
+        _, spread = self.moments(returns, mask)
+        self.note_figure("value/mean", mean.item())
+        if spread > 0:
+            self.note_figure("value/explained_variance", 1 - (missed / spread).square().item())
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The policy's loss, and the values'."""
+        policy_loss: torch.Tensor = super()._compute_loss(model, inputs)
+        config: Any = self.args
+        losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
+        tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size  # of the whole generation, which lasts for several steps
+        share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
+        value_loss = (losses * inputs["completion_mask"]).sum() / share
+        in_log = value_loss.detach() * self.current_gradient_accumulation_steps
+        self.note_figure("value/loss", self.accelerator.gather(in_log.reshape(1)).mean().item())
+        return policy_loss + config.value_coefficient * value_loss
+
+    def own_state(self) -> dict[str, Any]:
+        """The head; DeepSpeed's engine keeps it with the model."""
+        return {} if self.is_deepspeed_enabled else {"value_head": self.head.state_dict()}
+
+    def restore_own(self, state: Mapping[str, Any]) -> None:
+        """Go on with it."""
+        self.head.load_state_dict(state["value_head"])
+
+
+def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
+    """Prompts in an optimizer step of so many completions."""
+    return prompts_of_step(CONFIG, training, rows)
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: PPOConfig,
+    length: RunLength,
+) -> PPOTrainer:
+    """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
+    reference = reference_for(recipe, tokenizer, arguments)
+    return PPOTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, reference=reference
+    )

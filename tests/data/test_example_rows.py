@@ -1,0 +1,296 @@
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cpt.data.build import build_data
+from cpt.data.loader import CPTDataLoader
+from cpt.data.prepared import PreparedData
+from cpt.data.rows import IGNORED
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Phase
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def build(talking, tmp_path):
+    def run(form, *sources, evaluation=None, budget=None, seed=1, **options) -> PreparedData:
+        data = Data(sources=list(sources), **{"sequence_length": 64, **options})
+        more = {"evaluation": evaluation or Evaluation(), "budget": budget, "cache_dir": tmp_path / "cache", "form": form}
+        return build_data(data, talking(CHATML), seed=seed, **more)
+
+    return run
+
+
+def talks(number, size=1):
+    return [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"answer {n} " * (1 + n % size)}]}
+        for n in range(number)
+    ]
+
+
+def pairs(number):
+    return [{"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)} for n in range(number)]
+
+
+def learned(row, tokenizer):
+    """The texts of a packed row's documents that have labels."""
+    ids, labels = row["input_ids"].reshape(-1), row["labels"].reshape(-1)
+    assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
+    return tokenizer.decode(ids[labels != IGNORED])
+
+
+def all_rows(prepared):
+    return [prepared.rows[number] for number in range(prepared.num_rows)]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
+def test_every_conversation_is_learned_once_in_packed_rows(build, rows_file, talking, packing):
+    prepared = build("conversation", rows_file("a", talks(40)), packing=packing)
+    text = "".join(learned(row, talking(None)) for row in all_rows(prepared))
+    assert Counter(text.split("<|endoftext|>")) == Counter([f"answer {n} <|im_end|>" for n in range(40)] + [""])
+    assert prepared.form == "conversation" and prepared.sources[0].documents == 40
+    assert all(set(row) >= {"input_ids", "labels", "position_ids"} for row in all_rows(prepared))
+
+
+def test_a_long_conversation_is_cut_at_its_end_and_never_in_pieces(build, rows_file, talking):
+    prepared = build("conversation", rows_file("a", talks(40, size=12)), sequence_length=50)
+    for row in all_rows(prepared):
+        begins = (row["position_ids"] == 0).nonzero().flatten().tolist()
+        ids, real = row["input_ids"], row["input_ids"] != talking(None).pad_token_id
+        start = talking(None).convert_tokens_to_ids("<|im_start|>")
+        assert all(not real[at] or ids[at] == start for at in begins), "a row holds beginnings only"
+    assert prepared.sources[0].documents == 40
+
+
+def test_what_has_nothing_to_learn_after_the_cut_is_left_out_and_counted(build, rows_file):
+    long = [{"messages": [{"role": "user", "content": "q" * 100}, {"role": "assistant", "content": "a"}]}]
+    prepared = build("conversation", rows_file("a", talks(5) + long * 3))
+    assert prepared.sources[0].documents == 5
+    assert prepared.sources[0].dropped == {"nothing to learn within sequence_length": 3}
+    with pytest.raises(DataError):
+        build("conversation", rows_file("b", long))
+
+
+def test_an_answer_that_is_cut_off_is_learned_as_far_as_it_is_there(build, rows_file, talking):
+    (row,) = talks(1)
+    asked = talking(CHATML).apply_chat_template(row["messages"][:1], add_generation_prompt=True, return_dict=False)
+    prepared = build("conversation", rows_file("a", [row]), sequence_length=len(asked) + 1)
+    assert [learned(one, talking(None)) for one in all_rows(prepared)] == ["a"]
+    with pytest.raises(DataError):
+        build("conversation", rows_file("a", [row]), sequence_length=len(asked))
+
+
+def test_rows_of_preferences(build, rows_file, talking):
+    prepared, tokenizer = build("preference", rows_file("a", pairs(30))), talking(None)
+    rows = all_rows(prepared)
+    assert all(type(number) is int for row in rows for ids in row.values() for number in ids)
+    found = {tuple(tokenizer.decode(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")) for row in rows}
+    assert found == {(row["prompt"], f"{row['chosen']}<|endoftext|>", f"{row['rejected']}<|endoftext|>") for row in pairs(30)}
+    assert prepared.num_rows == 30 and prepared.sources[0].padding == 0
+
+
+def test_completions_are_cut_and_long_prompts_left_out(build, rows_file):
+    long = {"prompt": "p" * 60, "chosen": "c" * 50, "rejected": "r"}
+    full = {"prompt": "p" * 64, "chosen": "c", "rejected": "r"}
+    prepared = build("preference", rows_file("a", [long, full]))
+    (row,) = all_rows(prepared)
+    assert [len(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")] == [60, 4, 2]
+    assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
+    judged = build("judged", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}]))
+    assert {name: value if name == "label" else len(value) for name, value in judged.rows[0].items()} == {
+        "prompt_ids": 60,
+        "completion_ids": 4,
+        "label": False,
+    }
+
+
+def test_prompts_come_back_as_their_rows(build, rows_file):
+    rows = [{"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, {"a": 0.1}]} for n in range(9)]
+    rows += [{"prompt": "x" * 64, "answer": 9}, {"prompt": "x" * 65, "answer": 10}]
+    prepared = build("prompt", rows_file("a", rows))
+    found = sorted(all_rows(prepared), key=lambda row: row["answer"])
+    assert found == rows[:10], "a prompt is never cut"
+    assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
+    assert prepared.sources[0].tokens < 500, "what is kept of a row for rewards is no token"
+
+
+def test_columns_by_other_names(build, rows_file, talking):
+    rows = [{"question": "q ", "good": "yes", "bad": "no", "prompt": None}]
+    chat = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+    (row,) = all_rows(build("preference", rows_file("a", rows, chat=chat)))
+    assert talking(None).decode(row["chosen_ids"]) == " yes<|endoftext|>"
+    row = build("prompt", rows_file("b", rows, chat="question")).rows[0]
+    assert row == {"prompt": "q ", "good": "yes", "bad": "no"}
+
+
+def test_a_missing_column_is_told_with_what_is_there(build, rows_file):
+    with pytest.raises(
+        DataError, match=r"a.jsonl:1: no column `prompt` and `chosen` and `rejected` nor `chosen` and `rejected`. It has: text. Say which"
+    ):
+        build("preference", rows_file("a", [{"text": "a"}]))
+    with pytest.raises(DataError, match=r"b.jsonl:1: no column `good`. It has: chosen, rejected"):
+        build("preference", rows_file("b", [{"chosen": "a", "rejected": "b"}], chat={"chosen": "good", "rejected": "rejected"}))
+
+
+def test_a_row_is_the_same_whatever_was_read_before(build, rows_file):
+    for form, rows in (("conversation", talks(60)), ("preference", pairs(60))):
+        source = rows_file(form, rows)
+        prepared, again = build(form, source), build(form, source)
+        numbers = [70, 3, 150, 3, 0]
+        for number in numbers:
+            one, other = prepared.rows[number], again.rows[number]
+            assert json.dumps({name: list(map(int, value)) for name, value in one.items()}) == json.dumps(
+                {name: list(map(int, value)) for name, value in other.items()}
+            )
+        assert prepared.fingerprint == again.fingerprint
+        copy = pickle.loads(pickle.dumps(prepared.rows))
+        assert str(copy[70]) == str(prepared.rows[70])
+
+
+ANOTHER = """
+import sys, pickle
+rows = pickle.load(open(sys.argv[1], 'rb'))
+print([rows[number] for number in (0, 5, 77)])
+"""
+
+
+def test_another_process_reads_the_same_rows(build, rows_file, tmp_path):
+    prepared = build("preference", rows_file("a", pairs(50)))
+    (tmp_path / "rows.pickle").write_bytes(pickle.dumps(prepared.rows))
+    done = subprocess.run([sys.executable, "-c", ANOTHER, str(tmp_path / "rows.pickle")], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == str([prepared.rows[number] for number in (0, 5, 77)])
+
+
+def test_all_rows_come_in_each_epoch_in_another_order(build, rows_file):
+    prepared = build("preference", rows_file("a", pairs(25)))
+    first, second = ([tuple(prepared.rows[epoch * 25 + n]["chosen_ids"]) for n in range(25)] for epoch in range(2))
+    assert first != second and set(first) == set(second) and len(set(first)) == 25
+
+
+def test_weights_are_shares_of_examples(build, rows_file):
+    sources = [rows_file("a", pairs(40), weight=3), rows_file("b", [{"chosen": "x" * 20, "rejected": "y"}] * 5)]
+    prepared = build("preference", *sources)
+    assert prepared.shares(400) == {"a": 0.75, "b": 0.25}
+    assert sum(len(row["chosen_ids"]) == 21 for row in (prepared.rows[n] for n in range(400))) == 100
+
+
+def test_weights_of_conversations_are_shares_of_tokens(build, rows_file):
+    sources = [rows_file("a", talks(40)), rows_file("b", [{"text": "plain " * 8}] * 20)]
+    prepared = build("conversation", *sources)
+    assert prepared.shares(1000)["a"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_epochs_are_of_rows(build, rows_file, talking):
+    prepared = build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2, global_batch_tokens=5 * 64))
+    assert prepared.tokens_of_epoch == 25 * 64 and prepared.epochs(50) == {"a": 2.0}
+    packed = build("conversation", rows_file("b", talks(25)), budget=Budget(epochs=1))
+    assert packed.tokens_of_epoch == packed.num_rows * 64
+    with pytest.raises(RecipeError, match="`data.when_exhausted`: `a` has"):
+        build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2), when_exhausted="stop")
+
+
+@pytest.mark.parametrize(
+    ("form", "rows"), [("conversation", talks(200)), ("preference", pairs(200)), ("prompt", [{"prompt": str(n)} for n in range(200)])]
+)
+def test_held_out_examples_are_never_trained_on(build, rows_file, form, rows):
+    prepared = build(form, rows_file("a", rows), evaluation=Evaluation(held_out_share=0.1))
+    held_out = prepared.held_out["a"]
+    assert held_out.form == form and 5 <= held_out.num_documents <= 40
+    assert prepared.sources[0].documents + held_out.num_documents == 200
+    if form != "conversation":
+        seen = {str(row) for row in all_rows(prepared)}
+        kept = {str(held_out.rows[n]) for n in range(len(held_out.rows))}
+        assert not seen & kept and len(kept) == held_out.num_documents
+
+
+def test_held_out_files_of_examples_and_of_plain_texts(build, rows_file, tmp_path):
+    (tmp_path / "plain.txt").write_text("a plain text")
+    sets = [HeldOut(path=rows_file("exam", pairs(5)).path), HeldOut(path=str(tmp_path / "plain.txt"))]
+    prepared = build("preference", rows_file("a", pairs(50)), evaluation=Evaluation(perplexity=sets))
+    assert {name: one.form for name, one in prepared.held_out.items()} == {"exam": "preference", "plain": "conversation"}
+    assert set(prepared.held_out["plain"].rows[0]) == {"input_ids", "labels", "position_ids"}
+    assert prepared.sources[0].documents == 45, "what is in the exam is not trained on"
+
+
+def test_filters_and_deduplication_see_the_text(build, rows_file):
+    short = Component(name="length", max_characters=60)
+    rows = [*pairs(20), *pairs(20), {"chosen": "x" * 99, "rejected": "y"}]
+    prepared = build("preference", rows_file("a", rows), filters=[short], deduplicate="exact")
+    assert prepared.num_rows == prepared.sources[0].documents == 20
+    assert sorted(prepared.sources[0].dropped.values()) == [1, 20]
+
+
+def upper(document):
+    """A transform: the texts of an example in capitals."""
+    return {**document, "text": document["text"].replace("good", "GOOD")}
+
+
+def test_a_transform_changes_the_text_and_the_ids_follow(build, rows_file, talking):
+    change = Component(name=f"{__name__}:upper")
+    rows = all_rows(build("preference", rows_file("a", pairs(5)), transforms=[change]))
+    assert all(" GOOD " in talking(None).decode(row["chosen_ids"]) for row in rows)
+
+
+def test_a_curriculum_of_weights_and_examples(build, rows_file):
+    phases = [Phase(weights={"a": 1}, until=10 * 64), Phase(weights={"b": 1})]
+    prepared = build("preference", rows_file("a", pairs(20)), rows_file("b", [{"chosen": "x", "rejected": "y"}]), phases=phases)
+    assert [prepared.rows.source_of(number) for number in range(20)] == [0] * 10 + [1] * 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("depth", [None, 0])
+def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers, depth):
+    prepared = build("preference", rows_file("a", pairs(20)))
+    loader = CPTDataLoader(prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, depth=depth, num_workers=workers, collate_fn=lists)
+    assert [batch["rows"] for batch in loader] == [[prepared.rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)]
+
+
+def lists(rows):
+    return {"rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "said"),
+    [
+        ("conversation", {"packing": "concatenate"}, "`data.packing: concatenate` is for documents: an example is never cut"),
+        ("conversation", {"packing": "sliding_window", "stride": 4}, "`data.packing: sliding_window` is for documents"),
+        ("preference", {"packing": "token_budget"}, "`data.packing: token_budget` is for documents: one example is one row"),
+        ("preference", {"phases": [Phase(weights={"a": 1}, context_length=8)]}, r"`data.phases\[0\].context_length` is for documents"),
+    ],
+)
+def test_what_is_for_documents_is_refused(build, rows_file, form, options, said):
+    with pytest.raises(RecipeError, match=said):
+        build(form, rows_file("a", pairs(3)), **options)
+
+
+def test_the_store_of_plain_documents_is_what_it_was(build, source, tmp_path):
+    prepared = build("document", source("plain", ["a", "b"]))
+    (folder,) = (tmp_path / "cache" / "tokens").iterdir()
+    (shard,) = (path for path in folder.iterdir() if path.is_dir())
+    assert {path.name for path in shard.iterdir()} == {"tokens.bin", "offsets.bin", "hashes.bin", "num_bytes.bin", "description.json"}
+    assert "segmented" not in json.loads((shard / "description.json").read_text())
+    assert prepared.form == "document" and not prepared.windowed[0].window(0).documents.are_examples
+
+
+def test_examples_in_the_store_are_verified_with_their_segments(build, rows_file, tmp_path):
+    source = rows_file("a", talks(20))
+    before = [row["labels"].tolist() for row in all_rows(build("conversation", source))]
+    (segments,) = Path(tmp_path / "cache" / "tokens").rglob("segments.bin")
+    raw = np.fromfile(segments, np.uint8)
+    (1 - raw).tofile(segments)
+    for folder in (tmp_path / "cache" / "rows").iterdir():
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    again = build("conversation", source)
+    assert [row["labels"].tolist() for row in all_rows(again)] == before

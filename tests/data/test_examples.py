@@ -1,0 +1,148 @@
+import datetime
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpt.data.chat import CONTROL, PART
+from cpt.data.documents import BadRow, BadValue
+from cpt.data.examples import example_of
+from cpt.data.forms import source_with_form
+from cpt.data.readers.values import text_of
+from cpt.data.sources import Piece, read_piece
+from cpt.recipe.schema import Source
+
+TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
+TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), min_size=1, max_size=3)
+
+
+def written(row, form, **options):
+    return text_of(row, source_with_form(Source(path="a.jsonl", **options), form, "k"))
+
+
+@pytest.mark.parametrize("words", [TEXT, TALK])
+@given(data=st.data())
+def test_an_example_gives_its_parts_back(words, data):
+    prompt, one, other = (data.draw(words) for _ in range(3))
+    preference = example_of(written({"prompt": prompt, "chosen": one, "rejected": other}, "preference"))
+    assert (preference.prompt, preference.chosen, preference.rejected) == (prompt, one, other)
+    judged = example_of(written({"prompt": prompt, "completion": one, "label": True}, "judged"))
+    assert (judged.prompt, judged.completion, judged.label) == (prompt, one, True)
+    row = example_of(written({"prompt": prompt, "answer": {"a": [1, None]}}, "prompt"))
+    assert (row.prompt, row.columns) == (prompt, {"answer": {"a": [1, None]}})
+
+
+def test_an_example_reads_like_one():
+    row = {"prompt": "Hi.", "chosen": "Yes.", "rejected": "No."}
+    assert written(row, "preference") == f"{PART}prompt\nHi.\n{PART}chosen\nYes.\n{PART}rejected\nNo."
+
+
+def test_a_chat_without_tools_is_its_transcript_and_a_text_is_itself():
+    talk = [{"role": "user", "content": "Hi."}]
+    assert written({"messages": talk, "tools": []}, "conversation") == "\x1euser\nHi."
+    assert written({"messages": talk, "tools": [{"name": "f"}]}, "conversation").startswith(f"{PART}tools\n[")
+    assert written({"text": "plain"}, "conversation") == "plain"
+    assert written({"a": "x", "b": "y"}, "conversation", template="{a}-{b}") == "x-y"
+    assert written({"words": "x"}, "conversation", text_column="words") == "x"
+
+
+def test_columns_that_are_null_give_way_to_others():
+    row = {"messages": None, "prompt": "a", "completion": "b", "text": None}
+    assert example_of(written(row, "conversation")).completion == "b"
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "reason", "said"),
+    [
+        ({"text": "a"}, "preference", "missing columns", "It has: text. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN"),
+        ({"messages": None}, "conversation", "null", "`messages` is null"),
+        ({"prompt": 1}, "prompt", "wrong type", "`prompt` is 1, expected a text or a list of messages"),
+        ({"prompt": None}, "prompt", "null", "`prompt` is None"),
+        (
+            {"prompt": "a", "completion": [{"role": "a", "content": "b"}]},
+            "conversation",
+            "texts and messages",
+            "`prompt` is a text, `completion` is messages",
+        ),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong type", "`label` is 'maybe', expected true or false"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "judged", "wrong type", "expected true or false"),
+        ({"prompt": "a", "completion": "b", "label": None}, "judged", "null", "expected true or false"),
+        ({"prompt": f"a{PART}"}, "prompt", "control character", "U+001D in `prompt`"),
+        ({"text": f"{PART}a"}, "conversation", "control character", "it begins with U+001D"),
+        ({"prompt": "a", "image": b"x"}, "prompt", "wrong type", "`image` is of type bytes"),
+        (
+            {"messages": [{"role": "a", "content": "b"}], "tools": "{"},
+            "conversation",
+            "wrong type",
+            "`tools` is '{', expected a list of tools",
+        ),
+        ({"messages": [{"role": "a", "content": "b"}], "tools": [1]}, "conversation", "wrong type", "each an object"),
+    ],
+)
+def test_what_is_no_example_is_told(row, form, reason, said):
+    with pytest.raises(BadValue) as bad:
+        written(row, form)
+    assert bad.value.reason == reason and said in bad.value.detail
+
+
+@pytest.mark.parametrize("text", [f"{PART}", f"{PART}other\na", f"{PART}prompt\na\n{PART}columns\n{{"])
+def test_a_text_that_a_transform_broke_is_no_example(text):
+    assert example_of(text) is None
+
+
+def read(path, form, **options):
+    source = source_with_form(Source(path=str(path), **options), form, "k")
+    return list(read_piece(source, Piece(str(path), 0, None, 0), "k"))
+
+
+CALLS = [{"function": {"name": "f", "arguments": {"a": 1}}}]
+TALKS = [[{"role": "assistant", "content": None, "tool_calls": CALLS}, {"role": "user", "content": "b", "tool_calls": None}]]
+
+
+def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
+    path = tmp_path / "a.parquet"
+    dates = [datetime.date(2024, 7, 26)]
+    table = {"messages": TALKS, "prompt": ["p"], "completion": ["c"], "label": [True], "chosen": ["c"], "rejected": ["r"], "day": dates}
+    pq.write_table(pa.table(table), path)
+    (talk,) = read(path, "conversation")
+    assert example_of(talk.text).messages == [
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "user", "content": "b"},
+    ], "what a table puts into each message because another one has it is not there"
+    assert example_of(read(path, "preference")[0].text)[:4] == ("p", None, "c", "r")
+    assert example_of(read(path, "judged")[0].text).label is True
+    assert example_of(read(path, "prompt")[0].text).columns["day"] == "2024-07-26"
+    (bad,) = read(path, "preference", chat={"chosen": "good", "rejected": "rejected"})
+    assert isinstance(bad, BadRow) and "no column `good`. It has: messages, prompt" in bad.detail
+
+
+def test_an_arrow_file_gives_examples(tmp_path):
+    path, table = tmp_path / "a.arrow", pa.table({"prompt": ["p"], "completion": ["c"]})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert [example_of(item.text).completion for item in read(path, "conversation")] == ["c"]
+
+
+def test_a_csv_file_gives_examples(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,prompt,completion,label\n1,p,c,True\n2,p,d,0\n")
+    assert [example_of(item.text).label for item in read(path, "judged")] == [True, False]
+    assert example_of(read(path, "prompt")[1].text).columns == {"id": "2", "completion": "d", "label": "0"}
+
+
+def test_json_files_give_examples(tmp_path):
+    rows = [{"prompt": "p", "completion": "c"}, {"text": "plain"}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("a.json", "a.jsonl"):
+        assert [item.text for item in read(tmp_path / name, "conversation")] == [f"{PART}prompt\np\n{PART}completion\nc", "plain"]
+
+
+def test_a_column_called_text_may_hold_a_chat(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "no chat"}\n')
+    (item,) = read_piece(Source(path=str(path), chat="text"), Piece(str(path), 0, None, 0), "k")
+    assert isinstance(item, BadRow) and item.reason == "not a chat"

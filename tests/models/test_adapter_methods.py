@@ -1,0 +1,176 @@
+"""Every method of peft that a run can train: it learns, and what it learned is the merged model's."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny_models import make_tokenizer, tiny_config
+
+from cpt.checkpoints.merge_lora import merge_proven, put_on
+from cpt.checkpoints.proof import ProofText
+from cpt.errors import CheckpointError, RecipeError
+from cpt.models.adapters import (
+    CHOSEN_BY_WEIGHTS,
+    check_adapter_under_zero3,
+    check_lora,
+    check_lora_options,
+    check_mergeable,
+    count_lora_parameters,
+)
+from cpt.models.build import build_model
+from cpt.models.config import config_from
+from cpt.models.inventory import build_on_meta
+from cpt.recipe.peft_methods import UNFIT, method_of, peft_methods
+from cpt.recipe.schema import Model
+
+IDS = torch.arange(3, 63).view(2, 30)
+FITTING = {  # options where peft's own do not fit layers of 16 to 48 numbers
+    "beft": {"family": "qwen2"},
+    "c3a": {"block_size": 16},
+    "fourierft": {"n_frequency": 50},
+    "miss": {"r": 4},
+    "psoft": {"r": 4},
+    "road": {"group_size": 16},
+    "shira": {"r": 2},
+    "trainable_tokens": {"token_indices": [5, 6, 7]},
+    "vblora": {"vector_length": 16, "num_vectors": 32},
+    "waveft": {"n_frequency": 50},
+}
+VARIANTS = {
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True, "r": 8},
+    "pissa": {"init_lora_weights": "pissa", "r": 4},
+    "olora": {"init_lora_weights": "olora", "r": 4},
+    "orthogonal": {"init_lora_weights": "orthogonal", "r": 4},
+    "bias": {"bias": "all", "family": "qwen2"},
+}
+METHODS = {name: {"method": name, **FITTING.get(name, {})} for name in sorted(peft_methods().keys() - UNFIT.keys())} | VARIANTS
+
+
+def build(lora, family="llama", **section):
+    return build_model(Model(from_scratch=True, config=tiny_config(family), lora=lora, **section), make_tokenizer(), seed=3)
+
+
+def losses(model, *, steps=6, half=False):
+    optimizer = torch.optim.AdamW([p for p in model.train().parameters() if p.requires_grad], lr=1e-2)
+    found = []
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights are as old as itself
+            loss = model(IDS, labels=IDS, use_cache=False).loss
+        loss.backward()
+        found.append(loss.item())
+        assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def learns_and_merges(options, folder):
+    options = dict(options)
+    family = options.pop("family", "llama")
+    model = build(options, family)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained and len(trained) < len(list(model.named_parameters()))
+    count, actual = count_lora_parameters(build(None, family), options), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert count == actual or method_of(options) in CHOSEN_BY_WEIGHTS and count > actual
+    first, *_, last = losses(model)
+    assert last < first
+    logits = model.eval()(IDS, use_cache=False).logits
+    model.save_pretrained(folder)
+    resumed = build(options, family).eval()
+    resumed.load_adapter(str(folder), "default", is_trainable=True)  # as the Trainer does when it resumes
+    assert torch.equal(resumed(IDS, use_cache=False).logits, logits)
+    text = ProofText("", IDS[0].tolist())
+    merged, proof = merge_proven(build(None, family).eval(), lambda base: put_on(base, folder), text, torch.float32)
+    assert proof.effect.largest > 1e-4 > proof.merged.largest and proof.changed > 0
+    assert (merged(IDS, use_cache=False).logits - logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["loha", "ia3", "ln_tuning", "dora"])
+def test_a_method_learns_resumes_and_merges(name, tmp_path):
+    learns_and_merges(METHODS[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_resumes_and_merges(name, tmp_path):
+    learns_and_merges(METHODS[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"bias"}))
+def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
+    options = dict(METHODS[name])
+    model = build({key: value for key, value in options.items() if key != "family"}, options.get("family", "llama"), dtype="bfloat16")
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    first, *_, last = losses(model, steps=20, half=True)
+    assert last < first
+    assert model.eval()(IDS, use_cache=False).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"method": "lohaa"}, "peft has no method called `lohaa`. Did you mean `loha`"),
+        ({"method": "prefix_tuning"}, "prefix_tuning cannot be trained here: it puts virtual tokens before each row"),
+        ({"method": "adalora"}, "adalora cannot be trained here: what it measures of each rank"),
+        ({"method": "ia3", "r": 8}, "`model.lora.r` is not an option of peft's IA3Config"),
+        ({"method": "loha", "quantize": "nf4"}, "peft's loha has no layer for weights in 4 bit"),
+        ({"init_lora_weights": "eva"}, "init_lora_weights: eva` cannot be used here: it draws the adapter from activations"),
+        ({"init_lora_weights": "pissa_niter_4", "quantize": "nf4"}, "init_lora_weights: pissa` takes the adapter out of the base's"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_reason(options, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        check_lora_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"method": "boft", "boft_block_size": 3, "boft_block_num": 2}, "model.lora: "),
+        ({"lora_bias": True}, "`model.lora.lora_bias`: model.layers.0.self_attn.q_proj of llama has no bias"),
+        ({"method": "beft"}, "beft` trains biases, and the linear layers of llama have none"),
+        ({"method": "loha", "target_modules": ["q_prj"]}, "has nothing called `q_prj`. Did you mean `q_proj`"),
+    ],
+)
+def test_options_that_the_method_or_the_model_refuses_are_found_without_weights(options, complaint):
+    with pytest.raises(RecipeError, match=complaint):
+        check_lora(build_on_meta(config_from(tiny_config("llama"))), options)
+
+
+def test_weights_of_a_half_precision_base_are_not_trained():
+    with pytest.raises(RecipeError, match="trains .*bias of the base in bfloat16, where small steps are lost. Remove `bias`"):
+        build({"bias": "all"}, "qwen2", dtype="bfloat16")
+
+
+def test_tokens_that_nobody_named_train_nothing():
+    with pytest.raises(RecipeError, match="trains nothing"):
+        build({"method": "trainable_tokens"})
+
+
+@pytest.mark.parametrize("options", [{"method": "loha"}, {"init_lora_weights": "pissa"}])
+def test_zero3_takes_only_adapters_that_leave_its_weights_alone(options):
+    check_adapter_under_zero3(options, zero3=False)
+    check_adapter_under_zero3({"use_rslora": True}, zero3=True)
+    with pytest.raises(RecipeError, match="reads weights that DeepSpeed's ZeRO-3 has divided"):
+        check_adapter_under_zero3(options, zero3=True)
+
+
+def test_an_adapter_without_weights_to_merge_is_refused_by_name():
+    check_mergeable("LORA")
+    check_mergeable("ADALORA")  # of others: peft merges it
+    with pytest.raises(CheckpointError, match="an adapter of PROMPT_TUNING cannot be merged into its base: it puts virtual tokens"):
+        check_mergeable("PROMPT_TUNING")
+
+
+def test_an_adapter_of_another_method_with_missing_tensors_is_refused(tmp_path):
+    build({"method": "loha"}).save_pretrained(tmp_path / "one")
+    other = shutil.copytree(tmp_path / "one", tmp_path / "other")
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
+    with pytest.raises(CheckpointError, match="have no place there or are lacking"):
+        put_on(build(None), other)
+    assert isinstance(put_on(build(None), tmp_path / "one"), PeftModel)

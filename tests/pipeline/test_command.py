@@ -1,0 +1,98 @@
+"""Pre-training and a continuation in a row, through the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from tiny import write_recipe
+
+from cpt.errors import Interrupted
+from cpt.pipeline.command import command, end
+from cpt.pipeline.steps import load_pipeline
+from cpt.runs.record import Run
+
+
+@pytest.fixture
+def two_steps(tiny_recipe, tmp_path):
+    """Sixteen steps each, saved every four."""
+    long = {**tiny_recipe, "budget": {"tokens": 16 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 4}}
+    write_recipe({**long, "name": "base"}, tmp_path / "base.yaml")
+    write_recipe({**long, "stage": "cpt", "name": "more", "model": {"path": "x"}, "tokenizer": {}}, tmp_path / "more.yaml")
+    steps = [{"recipe": "base.yaml"}, {"recipe": "more.yaml", "model.path": str(tmp_path / "runs" / "base")}]
+    return write_recipe({"name": "two", "steps": steps}, tmp_path / "pipeline.yaml")
+
+
+def start(*words):
+    return subprocess.Popen([sys.executable, "-m", "cpt.cli", "pipeline", *map(str, words)], stdout=subprocess.PIPE, text=True)
+
+
+def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path, capsys):
+    bad = {**tiny_recipe, "name": "bad", "data": {**tiny_recipe["data"], "sources": [{"path": "gone.jsonl"}]}}
+    write_recipe(bad, tmp_path / "bad.yaml")
+    write_recipe({"name": "two", "steps": [{"recipe": "base.yaml"}, {"recipe": "bad.yaml"}]}, two_steps)
+    with pytest.raises(typer.Exit) as ended:
+        command(two_steps)
+    said = capsys.readouterr().out
+    assert ended.value.exit_code == 2 and "gone.jsonl" in said and "1 of 2 steps cannot run. Nothing was started" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_step_whose_model_nobody_is_going_to_make_is_refused(two_steps, capsys):
+    with pytest.raises(typer.Exit):
+        command(two_steps, only="more")
+    assert "step 2 goes on from" in (said := capsys.readouterr().out) and "begin with --from base" in said
+
+
+def test_check_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
+    command(two_steps, check=True)
+    said = capsys.readouterr().out
+    assert "checked when step 1 has made it" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def stand_in(run, **status):
+    """What a step's process left."""
+    run.folder.mkdir(parents=True)
+    (run.folder / "status.json").write_text(json.dumps(status))
+
+
+def test_a_step_that_fails_ends_the_pipeline_with_its_code_and_how_to_go_on(two_steps, capsys):
+    pipeline = load_pipeline(two_steps)
+    step = pipeline.steps[0]
+    stand_in(step.run, state="failed", message="the loss is no number\nmore of it", step=3, steps=16)
+    with pytest.raises(typer.Exit) as ended:
+        end(pipeline, step, two_steps, 2, 0)
+    said = capsys.readouterr().out
+    assert ended.value.exit_code == 2 and "step 1, base, ended with exit code 2: the loss is no number" in said
+    assert f"goes on there: cpt pipeline {two_steps}" in said and "failed at 3 of 16" in said
+
+
+@pytest.mark.parametrize(("code", "told"), [(75, signal.SIGTERM), (75, 0), (143, signal.SIGTERM)])
+def test_a_step_that_was_told_to_stop_interrupts_the_pipeline(two_steps, code, told):
+    pipeline = load_pipeline(two_steps)
+    stand_in(pipeline.steps[0].run, state="interrupted", step=3, steps=16)
+    with pytest.raises(Interrupted, match="step 1, base, stopped at step 3 of its run"):
+        end(pipeline, pipeline.steps[0], two_steps, code, int(told))
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_interrupted_in_the_middle_goes_on(two_steps, tmp_path):
+    base, more = Run(tmp_path / "runs" / "base"), Run(tmp_path / "runs" / "more")
+    process = start(two_steps, "training.logging_steps=1")
+    while process.poll() is None and int(more.status().get("step", 0)) < 2:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 75 and base.is_finished and more.status()["state"] == "interrupted", said
+    first = (base.export_folder / "model.safetensors").stat().st_mtime_ns
+
+    again = start(two_steps, "training.logging_steps=1")
+    said, _ = again.communicate(timeout=120)
+    assert again.returncode == 0 and more.is_finished and "step 1, base: finished already" in said, said
+    assert (base.export_folder / "model.safetensors").stat().st_mtime_ns == first
+    assert said.count("finished") >= 3 and "waiting" not in said.rpartition("two")[2]
