@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
+from transformers.trainer_callback import PrinterCallback
 
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
@@ -58,7 +60,7 @@ class Prompts:
         return 10**9
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"prompt": f"w{number % 4} w9", "answer": f"w{(7 * number + 3) % 4 + 10}"}
+        return {"prompt": f"w{number % 4} w9", "answer": f"w{(7 * number + 3) % 4 + 10}", "number": number}
 
 
 def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 1e-2, **sections: Any) -> Recipe:
@@ -93,3 +95,20 @@ def trainer_of(recipe: Recipe) -> Any:
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:
     """The mean of a reward at each step."""
     return [entry[f"rewards/{name}/mean"] for entry in trainer.state.log_history if f"rewards/{name}/mean" in entry]
+
+
+def quiet_trainer(recipe: Recipe) -> Any:
+    """The same, which prints nothing."""
+    trainer = trainer_of(recipe)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def losses_of(trainer: Any) -> list[float]:
+    """Of each step."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def weights_of(trainer: Any) -> list[torch.Tensor]:
+    """All that is trained, in the order of names."""
+    return [parameter.detach() for _, parameter in sorted(trainer.model.named_parameters())]

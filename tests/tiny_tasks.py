@@ -73,7 +73,12 @@ def texts() -> list[dict]:
     return [{"text": " ".join(f"The {animal} says {sound}." for animal, sound in draw.choices(pairs, k=12))} for _ in range(200)]
 
 
-FILES = {"answers": answers, "preferences": preferences, "judged": judged, "texts": texts}
+def questions() -> list[dict]:
+    """What the stages with rewards learn: the first letter of each animal's sound."""
+    return [{"prompt": animal, "answer": sound[0]} for animal, sound in list(zip(ANIMALS, SOUNDS, strict=True))[:4]]
+
+
+FILES = {"questions": questions, "answers": answers, "preferences": preferences, "judged": judged, "texts": texts}
 
 
 def lines(rows: list[dict]) -> str:

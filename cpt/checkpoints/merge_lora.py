@@ -57,9 +57,7 @@ def is_of_scoring_model(adapter: Path) -> bool:
     return bool(json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS")
 
 
-def build_base(
-    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
-) -> PreTrainedModel:
+def build_base(model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:
     """The model that the adapter was trained on, grown vocabulary included.
 
     Args:

@@ -136,7 +136,9 @@ def recipe_part(run: Path | None, recipe: Recipe | None, step: int | None) -> st
     versions = ", ".join(f"{name} {number}" for name, number in environment.get("versions", {}).items() if number)
     commit = (environment.get("git") or {}).get("commit")
     made = f"Made with {versions}" + (f"; commit `{commit}`." if commit else ".")
-    method = "all parameters" if recipe.model.lora is None else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
+    method = (
+        "all parameters" if recipe.model.lora is None else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
+    )
     lines = [
         f"- trained: {method}; sequence length {recipe.data.sequence_length:,}",
         f"- optimizer: {recipe.optimizer.name}, learning rate {recipe.optimizer.learning_rate:g} {recipe.optimizer.options or ''}".rstrip(),

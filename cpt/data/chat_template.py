@@ -77,6 +77,10 @@ class ChatTemplate:
         numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
 
+    def ends_turn(self, text: str, span: Span) -> bool:
+        """Whether the last thing in a span is a control token."""
+        return any(found.end() == span[1] for found in self.control.finditer(text, *span))
+
     @cached_property
     def frame(self) -> Frame | None:
         """What is written around the assistant's words; None where the template does not take a small chat."""
@@ -92,8 +96,8 @@ class ChatTemplate:
         is_prompted = len(prompted) > len(first)
         befores = [whole[len(first) : at], whole[len(second) : last], *([prompted[len(first) :]] if is_prompted else [])]
         after = commonprefix([whole[at + len(ANSWERED) :], whole[last + len(ANSWERED) :]])
-        found = self.control.search(after)
-        return Frame(commonprefix(befores).rstrip(" "), after[: found.end()] if found else "", is_prompted)
+        ends = [found.end() for found in self.control.finditer(after)] or [0]
+        return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
 
     def _framed_turns(self, text: str, number: int) -> list[Span] | None:
         """By what stands around them; None where that is not told by control tokens, or found otherwise than once a message."""
@@ -116,25 +120,34 @@ class ChatTemplate:
         spans, at = list[Span](), 0
         for number in numbers:
             opening, upto = self.opening(messages[:number], tools), self.write(messages[: number + 1], tools).rstrip()
-            start, end = len(opening), len(upto)
+            start, end = self._behind_header(text, len(opening)), len(upto)
             if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
-                start, end = self._found(messages[number], text, upto, at)
-                if text.startswith(opening) and at <= len(opening) <= start:
-                    start = len(opening)
+                start, end = self._found(messages[number], text, opening, upto, at)
             spans.append((start, end))
             at = end
         return spans
 
-    def _found(self, message: Message, text: str, upto: str, at: int) -> Span:
-        """The content of a message, where a template writes it otherwise once others follow."""
+    def _behind_header(self, text: str, start: int) -> int:
+        """Past what the template writes before the assistant's words and left out of the prompt, as some do behind what a tool said."""
+        before = self.frame.before if self.frame is not None else ""
+        return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
+
+    def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
+        """The content of a message that a template writes otherwise once others follow: behind its opening, or where nothing is like it.
+
+        It ends with what the template wrote behind it, or the control token that follows at once.
+        """
         content = (message["content"] or "").strip()
-        start = text.find(content, at) if content else -1
-        if start < 0:
+        is_opened = text.startswith(opening) and at <= len(opening)
+        begin = self._behind_header(text, len(opening)) if is_opened else at
+        start = text.find(content, begin) if content else -1
+        if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
             raise Refused("the assistant's words cannot be found in what the chat template writes")
         end = start + len(content)
         after = upto[upto.rfind(content) + len(content) :]
-        ends = (tail for tail in (after, after.lstrip()) if text.startswith(tail, end))
-        return start, end + len(next(ends, ""))
+        token = self.control.match(text, end)
+        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [len(token[0]) if token else 0]
+        return begin if is_opened else start, end + ends[0]
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:

@@ -114,6 +114,8 @@ class ExampleWriter:
         else:
             text = chats.write(messages, tools)
             spans = chats.turns(messages, tools, text)[sum(message["role"] == ASSISTANT for message in messages[:first]) :]
+            if messages[-1]["role"] == ASSISTANT and not chats.ends_turn(text, spans[-1]):
+                spans[-1] = spans[-1][0], len(text)  # blanks and all, so that it is learned how the EOS behind it is come to
         return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=messages[-1]["role"] == ASSISTANT)
 
     def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:

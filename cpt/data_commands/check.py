@@ -12,6 +12,8 @@ from rich.table import Column, Table
 
 from cpt.data.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.check_rows import FileCounts, count_source, reasons
+from cpt.data.forms import form_of_source
+from cpt.data_commands.example_gate import ExampleGate
 from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources, plain_console
 from cpt.errors import CptError, DataError
 from cpt.recipe.load import load_recipe
@@ -26,14 +28,20 @@ def check_command(
     overrides: Overrides = None,
     source: OneSource = None,
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")] = None,
+    truncated_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake.")
+    ] = 0.05,
 ) -> None:
-    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them."""
+    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong."""
     loaded, console = load_recipe(recipe, overrides or ()), plain_console()
+    gate = ExampleGate(console, loaded, truncated_share)
     found: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in chosen_sources(loaded, source):
         try:
             check_source(console, loaded.data, one, key, found)
+            if form_of_source(one) != "document":
+                gate.check(one, key)
         except CptError as problem:
             mistakes.append(problem)
     if output is not None:

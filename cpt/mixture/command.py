@@ -61,4 +61,7 @@ def forecast_recipe(recipe: Recipe) -> Forecast:
     """Tokenise what is not yet in the store, and count."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     # Without the budget it does not refuse sources that run out, which is for the forecast to tell.
-    return forecast(recipe, build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, form=form_of_stage(recipe.stage)))
+    return forecast(
+        recipe,
+        build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, form=form_of_stage(recipe.stage)),
+    )

@@ -1,5 +1,7 @@
 """A model that gives a text one score: a language model's body with a new linear head."""
 
+from typing import Any
+
 import torch
 from peft import PeftModel
 from torch import nn
@@ -35,7 +37,7 @@ def scoring_model(
         )
     config.num_labels = 1
     config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     with without_zero3(), torch.device("meta"):  # its body is not wanted
         scoring: PreTrainedModel = kind(config)
     setattr(scoring, scoring.base_model_prefix, getattr(whole, whole.base_model_prefix))

@@ -8,8 +8,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-
-OF_EXAMPLES = {"reward": "reward", "rewards/accuracies": "accuracy", "accuracy": "accuracy", "rewards/margins": "margin", "margin": "margin"}
+OF_EXAMPLES = {
+    "reward": "reward",
+    "rewards/accuracies": "accuracy",
+    "accuracy": "accuracy",
+    "rewards/margins": "margin",
+    "margin": "margin",
+}
 """Figures of TRL's trainers that one looks at first, by what they are called in a line."""
 
 

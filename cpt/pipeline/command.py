@@ -70,7 +70,9 @@ def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
         tell(f"step {step.number} goes on from {absent[0].run.folder}, which is not finished: begin with --from {absent[0].recipe.name}")
         return True
     if waiting:
-        tell(f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step {waiting[0].number} has made it.")
+        tell(
+            f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step {waiting[0].number} has made it."
+        )
         return False
     return report(step.file, step.recipe, step.root) != 0
 

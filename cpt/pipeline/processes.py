@@ -43,6 +43,7 @@ class StepProcess:
             passed_on = 0
             while child.poll() is None:
                 self.wake.wait(SECONDS_BETWEEN_LOOKS)
+                self.wake.clear()
                 if self.told and not passed_on:
                     passed_on = self.told
                     self.forward(child.pid)
@@ -70,4 +71,6 @@ def refuse_a_launcher() -> str | None:
     """What to say where a launcher started this process."""
     if "RANK" not in os.environ:
         return None
-    return 'a pipeline starts its runs\' processes itself: type `cpt pipeline FILE`, with --launcher "accelerate launch --config_file FILE".'
+    return (
+        'a pipeline starts its runs\' processes itself: type `cpt pipeline FILE`, with --launcher "accelerate launch --config_file FILE".'
+    )

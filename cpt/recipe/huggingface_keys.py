@@ -25,7 +25,9 @@ STAGE_CONFIGS = {
     "rloo": "trl:RLOOConfig",
     "ppo": "cpt.stages.ppo:PPOConfig",
     "spo": "cpt.stages.spo:SPOConfig",
-    "distill": "trl:DistillationConfig",
+    "distill": "cpt.stages.distill:DistillConfig",
+    "distill_text": "cpt.stages.distill:DistillConfig",
+    "distill_on_policy": "trl:DistillationConfig",
     "gkd": "trl.experimental.gkd:GKDConfig",
 }
 """Stage -> the class that `training:` goes to."""

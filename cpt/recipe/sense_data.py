@@ -16,6 +16,8 @@ DEFAULT_MICRO_BATCH = 8
 
 DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
 COMPRESSED_FILES = {".gz", ".zst"}
+PARTS_OF_EXAMPLES = ("messages", "prompt", "completion", "chosen", "rejected", "label", "tools")
+"""What `chat` of a source may name a column for."""
 
 Named = list[tuple[Location, str]]
 
@@ -239,6 +241,11 @@ def documents_are_made_in_one_way(data: Data, evaluation: Evaluation) -> Found:
         *others, last = [key for key, is_given in own.items() if is_given] or [""]
         for other in others:
             yield Senseless((*location, last), f"give `{last}` or `{other}`, not both", (*location, other))
+        for name in entry.chat if isinstance(entry.chat, dict) else ():
+            if name not in PARTS_OF_EXAMPLES:
+                there = ", ".join(PARTS_OF_EXAMPLES)
+                text = f"`chat` knows no part of an example called `{name}`.{did_you_mean(name, PARTS_OF_EXAMPLES)} There is: {there}"
+                yield Senseless((*location, "chat", name), text)
         if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
             place: Location = (*location, "fill_in_the_middle")
             yield Senseless(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))

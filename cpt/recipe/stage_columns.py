@@ -28,13 +28,19 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
     return columns
 
 
+def assigns(node: ast.Assign) -> bool:
+    """Whether a statement says which columns there are, word for word."""
+    words = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return NAME in names and all(isinstance(word, ast.Constant) for word in words) and isinstance(node.value, ast.Tuple | ast.List)
+
+
 def columns_in(module: str) -> tuple[str, ...] | None:
     """Those that a module assigns or imports."""
     source = parse_module(module)
     for node in source.tree.body if source else ():
-        if isinstance(node, ast.Assign) and NAME in [target.id for target in node.targets if isinstance(target, ast.Name)]:
-            if isinstance(node.value, ast.Tuple | ast.List) and all(isinstance(one, ast.Constant) for one in node.value.elts):
-                return tuple(str(ast.literal_eval(one)) for one in node.value.elts)
+        if isinstance(node, ast.Assign) and assigns(node):
+            return tuple(map(str, ast.literal_eval(node.value)))
         if source and isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == NAME and alias.name == NAME:

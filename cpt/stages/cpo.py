@@ -1,4 +1,4 @@
-"""Contrastive preference optimisation (arXiv 2401.08417) and SimPO (`training.loss_type: simpo`): TRL's experimental trainer on our rows."""
+"""Contrastive preference optimisation (arXiv 2401.08417) and SimPO (`loss_type: simpo`): TRL's experimental trainer on our rows."""
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase

@@ -31,6 +31,9 @@ class ExampleTrainer(CPTTrainer):
             raise RecipeError(
                 f"`training.use_liger_kernel`: stage `{recipe.stage}` reads log-probabilities without whole logits by itself. Remove it."
             )
+        tokenizer = options.get("tokenizer")
+        if tokenizer is not None and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
         exact = {
             name: parameter.detach().clone() for name, parameter in model.named_parameters() if is_adapter_of_quantized(model, parameter)
         }

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_user_module
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 
@@ -17,9 +18,18 @@ def find_stage(name: str) -> ModuleType:
 
     Raises:
         RecipeError: there is none, or it lacks one of CONFIG, COLUMNS, build_trainer.
+        ResourceError: TRL has no such trainer in the installed version.
     """
     if name in STAGES:
-        return import_module(STAGES[name])
+        try:
+            return import_module(STAGES[name])
+        except ImportError as problem:
+            if not str(problem.name or "").startswith("trl"):
+                raise
+            raise ResourceError(
+                f"`stage`: `{name}` needs a trainer that the installed trl {version('trl')} does not have ({problem}). "
+                "Install one that has it: pip install 'trl==1.16.*'"
+            ) from problem
     if "." not in name:
         raise RecipeError(
             f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own: `package.module`."

@@ -144,7 +144,7 @@ class GenerationBatches(ExampleTrainer):
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """As ever; a checkpoint that stands in the middle of a generation brings its completions."""
         if resume_from_checkpoint is not None:
-            self.restore_generation(Path(resume_from_checkpoint))
+            self.restore_generation(Path(resume_from_checkpoint), with_completions=True)
         return super().train(resume_from_checkpoint, **options)
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
@@ -157,15 +157,15 @@ class GenerationBatches(ExampleTrainer):
         super().begin_anew(options, checkpoint)
         self._step = self.first_step * self.generations.accumulation
         if checkpoint is not None:
-            self._buffered_inputs = None
-            self.restore_own_of(checkpoint)
+            self.restore_generation(checkpoint, with_completions=False)
 
     def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
         """With the completions that later steps train on."""
         taken = super().take_snapshot(full=full, beside_training=beside_training)
         is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
-        if full and is_within and self._buffered_inputs is not None:
-            taken.states[self.generation_file] = self._buffered_inputs
+        kept = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
+        if full and any(value is not None for value in kept.values()):
+            taken.states[self.generation_file] = kept
         if full and self.args.should_save and (own := self.own_state()):
             taken.states[STAGE_FILE] = own
         return taken
@@ -175,34 +175,39 @@ class GenerationBatches(ExampleTrainer):
         """Its name in a checkpoint: each process has its own."""
         return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
 
-    def restore_generation(self, checkpoint: Path) -> None:
-        """Go on in the middle of a generation; with another number of processes its completions are made anew."""
+    def restore_generation(self, checkpoint: Path, *, with_completions: bool) -> None:
+        """Go on with what a checkpoint kept; where another number of processes wrote it, completions are made anew."""
         path = checkpoint / self.generation_file
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
-        kept: list[dict[str, Any]] | None = load_data(path) if same else None
-        self._buffered_inputs = None if kept is None else [on_device(batch, self.args.device) for batch in kept]
-        self.restore_own_of(checkpoint)
+        kept: dict[str, Any] = load_data(path) if same else {}
+        buffered = kept.pop("buffered", None) if with_completions else None
+        self._buffered_inputs = None if buffered is None else [on_device(batch, self.args.device) for batch in buffered]
+        self.restore_process(kept)
+        if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
+            self.restore_own(load_data(checkpoint / STAGE_FILE))
+
+    def state_of_process(self) -> dict[str, Any]:
+        """What else this process has to keep."""
+        return {}
+
+    def restore_process(self, state: Mapping[str, Any]) -> None:
+        """Go on with it; nothing was kept by another number of processes."""
 
     def own_state(self) -> dict[str, Any]:
-        """What else the stage has to keep, which is the same on all processes."""
+        """What the stage has to keep that is the same on all processes."""
         return {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Go on with it."""
-
-    def restore_own_of(self, checkpoint: Path) -> None:
-        """Go on with what a checkpoint kept; one that another program wrote has nothing."""
-        if (checkpoint / STAGE_FILE).exists():
-            self.restore_own(load_data(checkpoint / STAGE_FILE))
 
     # --- safety -------------------------------------------------------------------------------------------------------------------------
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the step has to be skipped.
 
-        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps without any gradient are
-        common (all answers equally good), and one with a gradient is no spike after them. So a loss has to be finite, and a gradient norm
-        is judged by how far it is above what clipping lets through.
+        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps without any gradient
+        are common (all answers equally good), and one with a gradient is no spike after them. So a loss has to be finite, and a gradient
+        norm is judged by how far it is above what clipping lets through.
         """
         harmless = self.args.max_grad_norm if self.args.max_grad_norm > 0 else LARGEST_HARMLESS_NORM
         return super().judge_figures(torch.stack((figures[0] * 0, figures[1].clamp(min=harmless))))

@@ -22,8 +22,6 @@ from cpt.stages.length import RunLength
 from cpt.stages.rewarded import RewardedTrainer, single_answers
 from cpt.stages.value_head import ValueHead, clipped_value_loss, estimate_advantages
 
-import os
-MEAN=float(os.environ.get("MEAN","1"))
 COLUMNS = ("prompt",)
 
 
@@ -46,8 +44,8 @@ class PPOConfig(trl.GRPOConfig):  # type: ignore[misc]
     whiten_advantages: bool = True
     """Advantages of a generation get mean 0 and deviation 1, as far as `least_deviation` allows."""
     least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the values' error; made as
-    large as any other, it would unlearn the answers."""
+    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the values' error; made
+    as large as any other, it would unlearn the answers."""
 
     def __post_init__(self) -> None:
         answers = self.num_generations
@@ -87,7 +85,7 @@ class PPOTrainer(RewardedTrainer):
         self.note_explained(values, returns, mask)
         if config.whiten_advantages:
             mean, deviation = self.moments(advantages, mask * applies[:, None])
-            advantages = (advantages - mean*MEAN) / deviation.clamp(min=config.least_deviation) * mask * applies[:, None]
+            advantages = (advantages - mean) / deviation.clamp(min=config.least_deviation) * mask * applies[:, None]
         return {"advantages": advantages, "values": values, "returns": returns}
 
     def moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,6 +15,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from cpt.data.held_out import HeldOutSet
 from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
+from cpt.data.rows import stack_rows
 from cpt.errors import Interrupted, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import evaluated_steps
@@ -122,7 +123,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
             # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
             complete=add_document_bounds if collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1 else None,
-            **({} if collate is None else {"collate_fn": collate}),
+            collate_fn=collate or stack_rows,
         )
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:

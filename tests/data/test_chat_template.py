@@ -1,4 +1,7 @@
+from pathlib import Path
+
 import pytest
+import trl
 
 from cpt.data.chat import NOT_TOKEN
 from cpt.data.chat_template import ChatTemplate, Frame, Refused, control_pattern, marked, same_every_day
@@ -60,6 +63,49 @@ def test_a_turn_that_ends_otherwise_is_found_by_its_place():
 
 def test_words_that_are_written_otherwise_later_are_looked_for():
     assert turns(SHORTENED, talk("a", " b ", "c", "d")) == ["b;", "d;"]
+
+
+def test_words_that_stand_elsewhere_too_are_not_taken_for_the_assistants():
+    template = "{% for m in messages %}{{ m.role if loop.last else m.role | upper }}{{ ':' + m.content + ';' }}{% endfor %}"
+    assert turns(template, talk("a", "b", "c", "d")) == ["b;", "d;"]
+    with pytest.raises(Refused, match="cannot be found"):
+        turns(template, talk("b", "b", "c", "d"))
+
+
+def test_a_turn_ends_with_the_control_token_that_follows_at_once():
+    changing = CHATML.replace("'<|im_end|>'", "('</s>' if loop.last else '<|eom|>')")
+    assert turns(changing, talk("Hi.", "Bee", "And?", "Dee")) == ["Bee<|eom|>", "Dee</s>"]
+
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+MODELS = [
+    "cohere", "cohere2", "gemma", "gemma3", "gptoss", "lfm2", "lfm2_v2", "llama3", "muse_glimmer", "phi3", "phi3_5", "qwen2_5", "qwen3",
+    "qwen3_5_nothink", "qwen3_instruct_2507", "qwen3_vl",
+]  # fmt: skip
+THEIRS = [
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>",
+    "<|assistant|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|eot|>", "<|START_OF_TURN_TOKEN|>",
+    "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|USER_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<s>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("contents", [("Hi.", "Hello you!"), ("Hi.", "Hi.", "More", "Hi.")])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_turns_in_the_templates_of_many_models(model, contents):
+    """Held against the versions that TRL marks by hand; these count the assistant's header and blanks at the end, or not."""
+    plain, marks = (
+        ChatTemplate((TEMPLATES / name).read_text(), {"bos_token": "<s>", "eos_token": "<|im_end|>"}, THEIRS)
+        for name in (f"{model}.jinja", f"{model}_training.jinja")
+    )
+    messages = talk(*contents)
+    text, (marked_text, spans) = plain.write(messages), marks.generated(messages, None)
+    found = [text[start:end] for start, end in plain.turns(messages, None, text)]
+    expected = [marked_text[start:end].strip() for start, end in spans][: len(found)]
+    if marked_text != text:  # theirs keep the thoughts of earlier turns
+        found, expected = found[-1:], expected[-1:]
+    assert len(found) == (1 if marked_text != text else len(contents) // 2)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.endswith(ours) or ours == f"{theirs}\n<|im_end|>", "phi writes EOS behind the last turn"
 
 
 def test_words_that_cannot_be_found_are_refused():

@@ -120,7 +120,7 @@ TALK = [user("Hi."), assistant("Hello! ok"), user("And?"), assistant("No. ")]
             "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
             False,
             "<|endoftext|>",
-            [" Hello! ok", " No.", "<|endoftext|>"],
+            [" Hello! ok", " No. \n<|endoftext|>"],
         ),
     ],
 )

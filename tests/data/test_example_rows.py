@@ -294,3 +294,23 @@ def test_examples_in_the_store_are_verified_with_their_segments(build, rows_file
         shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
     again = build("conversation", source)
     assert [row["labels"].tolist() for row in all_rows(again)] == before
+
+
+def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
+    rows = [{"chosen": f"{n} " + "good " * 20, "rejected": f"{n} bad", "rank": n} for n in range(600)]
+    prepared = build("preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05))
+    assert prepared.sources[0].is_estimate and not prepared.rows.sources[0].tokenized.plan.is_whole
+    held_out = {str(row) for row in prepared.held_out["a"].rows}
+    found = [str(prepared.rows[number]) for number in range(500)]
+    assert len(set(found)) == 500 and not held_out & set(found)
+    state = json.loads(json.dumps(prepared.state(250)))
+    again = build("preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05))
+    again.restore(state)
+    assert [str(again.rows[number]) for number in range(250, 500)] == found[250:]
+
+
+def test_examples_are_read_by_a_score(build, rows_file):
+    rows = [{"prompt": f"{n}", "rank": (n * 7) % 64} for n in range(64)]
+    prepared = build("prompt", rows_file("a", rows, order_by="rank"), sequence_length=1)
+    ranks = [prepared.rows[number]["rank"] for number in range(10)]
+    assert sorted(ranks) == ranks[:0] + sorted(ranks) and max(ranks) < 40

@@ -5,6 +5,7 @@ from tiny import write_recipe
 
 from cpt.errors import RecipeError
 from cpt.pipeline.steps import as_overrides, chosen, load_pipeline
+from cpt.recipe.references import REPOSITORY
 
 
 @pytest.fixture
@@ -29,7 +30,13 @@ def test_steps_are_recipes_beside_the_file_with_keys_on_top(pipeline_file, tmp_p
 
 
 def test_keys_of_a_step_are_those_of_the_command_line():
-    keys = {"model": {"path": "x", "lora": {"r": 4}}, "budget.tokens": 10, "name": "1e-4", "evaluation.prompts": ["a=b"], "model.rope": None}
+    keys = {
+        "model": {"path": "x", "lora": {"r": 4}},
+        "budget.tokens": 10,
+        "name": "1e-4",
+        "evaluation.prompts": ["a=b"],
+        "model.rope": None,
+    }
     assert [*as_overrides(keys)] == [
         'model.path="x"',
         "model.lora.r=4",
@@ -95,3 +102,13 @@ def test_steps_are_chosen_by_number_or_name(pipeline_file):
     assert [step.number for step in chosen(pipeline, "more", None)] == [2] and [step.number for step in chosen(pipeline, None, "1")] == [1]
     with pytest.raises(RecipeError, match="two has no step `mroe`. Did you mean `more`. It has: base, more, or 1 to 2"):
         chosen(pipeline, "mroe", None)
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes" / "pipelines").glob("*.yaml")), ids=lambda path: path.name)
+def test_each_shipped_pipeline_is_a_chain_and_says_what_it_is_for(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipeline = load_pipeline(path)
+    assert [[other.number for other in pipeline.made_by_others(step)] for step in pipeline.steps] == [
+        [step.number - 1] if step.number > 1 else [] for step in pipeline.steps
+    ]
+    assert path.read_text().startswith("# ") and pipeline.steps[0].recipe.stage == "pretrain"

@@ -23,7 +23,10 @@ from cpt.recipe.shape import unknown_key
         ),
         ("revision: x\n", "r.yaml:5: `revision` is not a recipe key. There is `model.revision` and `tokenizer.revision` and"),
         ("zzz: 1\n", "r.yaml:5: `zzz` is not a recipe key. There are: name, description"),
-        ("monitoring: {weight: 1}\n", "r.yaml:5: `monitoring.weight` is not a key of `monitoring`. There is `data.sources[0].weight` and `rewards[0].weight`."),
+        (
+            "monitoring: {weight: 1}\n",
+            "r.yaml:5: `monitoring.weight` is not a key of `monitoring`. There is `data.sources[0].weight` and `rewards[0].weight`.",
+        ),
         ("seed: true\n", "r.yaml:5: `seed`: expected a whole number, got true"),
         ("seed: 1.5\n", "r.yaml:5: `seed`: expected a whole number, got 1.5"),
         ('seed: "3"\n', 'r.yaml:5: `seed`: expected a whole number, got the text "3": write it without quotes'),

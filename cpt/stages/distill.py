@@ -1,0 +1,93 @@
+"""Distillation on fixed data: the student learns the teacher's probabilities of each next token, not only the token that came."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from cpt.data.prepared import PreparedData
+from cpt.data.rows import IGNORED
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Recipe
+from cpt.stages.divergence import summed_divergence
+from cpt.stages.length import RunLength
+from cpt.stages.teacher import build_teacher, prepared
+from cpt.stages.trainer import CPTTrainer
+
+
+@dataclass
+class DistillConfig(TrainingArguments):
+    """What `training:` may say."""
+
+    teacher_model_name_or_path: str | None = field(default=None, metadata={"help": "Hub id, folder, or a run: the model to learn from."})
+    teacher_model_revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of the teacher on the Hub."})
+    beta: float = field(default=0.0, metadata={"help": "0: forward KL, 1: reverse KL, between them: Jensen-Shannon."})
+    temperature: float = field(default=1.0, metadata={"help": "Both models' logits are divided by it."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"beta must be from 0 to 1, got {self.beta}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be more than 0, got {self.temperature}")
+
+
+CONFIG = DistillConfig
+COLUMNS = ("messages",)
+
+
+class DistillTrainer(CPTTrainer):
+    """The loop of SFT, with the divergence from a teacher in the place of the cross entropy, on the same labelled tokens.
+
+    Held-out sets are measured in cross entropy, as everywhere.
+
+    Args:
+        teacher: over the same vocabulary.
+    """
+
+    def __init__(self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher: nn.Module, **options: Any) -> None:
+        if arguments.use_liger_kernel:
+            raise RecipeError("`training.use_liger_kernel`: distillation reads the logits that this leaves out. Remove it.")
+        super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
+        self.beta, self.temperature = arguments.beta, arguments.temperature
+        self.teacher = prepared(teacher, self)
+        self.taught: torch.Tensor | None = None
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
+        """Ask the teacher, then the student."""
+        own = {name: value for name, value in inputs.items() if name in ("input_ids", "position_ids", "attention_mask")}
+        with torch.no_grad():
+            self.taught = self.teacher(**own, use_cache=False).logits
+        try:
+            return super().compute_loss(model, dict(inputs), *arguments, **options)
+        finally:
+            self.taught = None
+
+    def mean_divergence(self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+        """The mean over the labelled tokens of the step, with the experts' auxiliary loss as models add it."""
+        assert labels is not None and self.taught is not None
+        counts = labels[:, 1:] != IGNORED
+        student, teacher = outputs["logits"][:, :-1][counts], self.taught[:, :-1][counts]
+        number = counts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        loss = summed_divergence(student, teacher, beta=self.beta, temperature=self.temperature) / number
+        auxiliary = outputs.get("aux_loss")
+        if auxiliary is not None:
+            loss = loss + self.accelerator.unwrap_model(self.model).config.router_aux_loss_coef * auxiliary
+        return loss
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: DistillConfig,
+    length: RunLength,
+) -> DistillTrainer:
+    """The trainer of this stage."""
+    teacher = build_teacher(recipe, model, tokenizer, arguments)
+    return DistillTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher=teacher
+    )

@@ -1,0 +1,116 @@
+"""Distillation on what the student writes itself (arXiv 2306.13649): TRL's trainer on our prompts, with our teacher."""
+
+from typing import Any
+
+import torch
+import trl
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.utils import split_tensor_dict
+from xxhash import xxh3_64_intdigest
+
+from cpt.data.loader import CPTDataLoader
+from cpt.data.prepared import PreparedData
+from cpt.recipe.schema import Recipe
+from cpt.stages.examples import ExampleTrainer
+from cpt.stages.generations import Generations, PromptRows, only_item
+from cpt.stages.length import RunLength
+from cpt.stages.teacher import build_teacher
+
+CONFIG = trl.DistillationConfig
+COLUMNS = ("prompt",)
+
+
+class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[misc]
+    """TRL's DistillationTrainer as a run of ours: each step answers its prompts anew, so that nothing is kept from one to the next.
+
+    Args:
+        teacher: over the same vocabulary.
+    """
+
+    _step: int
+    _buffered_inputs: Any
+
+    def __init__(self, recipe: Recipe, model: nn.Module, arguments: Any, *, rows: Dataset[Any], teacher: nn.Module, **options: Any) -> None:
+        super().__init__(recipe, model, arguments, rows=rows, teacher_model=teacher, **options)
+
+    @property
+    def generations(self) -> Generations:
+        """All micro-batches of a step are one generation."""
+        arguments = self.args
+        rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+        return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
+
+    def get_train_dataloader(self) -> CPTDataLoader:
+        """For each micro-batch the prompts of its step, from the first step on that is still to be trained."""
+        arguments, plan = self.args, self.generations
+        workers, world = arguments.dataloader_num_workers, arguments.world_size
+        items_of_step = plan.accumulation * world
+        return CPTDataLoader(
+            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]  # lists, for `only_item`
+            micro_batch=1,
+            rows_in_all=self.length.steps * items_of_step,
+            rank=arguments.process_index,
+            world_size=world,
+            first_row=self.first_step * items_of_step,
+            num_workers=workers,
+            persistent_workers=arguments.dataloader_persistent_workers,
+            prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
+            collate_fn=only_item,
+        )
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its share of prompts."""
+        if isinstance(inputs, list) and self.model is not None and self.model.training:
+            size = len(inputs) // self.args.world_size
+            inputs = inputs[self.args.process_index * size :][:size]
+        return super()._prepare_inputs(inputs)
+
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        """The Trainer's loop, with TRL's count of micro-batches where the run stands."""
+        self._step = self.first_step * self.generations.accumulation
+        super()._run_epoch(**options)
+
+    def begin_anew(self, options: dict[str, Any], checkpoint: Any) -> None:
+        """Likewise after a roll-back; completions are made anew."""
+        super().begin_anew(options, checkpoint)
+        self._step, self._buffered_inputs = self.first_step * self.generations.accumulation, None
+
+    def make_smaller(self, problem: RuntimeError) -> None:
+        """Halve the micro-batch: the step's completions are cut into smaller parts."""
+        before = self.args.per_device_train_batch_size
+        super().make_smaller(problem)
+        parts = before // self.args.per_device_train_batch_size
+        if self._buffered_inputs is not None:
+            self._buffered_inputs = [part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Of the completions that were trained on; sampling them is not counted."""
+        if self._buffered_inputs is None or not isinstance(inputs, list):
+            return 0
+        used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
+        return super().floating_point_ops({"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)})
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """The divergence on held-out prompts, with random numbers of its own: the run's go on as if it had not been."""
+        device = self.args.device
+        devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+        with torch.random.fork_rng(devices=devices, device_type=kind):
+            torch.manual_seed(xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode()) % 2**32)
+            return super().evaluate(*arguments, **options)
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: trl.DistillationConfig,
+    length: RunLength,
+) -> OnPolicyTrainer:
+    """The trainer of this stage."""
+    teacher = build_teacher(recipe, model, tokenizer, arguments)
+    return OnPolicyTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher=teacher
+    )

@@ -1,0 +1,77 @@
+import json
+
+import pytest
+import torch
+from tiny import TINY_LLAMA, write_recipe
+from tiny_teachers import mean_kl, save_teacher, student_trainer, texts_of
+from transformers import AutoModelForCausalLM
+
+from cpt.errors import RecipeError
+from cpt.recipe.load import load_recipe
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(corpus, tokenizer_folder, tmp_path_factory):
+    return save_teacher(tmp_path_factory.mktemp("teacher") / "t", tokenizer_folder, texts_of(corpus))
+
+
+@pytest.fixture
+def recipe_of(tiny_recipe, tmp_path, teacher_folder):
+    """Prompts of a few words, continued by the student."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = (json.dumps({"prompt": word}) for word in ["the", "model reads", "a document", "which word", "after", "and learns"] * 8)
+    prompts.write_text("\n".join(lines) + "\n")
+
+    def load(*overrides, steps=4, **training):
+        settings = {"per_device_train_batch_size": 16, "logging_steps": 1, "max_completion_length": 12, "beta": 0.5}
+        settings |= {"teacher_model_name_or_path": str(teacher_folder), "gradient_accumulation_steps": 2} | training
+        data = {"sequence_length": 32, "sources": [{"path": str(prompts)}]}
+        sections = {**tiny_recipe, "stage": "distill_on_policy", "data": data, "training": settings}
+        sections |= {"model": {"from_scratch": True, "config": TINY_LLAMA}, "optimizer": {"learning_rate": 1e-2}}
+        sections["budget"] = {"epochs": 32 * steps / 48}
+        return load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
+
+    return load
+
+
+def test_the_student_comes_nearer_to_its_teacher_on_what_it_writes(recipe_of, teacher_folder):
+    trainer = student_trainer(recipe_of(steps=40))
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert sum(losses[-3:]) < sum(losses[:3]) / 10
+    teacher = AutoModelForCausalLM.from_pretrained(teacher_folder)
+    assert all(value.equal(trainer.teacher_model.state_dict()[name]) for name, value in teacher.state_dict().items())
+    ids = trainer._buffered_inputs[0]["completion_ids"]
+    assert mean_kl(teacher, trainer.model, ids) < 1
+
+
+def test_each_step_reads_its_own_prompts(recipe_of):
+    trainer = student_trainer(recipe_of(steps=3))
+    assert trainer.generations.prompts_per_step == 32
+    items = list(trainer.get_train_dataloader())
+    assert [len(item) for item in items] == [32] * (2 * trainer.length.steps)
+    assert items[0] == items[1] == [trainer.rows[row] for row in range(32)] and items[2] == [trainer.rows[row] for row in range(32, 64)]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
+    straight = student_trainer(recipe_of("checkpoints.every_steps=2", steps=4))
+    straight.train()
+    again = student_trainer(recipe_of("checkpoints.every_steps=2", steps=4))
+    again.train(resume_from_checkpoint=straight.run_folder / "checkpoint-2")
+    assert all(value.equal(again.model.state_dict()[name]) for name, value in straight.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path):
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"prompt": f"{word} of"}) + "\n" for word in ("reads", "learns", "text")))
+    held_out = f"evaluation.perplexity=[{{path: {tmp_path}/own.jsonl, name: own}}]"
+    trainer = student_trainer(recipe_of(held_out))
+    state = torch.get_rng_state()
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert torch.equal(state, torch.get_rng_state()) and first == second and first["eval_own_loss"] > 0
+
+
+def test_without_a_teacher_nothing_is_learned(recipe_of):
+    with pytest.raises(RecipeError, match="`training.teacher_model_name_or_path` is missing"):
+        student_trainer(recipe_of(teacher_model_name_or_path=None))

@@ -1,0 +1,58 @@
+"""What every trainer of TRL's is given: our rows, our evaluation, and silence."""
+
+import pytest
+from example_runs import build_run, example_rows
+
+from cpt.errors import Interrupted, RecipeError
+
+
+def test_rows_of_an_evaluation_are_counted_once(tmp_path):
+    trainer = build_run("dpo", tmp_path, held_out=7)
+    assert [numbers for numbers, _ in trainer.batches_of(7)] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert sum(count for _, count in trainer.batches_of(7)) == 7
+
+
+def test_two_processes_share_whole_batches_and_repeat_the_rest(tmp_path, monkeypatch):
+    trainer = build_run("dpo", tmp_path, held_out=4)
+    seen = []
+    for rank in (0, 1):
+        monkeypatch.setattr(type(trainer.args), "world_size", 2)
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        seen.append(list(trainer.batches_of(11)))
+    assert seen[0] == [([0, 1, 2, 3], 8), ([8, 9, 10], 3)] and seen[1] == [([4, 5, 6, 7], 8), ([8, 9, 10], 3)]
+
+
+def test_figures_of_a_set_do_not_depend_on_the_batch_size(tmp_path):
+    small, large = (build_run("dpo", tmp_path, held_out=7, training={"per_device_eval_batch_size": size}).evaluate() for size in (2, 7))
+    for name in ("eval_pairs_loss", "eval_pairs_logps/chosen", "eval_pairs_rewards/margins"):
+        assert small[name] == pytest.approx(large[name], abs=1e-5)
+
+
+def test_a_signal_in_an_evaluation_stops_and_saves(tmp_path):
+    trainer = build_run("dpo", tmp_path, held_out=4)
+
+    def stop():
+        raise Interrupted("a signal")
+
+    trainer.tell_prediction_step = stop
+    assert trainer.evaluate() == {} and trainer.control.should_save and trainer.control.should_training_stop
+    assert trainer.model.training
+
+
+def test_nobody_is_told_that_a_run_began(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("trl.trainer.base_trainer.send_telemetry", lambda **about: told.append(about))
+    build_run("dpo", tmp_path)
+    assert told == []
+
+
+def test_liger_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(RecipeError, match=r"`training.use_liger_kernel`: stage `dpo` reads log-probabilities without whole logits"):
+        build_run("dpo", tmp_path, training={"use_liger_kernel": True})
+
+
+def test_a_micro_batch_is_what_trls_collator_makes(tmp_path):
+    trainer = build_run("dpo", tmp_path)
+    (batch,) = [batch for _, batch in zip(range(1), trainer.get_train_dataloader(), strict=False)]
+    wanted = trainer.data_collator(example_rows("dpo")[:4])
+    assert {name: value.tolist() for name, value in batch.items()} == {name: value.tolist() for name, value in wanted.items()}

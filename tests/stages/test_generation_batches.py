@@ -1,0 +1,182 @@
+import dataclasses
+
+import pytest
+import torch
+from tiny_rewards import MODEL, bandit, losses_of, quiet_trainer, rewards_of, weights_of
+from transformers.trainer_utils import set_seed
+
+from cpt.checkpoints.manifest import read_manifest, write_manifest
+from cpt.errors import DataError, RecipeError, ResourceError
+from cpt.safety.loss_guard import LossGuard
+
+SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
+"""A generation lasts for four steps."""
+
+
+def trained(stage, folder, resume=None, **sections):
+    trainer = quiet_trainer(bandit(stage, folder, steps=8, checkpoints={"every_steps": 3, "keep": {"last": 9}}, **sections))
+    set_seed(1 if resume is None else 2)  # what a start leaves behind differs from the run's own numbers
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("stage", "step"),
+    [
+        ("grpo", 3),
+        ("ppo", 3),
+        ("spo", 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
+    ],
+)
+def test_a_run_that_goes_on_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, step, tmp_path):
+    straight = trained(stage, tmp_path / "straight", **SPREAD)
+    checkpoint = tmp_path / "straight" / "run" / f"checkpoint-{step}"
+    assert (checkpoint / "generation.pt").exists()
+    resumed = trained(stage, tmp_path / "resumed", resume=str(checkpoint), **SPREAD)
+    assert losses_of(resumed)[-1] == losses_of(straight)[-1]
+    assert losses_of(resumed) == losses_of(straight)[-len(losses_of(resumed)) :]
+    assert len(losses_of(resumed)) >= 8 - step
+    assert str(resumed.own_state()) == str(straight.own_state())
+    after = (8 - step + 3) // 4  # generations that begin behind the checkpoint
+    assert rewards_of(resumed)[-after:] == rewards_of(straight)[-after:]
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(resumed), weights_of(straight), strict=True))
+
+
+def test_without_completions_to_keep_a_checkpoint_has_none(tmp_path):
+    trained("grpo", tmp_path)
+    assert not (tmp_path / "run" / "checkpoint-3" / "generation.pt").exists()
+
+
+def test_completions_of_another_number_of_processes_are_made_anew(tmp_path):
+    trained("grpo", tmp_path / "straight", **SPREAD)
+    checkpoint = tmp_path / "straight" / "run" / "checkpoint-3"
+    write_manifest(checkpoint, dataclasses.replace(read_manifest(checkpoint), world_size=2))
+    (checkpoint / "rng_state.pth").unlink()
+    resumed = trained("grpo", tmp_path / "resumed", resume=str(checkpoint), **SPREAD)
+    assert resumed.state.global_step == 8
+
+
+@pytest.mark.parametrize("stage", ["grpo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("ppo", "spo"))])
+def test_memory_that_ends_halves_micro_batches_and_not_generations(stage, tmp_path):
+    trainer = quiet_trainer(bandit(stage, tmp_path, steps=8, training={"per_device_train_batch_size": 16, **SPREAD["training"]}))
+    loss_of, calls = trainer._compute_loss, []
+
+    def ends_once(model, inputs):
+        calls.append(len(inputs["completion_ids"]))
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return loss_of(model, inputs)
+
+    trainer._compute_loss = ends_once
+    trainer.train()
+    assert calls == [16] * 3 + [8] * 12
+    assert trainer.state.global_step == 8
+    assert trainer.args.generation_batch_size == 32 == trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
+
+
+def test_memory_that_ends_while_sampling_is_told_apart(tmp_path):
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=2))
+    trainer.model.generate = raising(torch.OutOfMemoryError("out of memory"))
+    with pytest.raises(ResourceError, match=r"sampling 32 completions.*`training.generation_batch_size`"):
+        trainer.train()
+
+
+def raising(problem):
+    def fails(*_, **__):
+        raise problem
+
+    return fails
+
+
+def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(tmp_path, monkeypatch):
+    judge, bad = LossGuard.judge, set(range(7, 12))
+
+    def judges(self, step, figures):
+        broken = step in bad
+        bad.discard(step)
+        return judge(self, step, figures * torch.nan if broken else figures)
+
+    monkeypatch.setattr(LossGuard, "judge", judges)
+    section = {
+        "safety": {"loss_guard": {"name": "robust", "skips": 4, "window": 16}},
+        "checkpoints": {"every_steps": 2, "keep": {"last": 9}},
+    }
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=12, **SPREAD, **section))
+    answered = []
+    trainer.choose = lambda prompts: answered.append([row["number"] for row in prompts]) or prompts
+    trainer.train()
+    assert trainer.rows_of_steps.left_out == [(12, 22)]
+    first = [list(range(8)), list(range(8, 16)), list(range(16, 24))]
+    assert answered == [*first, [8, 9, 10, 11, 22, 23, 24, 25], list(range(26, 34))]  # back at step 6, in the middle of a generation
+    assert trainer.state.global_step == 12
+    assert all(weight.isfinite().all() for weight in weights_of(trainer))
+
+
+def test_steps_without_gradients_make_no_spike_of_one_with(tmp_path):
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1))
+    trainer.train()
+    trainer.guard = LossGuard(trainer.recipe.safety.loss_guard, torch.device("cpu"))
+    for _ in range(20):
+        assert not trainer.judge_figures(torch.tensor([0.0, 0.0]))
+    assert not trainer.judge_figures(torch.tensor([3.0, 5.0]))
+    assert trainer.judge_figures(torch.tensor([0.0, 500.0]))
+    assert trainer.judge_figures(torch.tensor([torch.nan, 1.0]))
+
+
+def test_the_reference_is_what_the_run_began_with(tmp_path):
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=10, training={"beta": 0.1}))
+    before = [weight.clone() for weight in weights_of(trainer)]
+    trainer.train()
+    kept = [parameter for _, parameter in sorted(trainer.ref_model.named_parameters())]
+    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    assert not any(parameter.requires_grad for parameter in kept)
+    divergence = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    assert divergence[0] == 0 and divergence[-1] > 0
+
+
+def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
+    trainer = quiet_trainer(
+        bandit("grpo", tmp_path, steps=10, training={"beta": 0.1}, model={"from_scratch": True, "config": MODEL, "lora": {"r": 4}})
+    )
+    trainer.train()
+    assert trainer.ref_model is None and list(trainer.model.peft_config) == ["default"]
+    divergence = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    assert divergence[0] == 0 and divergence[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"rewards": []}, "learns from `rewards`"),
+        ({"training": {"reward_weights": [1.0]}}, "write `weight`"),
+        ({"training": {"beta": 0.1, "sync_ref_model": True}}, "sync_ref_model"),
+        ({"training": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}}, "be a multiple of the other"),
+    ],
+)
+def test_recipes_that_cannot_be_are_refused(sections, says, tmp_path):
+    with pytest.raises(RecipeError, match=says):
+        quiet_trainer(bandit("grpo", tmp_path, steps=1, **sections))
+
+
+def test_advantages_of_groups_mean_nothing_to_other_stages(tmp_path):
+    with pytest.raises(RecipeError, match="scale_rewards` would have no effect"):
+        quiet_trainer(bandit("ppo", tmp_path, steps=1, training={"scale_rewards": "batch"}))
+
+
+def test_a_column_that_rewards_read_has_to_be_there(tmp_path):
+    with pytest.raises(DataError, match="reads the column `solution`"):
+        quiet_trainer(bandit("grpo", tmp_path, steps=1, rewards=[{"name": "exact_match", "column": "solution"}]))
+
+
+def test_an_evaluation_tells_rewards_and_leaves_the_runs_random_numbers_alone(tmp_path):
+    from types import SimpleNamespace
+
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1, training={"num_generations_eval": 2, "per_device_eval_batch_size": 4}))
+    trainer.held_out = {"questions": SimpleNamespace(rows=[trainer.rows[number] for number in range(6)], form="prompt")}
+    before = torch.random.get_rng_state()
+    first, again = trainer.evaluate(), trainer.evaluate()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert 0 <= first["eval_questions_rewards/exact_match/mean"] <= 1
+    assert first == again
