@@ -31,11 +31,12 @@ MODEL = {
 TRAINING = {
     "use_cpu": True,
     "per_device_train_batch_size": 32,
-    "num_generations": 8,
     "max_completion_length": 1,
     "logging_steps": 1,
 }
 DRAWN = random.Random(0)
+SHUFFLED = [{"name": "tiny_rewards:shuffled"}, {"name": "exact_match", "weight": 0.0}]
+"""What is learned from says nothing, and beside it is told what is right."""
 
 
 def shuffled(completions, answer):
@@ -65,7 +66,10 @@ class Prompts:
 
 def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 1e-2, **sections: Any) -> Recipe:
     """A recipe of so many steps."""
-    training = TRAINING | sections.pop("training", {})
+    groups = {"num_generations": 8} if stage in ("grpo", "rloo") else {}
+    training = TRAINING | groups | sections.pop("training", {})
+    if sections.pop("lora", False):  # over weights that know nothing: the adapter has to learn all of it
+        sections["model"] = {"from_scratch": True, "config": MODEL, "lora": {"r": 16, "lora_alpha": 32}}
     completions = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
     given: dict[str, Any] = {
         "name": "run",

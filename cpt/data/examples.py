@@ -82,6 +82,8 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         talk = transcript(values["messages"], columns["messages"])
         return talk if not parts else joined({**parts, "messages": talk})
     label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
+    if isinstance(values.get("prompt"), str) and holds_prompt(values.get("chosen")) and holds_prompt(values.get("rejected")):
+        del values["prompt"]  # the conversations say it again
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
     if len({text.startswith(MARK) for text in words.values()}) > 1:
         kinds = ", ".join(f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items())
@@ -96,6 +98,11 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
 def joined(parts: Mapping[str, str]) -> str:
     """Parts as one text."""
     return "\n".join(f"{PART}{name}\n{text}" for name, text in parts.items())
+
+
+def holds_prompt(talk: object) -> bool:
+    """Whether these are messages of which the first is not an answer."""
+    return isinstance(talk, list) and bool(talk) and isinstance(talk[0], dict) and talk[0].get("role") != "assistant"
 
 
 def words_of(value: object, column: str) -> str:

@@ -11,8 +11,10 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.encoders import encoder_of
+from cpt.data.example_encoder import ExampleEncoder
 from cpt.data.preview import RowPart, Seen, packed_rows, see_source
 from cpt.data.tokenization import DocumentEncoder
+from cpt.data_commands.show_examples import show_examples
 from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources, plain_console
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
@@ -25,10 +27,10 @@ def preview_command(
     recipe: RecipePath,
     overrides: Overrides = None,
     source: OneSource = None,
-    rows: Annotated[int, typer.Option(min=0, help="Packed rows to show of each source.")] = 3,
+    rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
     documents: Annotated[int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")] = 1000,
 ) -> None:
-    """Show which of the first documents a run keeps, which it drops and why, and how they are packed into rows."""
+    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what is learned."""
     loaded, console = load_recipe(recipe, overrides or ()), plain_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     plain = DocumentEncoder(tokenizer)
@@ -36,6 +38,9 @@ def preview_command(
         encoder = encoder_of(one, plain, key)
         seen = see_source(loaded.data, one, key, documents, encoder)
         show_seen(console, seen)
+        if isinstance(encoder, ExampleEncoder):
+            show_examples(console, seen.kept, encoder, tokenizer, rows)
+            continue
         for number, parts in packed_rows(seen.kept, encoder, loaded.data, loaded.seed, rows):
             show_row(console, number, parts, tokenizer, loaded.data.sequence_length)
 

@@ -34,7 +34,7 @@ from cpt.preflight.craft import craft_warnings
 from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import memory_warning
-from cpt.preflight.model import check_model, check_tokenizer
+from cpt.preflight.model import TEACHER, check_model, check_teacher, check_tokenizer
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
 from cpt.ranks import tell
@@ -46,6 +46,7 @@ from cpt.recipe.tree import Node, place_of
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
+from cpt.stages.rewards.find import check_rewards
 
 TRACKERS = {
     "wandb": "wandb",
@@ -120,6 +121,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
+    check_teacher(recipe, model, found)
     check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
@@ -166,8 +168,8 @@ def is_for_another_machine(recipe: Recipe) -> bool:
 def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
     """What is missing under `output_dir` is not a mistake of the recipe: another run may still have to make it."""
     documents = [source.path for source in recipe.data.sources] + [judge.path for judge in recipe.evaluation.perplexity]
-    read = [recipe.model.path, recipe.tokenizer.path, *documents]
-    under = [path for path in read if path and recipe.output_dir in Path(path).parents]
+    read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
+    under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
     for mistake in list(found.mistakes):
         if any(path in str(mistake) for path in awaited):
@@ -187,6 +189,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: try_schedule(recipe))
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
+    found.run(lambda: check_rewards(recipe))
 
 
 def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlparse
@@ -15,7 +16,7 @@ from cpt.data.check import keyed_sources
 from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config
@@ -26,9 +27,13 @@ from cpt.models.rules import is_local
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.preflight.found import PreflightReport
-from cpt.recipe.schema import Recipe, Source
+from cpt.recipe.run_results import result_of_run
+from cpt.recipe.schema import Model, Recipe, Source
+from cpt.recipe.sense import TAUGHT
+from cpt.stages.teacher import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 
+TEACHER = "teacher_model_name_or_path"
 SECONDS_TO_REACH_THE_HUB = 2
 
 
@@ -147,6 +152,33 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
                 "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
             )
         )
+
+
+def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+    """A teacher that lies here exists, and has the student's vocabulary."""
+    path = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None
+    if path is None:
+        return
+    if not is_local(path):
+        found.unchecked.append(f"`training.{TEACHER}`: {path} (Hub)")
+    elif model is not None and (tokenizer := quietly(lambda: load_tokenizer(recipe.tokenizer, recipe.model))) is not None:
+        found.run(lambda: check_teacher_fits(model, tokenizer, path))
+
+
+def check_teacher_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Its mistakes with the key in front."""
+    try:
+        check_vocabulary(model, tokenizer, Model(path=path))
+    except RecipeError as problem:
+        raise RecipeError(f"`training.{TEACHER}`: {str(problem).removeprefix('model.path: ')}") from problem
+
+
+def quietly(load: Callable[[], PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase | None:
+    """The tokenizer; None where it was complained of already."""
+    try:
+        return load()
+    except CptError:
+        return None
 
 
 def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:

@@ -13,11 +13,18 @@ from typing import Any
 from cpt.extend import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.moved_keys import MOVED, new_home
-from cpt.recipe.schema import Checkpoints, Component, Evaluation, Model, Monitoring, Optimizer, Schedule, Tokenizer
+from cpt.recipe.schema import Checkpoints, Component, Evaluation, Model, Monitoring, Optimizer, Reward, Schedule, Tokenizer
 from cpt.recipe.sense_data import DATA_RULES
 from cpt.recipe.sense_evaluation import EVALUATION_RULES
 from cpt.recipe.senseless import Found, Senseless, line_of_other
 from cpt.recipe.tree import Mistakes, Node, place_of
+
+REWARDED = ("grpo", "rloo", "ppo", "spo")
+"""Stages that learn from what the model's own completions are worth."""
+
+
+TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")
+"""Stages with a teacher."""
 
 
 def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
@@ -49,6 +56,17 @@ def cpt_continues_from_weights(stage: str, model: Model) -> Found:
         yield Senseless(
             ("model", "from_scratch"), "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove it", ("stage",)
         )
+
+
+def rewards_are_learned_from(stage: str, rewards: list[Reward]) -> Found:
+    """What completions are worth is asked by the stages that make some."""
+    if stage in REWARDED and not rewards:
+        yield Senseless(("stage",), f"stage `{stage}` learns from rewards: give `rewards`, as in `rewards: [exact_match]`")
+    if rewards and stage in STAGE_CONFIGS and stage not in REWARDED:
+        yield Senseless(("rewards",), f"`rewards` has no effect in stage `{stage}`: it is for {', '.join(REWARDED)}", ("stage",))
+    for number, reward in enumerate(rewards):
+        if reward.weight == 0:
+            yield Senseless(("rewards", number, "weight"), f"`rewards[{number}].weight` is 0, so it has no effect: remove the reward")
 
 
 def weights_come_from_somewhere(model: Model) -> Found:
@@ -87,6 +105,13 @@ def new_rows_can_be_trained_alone(model: Model, training: dict[str, Any]) -> Fou
     if training.get("fsdp"):
         text = "FSDP lays parameters end to end, so single rows cannot be kept from learning: use DeepSpeed, or no sharding"
         yield Senseless(here, text, ("training", "fsdp"))
+
+
+def a_student_has_a_teacher(stage: str, training: dict[str, Any]) -> Found:
+    """Distillation names the model that is learned from."""
+    if stage in TAUGHT and training.get("teacher_model_name_or_path") is None:
+        text = f"stage `{stage}` learns from another model: give `training.teacher_model_name_or_path`, a Hub id, a folder or a run"
+        yield Senseless(("stage",), text)
 
 
 def foreign_code_is_pinned(model: Model) -> Found:
@@ -202,10 +227,12 @@ def averaged_checkpoints_are_kept(checkpoints: Checkpoints, model: Model) -> Fou
 RULES: list[Callable[..., Found]] = [
     stage_exists,
     cpt_continues_from_weights,
+    rewards_are_learned_from,
     weights_come_from_somewhere,
     tokenizer_is_known,
     lora_needs_trained_weights,
     new_rows_can_be_trained_alone,
+    a_student_has_a_teacher,
     foreign_code_is_pinned,
     revisions_belong_to_a_path,
     hashes_are_of_loaded_weights,

@@ -72,6 +72,12 @@ class ExampleTrainer(CPTTrainer):
         """TRL's own loss, its auxiliary loss included."""
         return super(CPTTrainer, self).compute_loss(*arguments, **options)
 
+    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+        """TRL's figures too, but for its count of tokens, which begins anew with each resume; every run counts its own."""
+        for figures in vars(self).get("_metrics", {}).values():
+            figures.pop("num_tokens", None)
+        super().log(logs, *arguments, **options)
+
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Loss and TRL's own figures of each held-out set, each example counted once.
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import trl
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig
 
 from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
@@ -26,7 +26,7 @@ COLUMNS = ("prompt",)
 
 
 @dataclass
-class PPOConfig(trl.GRPOConfig):  # type: ignore[misc]
+class PPOConfig(GRPOConfig):  # type: ignore[misc]
     """GRPOConfig with what PPO adds; each prompt is answered once, and a generation is gone through four times."""
 
     num_generations: int | None = 1

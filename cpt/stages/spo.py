@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import trl
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+from trl import GRPOConfig
 
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
@@ -30,7 +30,7 @@ SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 
 
 @dataclass
-class SPOConfig(trl.GRPOConfig):  # type: ignore[misc]
+class SPOConfig(GRPOConfig):  # type: ignore[misc]
     """GRPOConfig with what SPO adds; each prompt is answered once."""
 
     num_generations: int | None = 1

@@ -30,7 +30,7 @@ def build_teacher(recipe: Recipe, student: nn.Module, tokenizer: PreTrainedToken
         CptError: see `build_model`.
     """
     values = vars(arguments)
-    path, revision = result_of_run(values["teacher_model_name_or_path"]), values["teacher_model_revision"]
+    path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
     if path is None:
         raise RecipeError(f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME).")
     section = Model(path=path, revision=revision, attention=recipe.model.attention)

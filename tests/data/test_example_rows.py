@@ -311,6 +311,6 @@ def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
 
 def test_examples_are_read_by_a_score(build, rows_file):
     rows = [{"prompt": f"{n}", "rank": (n * 7) % 64} for n in range(64)]
-    prepared = build("prompt", rows_file("a", rows, order_by="rank"), sequence_length=1)
+    prepared = build("prompt", rows_file("a", rows, order_by="rank"), sequence_length=2)
     ranks = [prepared.rows[number]["rank"] for number in range(10)]
-    assert sorted(ranks) == ranks[:0] + sorted(ranks) and max(ranks) < 40
+    assert max(ranks) < 20, "lowest first, shuffled within a part"

@@ -54,6 +54,14 @@ def test_columns_that_are_null_give_way_to_others():
     assert example_of(written(row, "conversation")).completion == "b"
 
 
+def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
+    asked, good, bad = ({"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c")))
+    example = example_of(written({"prompt": "a", "chosen": [asked, good], "rejected": [asked, bad]}, "preference"))
+    assert example.prompt is None and example.chosen == [asked, good]
+    with pytest.raises(BadValue, match="all must be texts, or all lists of messages"):
+        written({"prompt": "a", "chosen": [good], "rejected": [bad]}, "preference")
+
+
 @pytest.mark.parametrize(
     ("row", "form", "reason", "said"),
     [

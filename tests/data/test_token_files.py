@@ -97,3 +97,18 @@ def test_memory_that_is_given_back_is_read_again(tmp_path):
     files.rest()
     assert mapped() < before - 10_000, "some 16 MB less"
     assert int(files.tokens.sum()) == total
+
+
+def test_the_segments_of_examples_are_stored_and_verified(tmp_path):
+    writer = TokenWriter(tmp_path, np.dtype(np.uint16), segmented=True)
+    nothing = np.zeros(2, np.uint64)
+    writer.append(np.arange(5), np.array([2, 3]), nothing, nothing.astype(np.int64), None, np.array([0, 1, 0, 0, 2], np.uint8))
+    writer.close({})
+    files = TokenFiles(tmp_path)
+    documents = StoredDocuments([files])
+    assert documents.are_examples and documents.segments(2, 3).tolist() == [0, 0, 2] and files.is_sound()
+    (tmp_path / "segments.bin").write_bytes(b"\0" * 5)
+    assert not TokenFiles(tmp_path).is_sound()
+    (tmp_path / "segments.bin").unlink()
+    with pytest.raises(DataError, match="damaged"):
+        TokenFiles(tmp_path)

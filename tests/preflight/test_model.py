@@ -2,6 +2,7 @@ import re
 
 import pytest
 from tiny import TINY_LLAMA
+from tiny_checkpoints import save_llama
 from tiny_extended import write_model
 from transformers import AutoTokenizer
 
@@ -84,3 +85,15 @@ def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_
     model = write_model(tmp_path / "model", tokenizer_folder, tied=True)
     (said,) = mistakes(load(stage="cpt", model={"path": str(model), "train_only": "new_rows"}))
     assert "`model.train_only`" in said and "cpt tokenizer extend MODEL" in said
+
+
+def test_a_teacher_is_looked_at_before_the_run(load, tokenizer_folder, tmp_path):
+    def with_teacher(path):
+        return load(stage="distill_text", training={"per_device_train_batch_size": 2, "teacher_model_name_or_path": str(path)})
+
+    assert mistakes(with_teacher(save_llama(tmp_path / "fits", tokenizer_folder, 1, hidden_size=48))) == []
+    (other,) = mistakes(with_teacher(save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)))
+    assert "`training.teacher_model_name_or_path`: " in other and "other has 384 tokens and the model 320" in other
+    (gone,) = mistakes(with_teacher("./gone"))
+    assert "`training.teacher_model_name_or_path`: ./gone does not exist" in gone
+    assert check_reality(with_teacher(tmp_path / "runs" / "big")).mistakes == [], "another run is still to make it"

@@ -13,7 +13,7 @@ from cpt.recipe.yaml_lines import read_text, read_yaml
 RECIPES = [
     path
     for path in sorted((REPOSITORY / "recipes").rglob("*.yaml"))
-    if not {"models", "mixtures", "presets", "demo"} & {*path.relative_to(REPOSITORY).parts}
+    if not {"models", "mixtures", "presets", "demo", "pipelines"} & {*path.relative_to(REPOSITORY).parts}
 ]
 
 
@@ -77,6 +77,13 @@ def test_lora_has_the_keys_of_peft(validator):
     assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"rank": 8}}})
     assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf4", "double_quantize": True}}})
     assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf5"}}})
+
+
+def test_other_adapters_have_keys_of_their_own(validator):
+    recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
+    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"method": "loha", "module_dropout": 0.1}}})
+    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"module_dropout": 0.1}}})
+    assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"method": "prefix_tuning"}}})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ PINNED = "a" * 40
     ("added", "overrides", "said"),
     [
         ("stage: cptt\n", [], "r.yaml:5: no stage called `cptt`. Did you mean `cpt`? Built in: pretrain, cpt, sft, dpo, kto, orpo,"),
+        ("stage: grpo\n", [], "stage `grpo` learns from rewards: give `rewards`, as in `rewards: [exact_match]`"),
+        ("stage: sft\nrewards: [exact_match]\n", [], "`rewards` has no effect in stage `sft`: it is for grpo, rloo, ppo, spo"),
+        ("stage: ppo\nrewards: [{name: length, weight: 0}]\n", [], "`rewards[0].weight` is 0, so it has no effect: remove the reward"),
         ("stage: my_lab:stage\n", [], "r.yaml:5: no stage called `my_lab:stage`."),
         (
             "stage: cpt\n",
@@ -27,6 +30,7 @@ PINNED = "a" * 40
         ("stage: pretrain\n", ["model={from_scratch: true, config: {model_type: llama}}"], "`tokenizer.path` is missing: a model from"),
         ("stage: pretrain\n", ["model={path: a/b, from_scratch: true, lora: {}}"], "LoRA adapts trained weights"),
         ("stage: pretrain\n", ["model={path: a/b, from_scratch: true, hashes: {x: y}}"], "`model.hashes` has no effect"),
+        ("stage: distill\n", [], "stage `distill` learns from another model: give `training.teacher_model_name_or_path`"),
         ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA freezes the embedding that `train_only: new_rows` trains"),
         ("stage: pretrain\n", ["model={path: a/b, from_scratch: true, train_only: new_rows}"], "keeps trained weights, and there are none"),
         ("training: {fsdp: true}\n", ["model.train_only=new_rows"], "FSDP lays parameters end to end"),

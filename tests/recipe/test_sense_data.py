@@ -168,6 +168,8 @@ def test_a_source_is_called_like_the_last_part_of_its_path(path, name):
         ('{path: a.jsonl, template: "{a}", text_column: b}', "give `template` or `text_column`, not both"),
         ("{path: a.jsonl, chat: messages, text_column: b}", "give `chat` or `text_column`, not both"),
         ('{path: a.jsonl, chat: messages, template: "{a}"}', "give `chat` or `template`, not both"),
+        ("{path: a.jsonl, chat: {promt: a, completion: b}}", "`chat` knows no part of an example called `promt`. Did you mean `prompt`?"),
+        ("{path: a.jsonl, chat: {form: prompt}}", "`chat` knows no part of an example called `form`"),
         ("{path: a.jsonl, chat: messages, fill_in_the_middle: {}}", "`fill_in_the_middle` is not for chats"),
     ],
 )

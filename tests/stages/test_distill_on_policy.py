@@ -73,5 +73,5 @@ def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path
 
 
 def test_without_a_teacher_nothing_is_learned(recipe_of):
-    with pytest.raises(RecipeError, match="`training.teacher_model_name_or_path` is missing"):
+    with pytest.raises(RecipeError, match="`distill_on_policy` learns from another model: give `training.teacher_model_name_or_path`"):
         student_trainer(recipe_of(teacher_model_name_or_path=None))

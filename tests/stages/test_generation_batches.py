@@ -149,7 +149,7 @@ def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"rewards": []}, "learns from `rewards`"),
+        ({"rewards": []}, "learns from them, and there are none"),
         ({"training": {"reward_weights": [1.0]}}, "write `weight`"),
         ({"training": {"beta": 0.1, "sync_ref_model": True}}, "sync_ref_model"),
         ({"training": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}}, "be a multiple of the other"),

@@ -12,7 +12,9 @@ import torch
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.extend import check_options, find
-from cpt.recipe.schema import Reward
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.schema import Recipe, Reward
+from cpt.stages.find import find_stage
 from cpt.stages.rewards.maths import maths_answer
 from cpt.stages.rewards.models import load_judge, reward_model
 from cpt.stages.rewards.texts import check_bounds, check_pattern, exact_match, length, matches_format
@@ -27,6 +29,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
 CHECKS: dict[str, Callable[..., None]] = {"format": check_pattern, "length": check_bounds}
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What TRL passes beside the columns of the data."""
+PROMPTS = ("prompt",)
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
 
 
@@ -145,6 +148,20 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
     return built
 
 
+def check_rewards(recipe: Recipe) -> None:
+    """Refuse rewards that there are not, and those that nobody reads.
+
+    Raises:
+        RecipeError: with what to write instead.
+    """
+    reads = tuple(find_stage(recipe.stage).COLUMNS) == PROMPTS
+    if recipe.rewards and not reads:
+        raise RecipeError(f"`rewards` would have no effect: stage `{recipe.stage}` learns from what the data say. Remove them.")
+    if not recipe.rewards and recipe.stage in STAGE_CONFIGS and reads:
+        raise RecipeError(f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`.")
+    find_rewards(recipe.rewards)
+
+
 def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
     """The functions that the recipe names, with their options checked against their signatures; nothing is loaded.
 
@@ -154,7 +171,10 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
     functions = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
-        function = find("reward", reward.name, REWARDS)
+        try:
+            function = find("reward", reward.name, REWARDS)
+        except RecipeError as problem:
+            raise RecipeError(f"`{key}.name`: {problem}") from problem
         check_options(without_columns(function), reward.options, key)
         if inspect.iscoroutinefunction(function):
             raise RecipeError(f"`{key}`: {reward.name} is an async function. Write a plain `def`, with asyncio.run where it waits.")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cpt.errors import DataError, RecipeError, TrainingError
-from cpt.recipe.schema import Reward
-from cpt.stages.rewards.find import build_rewards, find_rewards
+from cpt.recipe.schema import Recipe, Reward
+from cpt.stages.rewards.find import build_rewards, check_rewards, find_rewards
 
 GIVEN = {"prompts": ["1+1?", "2+2?"], "completions": ["2", "5"], "completion_ids": [[1], [2, 3]], "answer": ["2", "4"]}
 
@@ -118,3 +118,22 @@ def test_tensors_count_as_lists(own):
     assert reward(**GIVEN) == [0, 1]
     assert not math.isnan(sum(reward(**GIVEN)))
     assert isinstance(torch.tensor(reward(**GIVEN)).numpy(), np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("stage", "rewards", "says"),
+    [
+        ("grpo", [], "`rewards`: stage `grpo` learns from them"),
+        ("cpt", [Reward(name="exact_match")], "`rewards` would have no effect"),
+        ("ppo", [Reward(name="exact_mach")], r"`rewards\[0\].name`: no reward called"),
+    ],
+)
+def test_rewards_and_stages_that_do_not_fit_are_refused(stage, rewards, says):
+    recipe = Recipe.model_construct(stage=stage, rewards=rewards)
+    with pytest.raises(RecipeError, match=says):
+        check_rewards(recipe)
+
+
+@pytest.mark.parametrize(("stage", "rewards"), [("grpo", [Reward(name="exact_match")]), ("cpt", [])])
+def test_others_pass(stage, rewards):
+    check_rewards(Recipe.model_construct(stage=stage, rewards=rewards))

@@ -1,0 +1,68 @@
+"""Generalised knowledge distillation (arXiv 2306.13649), partly on what the student writes: TRL's experimental trainer on our rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from trl.experimental.gkd import GKDConfig
+from trl.experimental.gkd import GKDTrainer as Experimental
+
+from cpt.data.prepared import PreparedData
+from cpt.data.rows import IGNORED, Row
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Recipe
+from cpt.stages.examples import ExampleTrainer
+from cpt.stages.length import RunLength
+from cpt.stages.teacher import build_teacher
+
+CONFIG = GKDConfig
+COLUMNS = ("messages",)
+
+
+class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
+    """TRL's GKDTrainer as a run of ours."""
+
+    def collate_examples(self) -> Callable[[list[Any]], Any] | None:
+        """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from there."""
+        pad = self.processing_class.pad_token_id
+
+        def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
+            labels = torch.stack([row["labels"] for row in rows])
+            # Positions begin anew where the padding begins, which is a document of its own.
+            lengths = torch.stack([(row["position_ids"].diff() == 1).long().cumprod(0).sum() + 1 for row in rows])
+            places = torch.arange(labels.size(1))
+            first = (labels != IGNORED).long().argmax(dim=1)
+            ids = torch.stack([row["input_ids"] for row in rows])
+            width = int(first.max())
+            prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
+            for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):  # generation goes on at the right
+                prompts[line, width - end :] = row[:end]
+                mask[line, width - end :] = 1
+            longest = int(lengths.max())
+            whole = {"input_ids": ids, "attention_mask": (places < lengths[:, None]).long(), "labels": labels}
+            return {**{name: value[:, :longest] for name, value in whole.items()}, "prompts": prompts, "prompt_attention_mask": mask}
+
+        return collate
+
+
+def build_trainer(
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: GKDConfig,
+    length: RunLength,
+) -> GKDTrainer:
+    """The trainer of this stage.
+
+    Raises:
+        RecipeError: rows hold several conversations, of which a student could not go on with one; or see `build_teacher`.
+    """
+    if recipe.data.packing != "none":
+        raise RecipeError("`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`.")
+    teacher = build_teacher(recipe, model, tokenizer, arguments)
+    return GKDTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher_model=teacher
+    )
