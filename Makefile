@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-step bench-guards bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whol
 bench-gpu: $(INSTALLED) ## training steps on a GPU beside four other ways: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 	$(BIN)/python -m benchmarks.gpu.page
+
+bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then the README
+	$(BIN)/python -m benchmarks.packing $(ARGS)
 
 bench-step: $(INSTALLED) ## the host's part of a step beside a bare loop and the plain Trainer: 2 minutes; then the README
 	$(BIN)/python -m benchmarks.step $(ARGS)

@@ -50,8 +50,8 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
     model = model_on_meta(config, setup)
     if any(RECURRENT.search(type(module).__name__) for module in model.modules()):  # their code may go through a row token by token
-        short = min(setup.sequence_length, SHORT_ROW)
-        tokens, setup = setup.sequence_length / short, replace(setup, sequence_length=short)
+        short = min(setup.length, SHORT_ROW)
+        tokens, setup = setup.length / short, replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0))
     else:
         tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -159,7 +159,7 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         numbers += max(shape) * (chosen / experts if ".experts." in name else 1)
         widest = max(widest, *shape)
     norms = layers * 2 * width * (4 + each)
-    tokens = rows * setup.sequence_length
+    tokens = rows * setup.length
     kept = int(tokens * (numbers * each + norms))
     of_layer, backward = kept // layers, 3 * tokens * widest * each
     attention = attention_outputs(model, setup, rows)
@@ -174,12 +174,12 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     width = int(values.get("hidden_size") or values.get("n_embd") or 0)
     each = int(values.get("head_dim") or width // max(1, heads)) * (2 if setup.half else 4) + 4
     layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
-    return rows * setup.sequence_length * heads * each * layers
+    return rows * setup.length * heads * each * layers
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
     """What the model is given; positions only where documents share a row, since they bring a mask."""
-    ids = torch.zeros((rows, setup.sequence_length), dtype=torch.long)
+    ids = torch.zeros((rows, setup.length), dtype=torch.long)
     return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
 
 

@@ -19,7 +19,7 @@ from cpt.optim.quantized_moments import code_of_zero
 from cpt.optim.released import RELEASING, ReleasedGradients
 from cpt.optim.small_adamw import SmallAdamW
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
-from cpt.planner.memory import tokens_in_chunk
+from cpt.planner.logits import tokens_in_chunk
 from cpt.planner.optimizer_terms import IN_8_BIT
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
@@ -55,7 +55,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
         if setup.fused_loss and not is_ligers:
             use_chunked_loss(model)
         optimizer = optimizer_of(setup, model)
-        row = fake_row(setup, setup.micro_batch)
+        row = fake_row(setup, setup.sequences)
         with PeakOfStorages() as storages:
             watch_weights(storages, model, setup)
             for _ in range(2):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapter_targets import adaptable
@@ -44,6 +44,8 @@ class ModelFacts:
     """The largest matrix that is neither embedding nor head."""
     rounding_to_powers: float = 1.0
     """How much larger all parameters are when each becomes a power of two."""
+    cached: int = 0
+    """Of keys and values, for each token that a completion goes on from."""
 
 
 def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_length: int) -> ModelFacts:
@@ -77,7 +79,19 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
         rounding_to_powers=sum(2 ** math.ceil(math.log2(size)) for size in sizes) / sum(sizes),
+        cached=cached_numbers(model),
     )
+
+
+def cached_numbers(model: PreTrainedModel) -> int:
+    """Keys and values of all layers for one token, as transformers caches them; those of latent attention are cached in full."""
+    values = model.config.get_text_config().to_dict()
+    layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
+    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
+    if values.get("kv_lora_rank"):
+        return layers * heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
+    width = int(values.get("head_dim") or int(values.get("hidden_size") or values.get("n_embd") or 0) // max(1, heads))
+    return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
 
 
 def has_fused_loss(config: PreTrainedConfig) -> bool:

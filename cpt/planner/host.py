@@ -5,6 +5,7 @@ import math
 from cpt.planner.facts import ModelFacts
 from cpt.planner.optimizer_terms import state_bytes, states_on_host
 from cpt.planner.setup import Setup
+from cpt.planner.stage_terms import on_host_besides
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
 PROCESS = 3 * GIB  # Python, torch and CUDA's libraries in host memory
@@ -18,6 +19,7 @@ def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool
         activations: bytes of each process that wait there for the backward pass.
     """
     terms = list(offloaded(facts, setup) if setup.zero is not None else states_on_host(facts, setup))
+    terms += on_host_besides(facts, setup)
     terms.append(Term("activations", setup.gpus * activations, "pinned"))
     if snapshot:
         terms.append(Term("copy of the checkpoint that is written", checkpoint_bytes(facts, setup)))

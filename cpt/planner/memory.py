@@ -4,16 +4,16 @@ Weights, gradients and states are counted from the numbers of parameters (ZeRO: 
 activations on the model itself (`cpt.planner.activations`); what kernels and libraries take for themselves is assumed.
 """
 
-import math
 from dataclasses import dataclass, replace
 
-from cpt.models.chunked_loss import tokens_at_once
 from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.host import host_memory, processes
+from cpt.planner.logits import head_gradient, logits_before, logits_of, ready_gradient, uses_liger
 from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
 from cpt.planner.setup import Setup, Zero
+from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
 
 CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
@@ -22,8 +22,6 @@ FRAGMENTATION = 0.03  # of what is allocated: room between blocks that nothing f
 MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
 OF_ENGINES = (MOVED, BUCKETS)
 ENGINE = Zero(2, offload_optimizer=True)
-LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
-FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, worker
         workers: processes that read data, for each GPU.
         snapshot: checkpoints are written in the background, from a copy on the host.
     """
-    moments = moments_of_step(facts, setup, activations.of_rows(setup.micro_batch))
+    moments = moments_of_run(facts, setup, activations)
     alone = bytes_of_model(facts, setup, activations)
     if setup.on_cpu:
         # All processes in one memory, without a GPU's own.
@@ -62,7 +60,7 @@ def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, worker
         )
         return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), activations.one.is_counted, alone)
     whole = tuple(with_fixed(moment, setup) for moment in moments)
-    waiting = offloaded_bytes(setup, activations.of_rows(setup.micro_batch))
+    waiting = offloaded_bytes(setup, activations.of_rows(setup.sequences))
     host = host_memory(facts, setup, workers=workers, snapshot=snapshot, activations=waiting)
     return MemoryPlan(whole, host, activations.one.is_counted, alone)
 
@@ -76,7 +74,7 @@ def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> flo
     """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the engine's."""
     here = replace(setup.recomputing, offload=False)
     alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE, recomputing=here)
-    moments = moments_of_step(facts, alone, activations.of_rows(setup.micro_batch))
+    moments = moments_of_run(facts, alone, activations)
     return max(sum(term.size for term in moment.terms if term.name not in OF_ENGINES) for moment in moments)
 
 
@@ -87,6 +85,13 @@ def with_fixed(moment: Moment, setup: Setup) -> Moment:
     return Moment(moment.name, (*moment.terms, between, Term("CUDA and its libraries", fixed, "assumed")))
 
 
+def moments_of_run(facts: ModelFacts, setup: Setup, activations: Counted) -> tuple[Moment, ...]:
+    """Those of a step, and of sampling what it trains on."""
+    gradients = (Term("gradients", gradient_bytes(facts, setup), gradient_note(setup)),) if samples_amid(setup) else ()
+    there = (*states_of(facts, setup), *gradients, *buffers_of(facts, setup))
+    return (*moments_of_step(facts, setup, activations.of_rows(setup.sequences)), *sampling_moments(facts, setup, activations, there))
+
+
 def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple[Moment, ...]:
     """The loss, the backward pass's beginning and end, and the update."""
     states = states_of(facts, setup)
@@ -95,7 +100,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
     kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     again = ", layers computed again" if setup.checkpointing else ""
-    activations = Term("activations", kept, f"{setup.micro_batch} x {setup.sequence_length:,} tokens{again}")
+    activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}")
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
     head = Term("gradient of the head", head_gradient(facts, setup))
@@ -106,6 +111,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment(
             "the forward pass ends", (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers)
         ),
+        Moment("another model's forward pass", (*states, *waiting, activations, *forward_beside(facts, setup, rows.largest_layer), *buffers)),
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
         Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),
@@ -129,29 +135,22 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero, trained = setup.zero, facts.trained
     frozen = 0 if setup.lora is None else facts.parameters
     if zero is None:
-        return Term("weights", weight_bytes(facts, setup), bytes_note(setup)), states_on_gpu(facts, setup)
+        return Term("weights", weight_bytes(facts, setup), bytes_note(setup)), states_on_gpu(facts, setup), *held_besides(facts, setup)
     whole = setup.weights_bytes * (frozen + trained)
     states: tuple[Term, ...]
     if zero.stage == 3:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
-        states = (Term("weights", here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""), gathered(facts, setup, zero))
+        of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
+        in_use = Term("layers in use", setup.weights_bytes * gathered(facts, zero), "gathered from all GPUs or from the host")
+        states = (Term("weights", here, of_part), in_use, *held_besides(facts, setup))
     else:
-        states = (Term("weights", whole, bytes_note(setup)),)
+        states = (Term("weights", whole, bytes_note(setup)), *held_besides(facts, setup))
     if zero.offload_optimizer:
         return states
     kept = (MASTER + moment_bytes(setup)) * trained / setup.gpus
     return *states, Term(
         "optimizer and fp32 weights", kept, f"{setup.optimizer}, over {setup.gpus} GPUs" if setup.gpus > 1 else setup.optimizer
     )
-
-
-def gathered(facts: ModelFacts, setup: Setup, zero: Zero) -> Term:
-    """Whole layers that ZeRO-3 has fetched: those in use, and those that it fetches ahead or has not let go."""
-    held = zero.prefetch_bucket + facts.largest_layer
-    if zero.max_reuse_distance > 0:
-        held = max(held, zero.max_live)
-    held = max(held, facts.largest_matrix)
-    return Term("layers in use", setup.weights_bytes * min(held, facts.parameters), "gathered from all GPUs or from the host")
 
 
 def is_kept_by_engine(setup: Setup) -> bool:
@@ -176,11 +175,6 @@ def gradient_note(setup: Setup) -> str:
     if setup.releases:
         return "one at a time"
     return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
-
-
-def head_gradient(facts: ModelFacts, setup: Setup) -> float:
-    """The largest gradient of all comes first."""
-    return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0
 
 
 def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
@@ -212,56 +206,11 @@ def bytes_note(setup: Setup) -> str:
 # --- what comes and goes ------------------------------------------------------------------------------------------------------------------
 
 
-def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """The head and its loss."""
-    tokens = setup.micro_batch * setup.sequence_length
-    cast = Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
-    if not setup.fused_loss:
-        return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
-    if not uses_liger(facts, setup):
-        chunk = min(tokens, tokens_at_once(facts.vocabulary))
-        of_head = head_gradient(facts, setup)
-        before = of_head if chunk < tokens else 0.0  # of the chunks that were there already
-        at_logits = LOGIT_BYTES * chunk * facts.vocabulary + before
-        at_head = 4.0 * chunk * facts.vocabulary + of_head + before
-        inputs = 2.0 * tokens * facts.hidden
-        return Term("logits", max(at_logits, at_head) + inputs, f"of {chunk:,} tokens at once, with the head's gradient"), cast
-    chunk = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
-    size = FUSED_LOGIT_BYTES * chunk * facts.vocabulary + 2.0 * tokens * facts.hidden + head_gradient(facts, setup)
-    return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
-
-
 def cast_weights(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Autocast keeps what it cast until the forward pass is over; where layers are not computed again it is part of what they keep."""
     is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
     matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
     return (Term("half-precision weights", 2.0 * matrices, "of autocast"),) if is_cast else ()
-
-
-def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """In half precision, in fp32, and their log-softmax, before any gradient."""
-    tokens = setup.micro_batch * setup.sequence_length
-    if uses_liger(facts, setup):
-        tokens = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
-    elif setup.fused_loss:
-        tokens = min(tokens, tokens_at_once(facts.vocabulary))
-    return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
-
-
-def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Liger's loss has made the head's gradient in the forward pass, and that of what went into it."""
-    inputs = 2.0 * setup.micro_batch * setup.sequence_length * facts.hidden
-    return (Term("gradient of the head", head_gradient(facts, setup) + inputs, "made ahead"),) if uses_liger(facts, setup) else ()
-
-
-def uses_liger(facts: ModelFacts, setup: Setup) -> bool:
-    """Elsewhere the fused loss is cpt's own, in chunks."""
-    return setup.fused_loss and facts.is_left_to_liger and not setup.on_cpu
-
-
-def tokens_in_chunk(tokens: int, vocabulary: int, hidden: int) -> int:
-    """Liger takes as many at once as make their logits about as large as what goes into the head."""
-    return min(tokens, 2 ** math.ceil(math.log2(max(1, math.ceil(tokens / math.ceil(vocabulary / hidden))))))
 
 
 def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:

@@ -6,8 +6,10 @@ from typing import Any, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
+from cpt.data.form_of_stage import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
+from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults, where a profile leaves them out
@@ -49,7 +51,7 @@ class Setup:
     checkpointing: bool
     fused_loss: bool
     packed: bool
-    """Rows of several documents, kept apart by an attention mask where attention is not flash's."""
+    """Rows bring a mask where attention is not flash's: of several documents that are kept apart, or of padding."""
     attention: str
     optimizer: str
     lora: Mapping[str, Any] | None
@@ -62,6 +64,28 @@ class Setup:
     """Of bfloat16 weights that have no master copy."""
     releases: bool = False
     """Each gradient is used and dropped as soon as it is there."""
+    beside: Beside = Beside()
+    """What the stage holds and makes besides."""
+
+    @property
+    def sequences(self) -> int:
+        """That go through the model at once, on each process."""
+        return self.micro_batch * self.beside.sequences
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence: a row, and what the model itself adds to it."""
+        return self.sequence_length + self.beside.completion
+
+    @property
+    def tokens_at_once(self) -> int:
+        """On each process."""
+        return self.sequences * self.length
+
+    @property
+    def sampled(self) -> int:
+        """Completions that a process samples at once."""
+        return self.beside.sampled(self.micro_batch, self.accumulation, self.gpus)
 
     @property
     def precision(self) -> str:
@@ -75,7 +99,7 @@ class Setup:
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all processes."""
+        """Over all processes, as the budget counts them: each row as `sequence_length`."""
         return self.rows_at_once * self.accumulation * self.sequence_length
 
 
@@ -86,6 +110,9 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         gpus: processes; where the recipe gives a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
         attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
+
+    Raises:
+        CptError: see `beside_of`.
     """
     training, length = recipe.training, recipe.data.sequence_length
     micro_batch = int(training.get("per_device_train_batch_size", 8))
@@ -106,7 +133,7 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         weights_bytes=written or automatic,
         checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
         fused_loss=bool(training.get("use_liger_kernel")),
-        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window"),
+        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window") or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,
         optimizer=recipe.optimizer.name,
         lora=recipe.model.lora,
@@ -115,6 +142,7 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
+        beside=beside_of(recipe),
     )
 
 
@@ -124,7 +152,8 @@ def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
     if wanted != "auto":
         return "sdpa" if ":" in wanted else wanted
     half = training.get("bf16") or training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16")
-    if not half or recipe.data.packing == "token_budget" or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    padded = recipe.data.packing == "token_budget" or form_of_stage(recipe.stage) in MASKED_FORMS
+    if not half or padded or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "sdpa"
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return VARLEN if why_not_varlen(model_class, config) is None else "sdpa"

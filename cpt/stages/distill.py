@@ -65,7 +65,9 @@ class DistillTrainer(CPTTrainer):
         finally:
             self.taught = None
 
-    def mean_divergence(self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+    def mean_divergence(
+        self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         """The mean over the labelled tokens of the step, with the experts' auxiliary loss as models add it."""
         assert labels is not None and self.taught is not None
         counts = labels[:, 1:] != IGNORED

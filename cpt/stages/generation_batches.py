@@ -27,7 +27,6 @@ from cpt.stages.model import reference_model
 from cpt.stages.resuming import written_for
 from cpt.stages.rewards.find import build_rewards
 
-LARGEST_HARMLESS_NORM = 1.0  # where gradients are not clipped
 STAGE_FILE = "stage_state.pt"
 
 
@@ -206,11 +205,12 @@ class GenerationBatches(ExampleTrainer):
         """Whether the step has to be skipped.
 
         Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps without any gradient
-        are common (all answers equally good), and one with a gradient is no spike after them. So a loss has to be finite, and a gradient
-        norm is judged by how far it is above what clipping lets through.
+        are common (all answers equally good), and the first wrong answer after them has one. So loss and gradient have to be finite, and
+        how large a gradient may be is left to clipping; without clipping its norm is judged as in other stages.
         """
-        harmless = self.args.max_grad_norm if self.args.max_grad_norm > 0 else LARGEST_HARMLESS_NORM
-        return super().judge_figures(torch.stack((figures[0] * 0, figures[1].clamp(min=harmless))))
+        loss, norm = figures
+        clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
+        return super().judge_figures(torch.stack((loss * 0, clipped)))
 
     def make_smaller(self, problem: RuntimeError) -> None:
         """Halve the micro-batch: a generation stays as large as it is, and its completions are cut into smaller parts."""

@@ -7,6 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.data.prepared import PreparedData
 from cpt.models.hashes import hash_weights
+from cpt.models.rules import is_local
+from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
 
 
@@ -34,4 +36,14 @@ def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTok
             "revision": model.revision,
             "sha256": hash_weights(model.path, model.revision) if model.path is not None and not model.from_scratch else {},
         },
+        **describe_teacher(recipe),
     }
+
+
+def describe_teacher(recipe: Recipe) -> dict[str, Any]:
+    """The model that a stage learns from; of one on the Hub, which is not here yet, the name alone."""
+    path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
+    if path is None:
+        return {}
+    revision = recipe.training.get("teacher_model_revision")
+    return {"teacher": {"path": path, "revision": revision, "sha256": hash_weights(path) if is_local(path) else {}}}

@@ -18,7 +18,9 @@ def losses_of(tiny_recipe, tmp_path, corpus, tokenizer_folder):
         if zero:
             training["deepspeed"] = zero_profile(tmp_path, zero)
         sections = {**tiny_recipe, "stage": "distill_text", **changes, "name": name, "training": training}
-        result = launch(write_recipe(sections, tmp_path / f"{name}.yaml"), way="torchrun" if processes > 1 else "python", processes=processes)
+        result = launch(
+            write_recipe(sections, tmp_path / f"{name}.yaml"), way="torchrun" if processes > 1 else "python", processes=processes
+        )
         assert result.returncode == 0, result.stdout + result.stderr
         return losses(tmp_path / "runs" / name)
 

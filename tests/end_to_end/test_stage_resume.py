@@ -51,13 +51,13 @@ def interrupted_equals_straight(stage, tmp_path, *, at, processes=1, **training)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "dpo", "reward", "kto"])
+@pytest.mark.parametrize("stage", ["sft", "dpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("reward", "kto"))])
 def test_a_stage_resumes_bit_for_bit(stage, tmp_path):
     interrupted_equals_straight(stage, tmp_path, at=4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("zero", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_dpo_resumes_bit_for_bit_under_zero(tmp_path, zero):
     profile = {"deepspeed": zero_profile(tmp_path, zero), "gradient_accumulation_steps": 1}
     interrupted_equals_straight("dpo", tmp_path, at=4, processes=2, **profile)

@@ -7,7 +7,8 @@ from planned_setups import PLAIN
 from planner_facts import FACTS
 
 from cpt.planner.activations import Activations, Counted
-from cpt.planner.memory import gradient_bytes, logits_of, moments_of_step, plan_memory, states_of
+from cpt.planner.logits import logits_of
+from cpt.planner.memory import gradient_bytes, moments_of_step, plan_memory, states_of
 from cpt.planner.setup import Zero
 from cpt.planner.terms import GIB
 

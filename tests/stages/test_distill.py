@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from tiny import write_recipe
+from tiny_models import tiny_config
 from tiny_teachers import mean_kl, save_teacher, student_trainer, texts_of
 from transformers import AutoModelForCausalLM
 
@@ -83,6 +84,20 @@ def test_packed_documents_learn_what_they_would_learn_alone(recipe_of):
     assert together.item() == pytest.approx(sum(alone).item(), rel=1e-5)
 
 
+def test_experts_are_balanced_as_elsewhere(recipe_of):
+    """The auxiliary loss of the student is added as its own loss has it; the teacher's is nobody's."""
+    shape = {**tiny_config("qwen3_moe"), "vocab_size": 320, "router_aux_loss_coef": 0.5, "output_router_logits": True}
+    trainer = student_trainer(recipe_of(f"model.config={json.dumps(shape)}"))
+    trainer.current_gradient_accumulation_steps = 2  # as the Trainer sets it for each step
+    batch, weight = batch_of(trainer), 0.5
+    count = torch.tensor(int((batch["labels"][:, 1:] != IGNORED).sum()))
+    loss, outputs = trainer.compute_loss(trainer.model.train(), dict(batch), return_outputs=True, num_items_in_batch=count)
+    trainer.model.config.router_aux_loss_coef = 0.0
+    bare = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
+    share = weight * outputs["aux_loss"] / trainer.current_gradient_accumulation_steps
+    assert outputs["aux_loss"] > 0 and (loss - bare).item() == pytest.approx(share.item(), rel=1e-4)
+
+
 def test_accumulated_steps_are_one_large_one(recipe_of):
     whole = student_trainer(recipe_of(steps=3))
     whole.train()
@@ -102,7 +117,10 @@ def test_conversations_and_texts_have_a_stage_each():
         ({"beta": 2.0}, "`training`: DistillConfig says: beta must be from 0 to 1, got 2.0"),
         ({"temperature": 0.0}, "temperature must be more than 0"),
         ({"use_liger_kernel": True}, "`training.use_liger_kernel`: distillation reads the logits"),
-        ({"teacher_model_name_or_path": None}, "stage `distill_text` learns from another model: give `training.teacher_model_name_or_path`"),
+        (
+            {"teacher_model_name_or_path": None},
+            "stage `distill_text` learns from another model: give `training.teacher_model_name_or_path`",
+        ),
     ],
 )
 def test_what_cannot_be_distilled_is_refused(recipe_of, training, said):

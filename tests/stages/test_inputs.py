@@ -1,10 +1,14 @@
 from hashlib import sha256
 from types import SimpleNamespace
 
+from tiny import write_recipe
+from tiny_checkpoints import save_llama
 from transformers import AutoTokenizer
 
+from cpt.models.hashes import hash_weights
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.stages.inputs import describe_inputs
+from cpt.stages.inputs import describe_inputs, describe_teacher
 
 
 def test_the_record_holds_the_hash_of_each_file(tokenizer_folder, tmp_path):
@@ -19,3 +23,13 @@ def test_the_record_holds_the_hash_of_each_file(tokenizer_folder, tmp_path):
     inputs = describe_inputs(recipe, data, AutoTokenizer.from_pretrained(tokenizer_folder))
     assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
     assert inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"} and len(inputs["tokenizer"]["xxh3"]) == 32
+
+
+def test_a_teacher_is_recorded_with_its_hashes(tiny_recipe, tmp_path, tokenizer_folder):
+    teacher = save_llama(tmp_path / "teacher", tokenizer_folder, 1)
+    training = {**tiny_recipe["training"], "teacher_model_name_or_path": str(teacher)}
+    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "distill_text", "training": training}, tmp_path / "r.yaml"))
+    assert describe_teacher(recipe)["teacher"]["sha256"] == hash_weights(str(teacher)) != {}
+    on_hub = recipe.model_copy(update={"training": {"teacher_model_name_or_path": "lab/large"}})
+    assert describe_teacher(on_hub) == {"teacher": {"path": "lab/large", "revision": None, "sha256": {}}}
+    assert describe_teacher(recipe.model_copy(update={"training": {}})) == {}

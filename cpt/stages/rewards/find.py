@@ -14,6 +14,7 @@ from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.extend import check_options, find
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Recipe, Reward
+from cpt.recipe.sense import TAUGHT
 from cpt.stages.find import find_stage
 from cpt.stages.rewards.maths import maths_answer
 from cpt.stages.rewards.models import load_judge, reward_model
@@ -154,7 +155,7 @@ def check_rewards(recipe: Recipe) -> None:
     Raises:
         RecipeError: with what to write instead.
     """
-    reads = tuple(find_stage(recipe.stage).COLUMNS) == PROMPTS
+    reads = tuple(find_stage(recipe.stage).COLUMNS) == PROMPTS and recipe.stage not in TAUGHT
     if recipe.rewards and not reads:
         raise RecipeError(f"`rewards` would have no effect: stage `{recipe.stage}` learns from what the data say. Remove them.")
     if not recipe.rewards and recipe.stage in STAGE_CONFIGS and reads:

@@ -1,0 +1,110 @@
+"""Bytes of logits and of what a loss makes of them, by the ways that stages have."""
+
+import math
+
+from cpt.models.chunked_loss import tokens_at_once
+from cpt.planner.facts import ModelFacts
+from cpt.planner.setup import Setup
+from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TILES, WHOLE
+from cpt.planner.terms import Term
+
+LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
+FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
+TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
+COPIES_ON_CPU = (3, 7)  # of a tile in fp32, which a GPU's kernel does not make: in the forward and in the backward pass
+BYTES_OF_PAIRS = {False: 24, True: 24}  # of a logit at the loss of pairs, by whether the run computes in half precision; measured
+BYTES_OF_TAUGHT = {False: 24, True: 24}  # of a logit of both models, likewise
+BEFORE = 0.7  # of these, before there is a gradient
+TILED = (TILES, TAUGHT_IN_TILES)
+
+
+def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """The head and its loss."""
+    if setup.beside.logits != WHOLE:
+        return of_stage(facts, setup)
+    tokens = setup.tokens_at_once
+    cast = Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+    if not setup.fused_loss:
+        return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
+    if not uses_liger(facts, setup):
+        chunk = min(tokens, tokens_at_once(facts.vocabulary))
+        of_head = head_gradient(facts, setup)
+        before = of_head if chunk < tokens else 0.0  # of the chunks that were there already
+        at_logits = LOGIT_BYTES * chunk * facts.vocabulary + before
+        at_head = 4.0 * chunk * facts.vocabulary + of_head + before
+        inputs = 2.0 * tokens * facts.hidden
+        return Term("logits", max(at_logits, at_head) + inputs, f"of {chunk:,} tokens at once, with the head's gradient"), cast
+    chunk = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
+    size = FUSED_LOGIT_BYTES * chunk * facts.vocabulary + 2.0 * tokens * facts.hidden + head_gradient(facts, setup)
+    return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
+
+
+def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """In half precision, in fp32, and their log-softmax, before any gradient."""
+    if setup.beside.logits != WHOLE:
+        return before_of_stage(facts, setup)
+    tokens = setup.tokens_at_once
+    if uses_liger(facts, setup):
+        tokens = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
+    elif setup.fused_loss:
+        tokens = min(tokens, tokens_at_once(facts.vocabulary))
+    return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
+
+
+def of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Where the loss is not a language model's own."""
+    kind, tokens = setup.beside.logits, setup.tokens_at_once
+    if kind == SCORE:
+        return ()
+    if kind in TILED:
+        of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
+        size = tile_bytes(facts, setup, COPIES_ON_CPU[1]) + 4.0 * tokens * facts.hidden + of_head
+        return (Term("logits", size, f"in tiles of {min(tokens, TILE_TOKENS):,} tokens, with the head's gradient"),)
+    each = BYTES_OF_PAIRS if kind == PAIRS else BYTES_OF_TAUGHT
+    return (Term("logits", float(each[setup.half] * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, {told(kind)}"),)
+
+
+def before_of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Of them, what is there before any gradient."""
+    kind, tokens = setup.beside.logits, setup.tokens_at_once
+    if kind == SCORE:
+        return ()
+    if kind in TILED:
+        return (Term("logits", tile_bytes(facts, setup, COPIES_ON_CPU[0]), f"in tiles of {min(tokens, TILE_TOKENS):,} tokens"),)
+    (whole,) = of_stage(facts, setup)
+    return (Term("logits", whole.size * BEFORE, "before their gradient"),)
+
+
+def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
+    """Of one tile, of two where a teacher has its own."""
+    tokens = min(setup.tokens_at_once, TILE_TOKENS)
+    taught = setup.beside.logits == TAUGHT_IN_TILES
+    buffer = (8 if taught else 2 if setup.half else 4) * tokens * TILE_WORDS
+    made = 4 * copies * (2 if taught else 1) * tokens * min(facts.vocabulary, TILE_WORDS) if setup.on_cpu else 0
+    return float(buffer + made)
+
+
+def told(kind: str) -> str:
+    """Whose logits there are."""
+    return "of both models" if kind == TAUGHT else "with their log-probabilities"
+
+
+def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Liger's loss has made the head's gradient in the forward pass, and that of what went into it."""
+    inputs = 2.0 * setup.tokens_at_once * facts.hidden
+    return (Term("gradient of the head", head_gradient(facts, setup) + inputs, "made ahead"),) if uses_liger(facts, setup) else ()
+
+
+def uses_liger(facts: ModelFacts, setup: Setup) -> bool:
+    """Elsewhere the fused loss is cpt's own, in chunks."""
+    return setup.fused_loss and facts.is_left_to_liger and not setup.on_cpu
+
+
+def tokens_in_chunk(tokens: int, vocabulary: int, hidden: int) -> int:
+    """Liger takes as many at once as make their logits about as large as what goes into the head."""
+    return min(tokens, 2 ** math.ceil(math.log2(max(1, math.ceil(tokens / math.ceil(vocabulary / hidden))))))
+
+
+def head_gradient(facts: ModelFacts, setup: Setup) -> float:
+    """The largest gradient of all comes first."""
+    return float(setup.weights_bytes * facts.head) if setup.lora is None else 0.0

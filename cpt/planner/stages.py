@@ -1,0 +1,205 @@
+"""What each stage holds and makes beside the model that it trains, told from the recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from cpt.data.form_of_stage import form_of_stage
+from cpt.errors import CptError, RecipeError
+from cpt.models.config import load_config
+from cpt.planner.facts import ModelFacts, facts_of
+from cpt.recipe.run_results import result_of_run
+from cpt.recipe.schema import Model, Recipe
+
+WHOLE, PAIRS, TILES, TAUGHT, TAUGHT_IN_TILES, SCORE = "whole", "pairs", "tiles", "taught", "taught in tiles", "score"
+"""How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with log-probabilities of pairs
+beside; by the logits of some tokens and some words at once; by a teacher's logits beside the own; those in tiles; by one number."""
+TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
+MASKED_FORMS = ("preference", "judged", "prompt")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a stage: what does not depend on the recipe, and the defaults of its config class."""
+
+    logits: str
+    reference: bool = False
+    """A frozen copy of the model beside it, where there is no adapter."""
+    beta: float | None = None
+    """With such a default, the reference is there only where `training.beta` is above 0."""
+    written: tuple[str, int] | None = None
+    """The key that says how many tokens a completion may have, which the model writes by itself."""
+    taught: bool = False
+    forward_passes: float = 0.0
+    """Without gradients, besides the reference's and the teacher's."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "dpo": Kind(TILES, reference=True),
+    "kto": Kind(TILES, reference=True, forward_passes=2.0),  # of mismatched answers, by the model and by the reference
+    "orpo": Kind(PAIRS),
+    "cpo": Kind(PAIRS),
+    "reward": Kind(SCORE),
+    "grpo": Kind(TILES, beta=0.0, written=("max_completion_length", 512)),
+    "rloo": Kind(TILES, beta=0.05, written=("max_completion_length", 512), forward_passes=1.0),
+    "ppo": Kind(TILES, beta=0.0, written=("max_completion_length", 512), forward_passes=1.0),
+    "spo": Kind(TILES, beta=0.0, written=("max_completion_length", 512), forward_passes=1.0),
+    "distill": Kind(TAUGHT, taught=True),
+    "distill_text": Kind(TAUGHT, taught=True),
+    "distill_on_policy": Kind(TAUGHT_IN_TILES, taught=True, written=("max_completion_length", 512)),
+    "gkd": Kind(TAUGHT, taught=True, written=("max_new_tokens", 128)),
+}
+"""All others read whole logits and hold nothing else."""
+LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes
+
+
+@dataclass(frozen=True)
+class Other:
+    """A model that is not trained."""
+
+    parameters: int
+    largest_layer: int
+    largest_matrix: int
+    hidden: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a run holds and makes beside the model that it trains; by default nothing."""
+
+    stage: str = "cpt"
+    logits: str = WHOLE
+    sequences: int = 1
+    """Of each row, through which gradients go."""
+    completion: int = 0
+    """Tokens that the model adds to a row by itself."""
+    reference: bool = False
+    teacher: Other | None = None
+    judges: tuple[Other, ...] = ()
+    forward_passes: float = 0.0
+    """Of the model or its reference without gradients, for each one with them."""
+    steps_per_generation: int | None = None
+    generation_batch: int | None = None
+    keeps_cache: bool = True
+    gathers: bool = True
+    """Under ZeRO-3, whole weights on each GPU while it samples."""
+    uncounted: tuple[str, ...] = ()
+    """What nobody can plan, in words."""
+
+    def sampled(self, micro_batch: int, accumulation: int, gpus: int) -> int:
+        """Completions that a process samples at once."""
+        if not self.completion:
+            return 0
+        if self.stage == "gkd":  # writes each micro-batch when its turn comes
+            return micro_batch
+        if self.generation_batch is not None:
+            return max(1, self.generation_batch // gpus)
+        return micro_batch * (self.steps_per_generation or accumulation)
+
+
+def beside_of(recipe: Recipe) -> Beside:
+    """Read it from the recipe; the configs of other models come from where they lie.
+
+    Raises:
+        RecipeError: the stage learns from a teacher, and there is none.
+        ResourceError: the teacher's config cannot be had.
+    """
+    training = recipe.training
+    form = form_of_stage(recipe.stage)
+    kind = KINDS.get(recipe.stage, Kind(WHOLE))
+    beta = float(training.get("beta", kind.beta)) if kind.beta is not None else 1.0
+    reference = kind.reference or (kind.beta is not None and beta > 0)
+    judges, unknown = judges_of(recipe)
+    beside = Beside(
+        stage=recipe.stage,
+        logits=kind.logits,
+        sequences=2 if form == "preference" else 1,
+        completion=completion_of(kind, training, recipe.stage),
+        reference=reference,
+        teacher=teacher_of(training) if kind.taught else None,
+        judges=judges,
+        forward_passes=kind.forward_passes + reference,
+        uncounted=unknown,
+    )
+    if not beside.completion:
+        return beside
+    if training.get("use_vllm"):
+        unknown = (*unknown, "the memory that vLLM takes for itself (`training.vllm_gpu_memory_utilization`)")
+    return replace(
+        beside,
+        steps_per_generation=training.get("steps_per_generation"),
+        generation_batch=training.get("generation_batch_size"),
+        keeps_cache=not training.get("use_vllm") and not (recipe.stage == "gkd" and training.get("gradient_checkpointing")),
+        gathers=bool(training.get("ds3_gather_for_generation", True)),
+        uncounted=unknown,
+    )
+
+
+def completion_of(kind: Kind, training: Mapping[str, Any], stage: str) -> int:
+    """How long what the model writes may be; 0 where it writes nothing."""
+    if kind.written is None or stage == "gkd" and not float(training.get("lmbda", LMBDA)):
+        return 0
+    key, default = kind.written
+    return int(training.get(key) or default)
+
+
+def teacher_of(training: Mapping[str, Any]) -> Other:
+    """The model that the run learns from.
+
+    Raises:
+        RecipeError: none is named, or it cannot be planned.
+    """
+    path = result_of_run(training.get(TEACHER))
+    if path is None:
+        raise RecipeError(f"`training.{TEACHER}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME).")
+    config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
+    return other_model(config, 2 if training.get("bf16") else 4)
+
+
+def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
+    """The reward models, which lie whole on each GPU in the type that they were saved in; and what is said of those that nobody knows."""
+    known, unknown = [], []
+    for reward in recipe.rewards:
+        if reward.name != JUDGE:
+            continue
+        path = str(reward.options.get("path"))
+        try:
+            config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
+        except CptError as problem:
+            unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
+            continue
+        judge = other_model(config, config.dtype.itemsize if config.dtype is not None else 4)
+        head = 0 if config.get_text_config().tie_word_embeddings else config.get_text_config().vocab_size * judge.hidden
+        known.append(replace(judge, parameters=judge.parameters - head))
+    return tuple(known), tuple(unknown)
+
+
+def other_model(config: PreTrainedConfig, weights_bytes: int) -> Other:
+    """Counted without its weights."""
+    facts = facts_of(config, None, 1)
+    return Other(facts.parameters, facts.largest_layer, facts.largest_matrix, facts.hidden, weights_bytes)
+
+
+def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> ModelFacts:
+    """The model as its stage trains it: with one score in the place of the language model's head, or with a head for values."""
+    if beside.stage == "ppo":
+        head = facts.hidden + 1
+        return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)
+    if beside.logits != SCORE:
+        return facts
+    gone = 0 if facts.is_tied else facts.head
+    return replace(
+        facts,
+        parameters=facts.parameters - gone + facts.hidden,
+        active=facts.active - gone + facts.hidden,
+        trained=facts.trained + facts.hidden - (0 if adapters else gone),
+        head=facts.hidden,
+        vocabulary=1,
+        is_tied=False,
+        has_fused_loss=False,
+        flops_per_token=facts.flops_per_token - (4 if adapters else 6) * facts.head,
+    )
+
