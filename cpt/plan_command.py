@@ -14,12 +14,13 @@ from cpt.optim.released import check_release
 from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import ACCUMULATION, Proposal, cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
-from cpt.planner.facts import ModelFacts, facts_of
+from cpt.planner.facts import ModelFacts
 from cpt.planner.fitted import write_fitted
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
 from cpt.planner.speed import ASSUMED_MFU, measured_speed, planned_speed
+from cpt.planner.stage_terms import facts_for
 from cpt.planner.target import find_target
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.disk import disk_needs
@@ -112,7 +113,7 @@ def told_host(plan: MemoryPlan) -> str:
 
 def look_at(config: PreTrainedConfig, setup: Setup) -> tuple[ModelFacts, Counted]:
     """What the planner needs of a model."""
-    return facts_of(config, setup.lora, setup.sequence_length), count_activations(config, setup)
+    return facts_for(config, setup), count_activations(config, setup)
 
 
 def config_without_weights(model: Model) -> PreTrainedConfig:

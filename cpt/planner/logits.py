@@ -5,15 +5,16 @@ import math
 from cpt.models.chunked_loss import tokens_at_once
 from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
-from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TILES, WHOLE
+from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE
 from cpt.planner.terms import Term
 
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
 FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
 TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
 COPIES_ON_CPU = (3, 7)  # of a tile in fp32, which a GPU's kernel does not make: in the forward and in the backward pass
-BYTES_OF_PAIRS = {False: 24, True: 24}  # of a logit at the loss of pairs, by whether the run computes in half precision; measured
-BYTES_OF_TAUGHT = {False: 24, True: 24}  # of a logit of both models, likewise
+BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
+"""Of each logit at the loss, where the run computes in fp32 and where in half precision; of both models' where there is a teacher. Measured."""
+CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.divergence`: five copies in fp32 beside
 BEFORE = 0.7  # of these, before there is a gradient
 TILED = (TILES, TAUGHT_IN_TILES)
 
@@ -23,7 +24,7 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if setup.beside.logits != WHOLE:
         return of_stage(facts, setup)
     tokens = setup.tokens_at_once
-    cast = Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+    cast = half_head(facts, setup)
     if not setup.fused_loss:
         return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
     if not uses_liger(facts, setup):
@@ -51,42 +52,51 @@ def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
 
 
+def half_head(facts: ModelFacts, setup: Setup) -> Term:
+    """What autocast makes of it."""
+    return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+
+
 def of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Where the loss is not a language model's own."""
-    kind, tokens = setup.beside.logits, setup.tokens_at_once
+    kind, tokens = setup.beside.logits, scored_tokens(setup)
     if kind == SCORE:
         return ()
     if kind in TILED:
         of_head = 0.0 if setup.lora is not None else (4.0 + (2 if setup.weights_bytes == 2 else 0)) * facts.head
         size = tile_bytes(facts, setup, COPIES_ON_CPU[1]) + 4.0 * tokens * facts.hidden + of_head
         return (Term("logits", size, f"in tiles of {min(tokens, TILE_TOKENS):,} tokens, with the head's gradient"),)
-    each = BYTES_OF_PAIRS if kind == PAIRS else BYTES_OF_TAUGHT
-    return (Term("logits", float(each[setup.half] * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, {told(kind)}"),)
+    each = BYTES_OF_KIND[kind][setup.half] * tokens + (CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind == TAUGHT else 0)
+    what = "with their log-probabilities" if kind == PAIRS else "of both models"
+    whole = Term("logits", each * facts.vocabulary + head_gradient(facts, setup), f"{facts.vocabulary:,} for each token, {what}")
+    return (whole, half_head(facts, setup))
 
 
 def before_of_stage(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Of them, what is there before any gradient."""
-    kind, tokens = setup.beside.logits, setup.tokens_at_once
+    kind, tokens = setup.beside.logits, scored_tokens(setup)
     if kind == SCORE:
         return ()
     if kind in TILED:
         return (Term("logits", tile_bytes(facts, setup, COPIES_ON_CPU[0]), f"in tiles of {min(tokens, TILE_TOKENS):,} tokens"),)
-    (whole,) = of_stage(facts, setup)
+    whole, _ = of_stage(facts, setup)
     return (Term("logits", whole.size * BEFORE, "before their gradient"),)
 
 
 def tile_bytes(facts: ModelFacts, setup: Setup, copies: int) -> float:
     """Of one tile, of two where a teacher has its own."""
-    tokens = min(setup.tokens_at_once, TILE_TOKENS)
+    tokens = min(scored_tokens(setup), TILE_TOKENS)
     taught = setup.beside.logits == TAUGHT_IN_TILES
     buffer = (8 if taught else 2 if setup.half else 4) * tokens * TILE_WORDS
     made = 4 * copies * (2 if taught else 1) * tokens * min(facts.vocabulary, TILE_WORDS) if setup.on_cpu else 0
     return float(buffer + made)
 
 
-def told(kind: str) -> str:
-    """Whose logits there are."""
-    return "of both models" if kind == TAUGHT else "with their log-probabilities"
+def scored_tokens(setup: Setup) -> int:
+    """Whose logits are made: all, or only those that the model wrote itself; TRL's log-probabilities on a CPU are of all."""
+    kind, written = setup.beside.logits, setup.beside.completion
+    only_written = kind == TAUGHT_IN_TILES or kind == TILES and written and not setup.on_cpu
+    return setup.sequences * written if only_written else setup.tokens_at_once
 
 
 def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:

@@ -1,13 +1,20 @@
 """Bytes of the models that stand beside the one that is trained, and of sampling completions."""
 
+from transformers import PreTrainedConfig
+
 from cpt.planner.counted import Counted
-from cpt.planner.facts import ModelFacts
+from cpt.planner.facts import ModelFacts, facts_of
 from cpt.planner.setup import Setup, Zero
-from cpt.planner.stages import Other
+from cpt.planner.stages import Other, with_own_head
 from cpt.planner.terms import Moment, Term
 
 SAMPLING = "sampling completions"
 WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
+
+
+def facts_for(config: PreTrainedConfig, setup: Setup) -> ModelFacts:
+    """Of the model as the setup's stage trains it."""
+    return with_own_head(facts_of(config, setup.lora, setup.length), setup.beside, adapters=setup.lora is not None)
 
 
 def gathered(model: ModelFacts | Other, zero: Zero) -> float:

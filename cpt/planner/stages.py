@@ -13,9 +13,11 @@ from cpt.planner.facts import ModelFacts, facts_of
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
-WHOLE, PAIRS, TILES, TAUGHT, TAUGHT_IN_TILES, SCORE = "whole", "pairs", "tiles", "taught", "taught in tiles", "score"
+WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
+TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
 """How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with log-probabilities of pairs
-beside; by the logits of some tokens and some words at once; by a teacher's logits beside the own; those in tiles; by one number."""
+beside; by the logits of some tokens and some words at once; by one number; by the logits of two models, which are compared for some tokens
+at once, for all of them, or are themselves made in tiles."""
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "judged", "prompt")
 
@@ -49,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
     "distill": Kind(TAUGHT, taught=True),
     "distill_text": Kind(TAUGHT, taught=True),
     "distill_on_policy": Kind(TAUGHT_IN_TILES, taught=True, written=("max_completion_length", 512)),
-    "gkd": Kind(TAUGHT, taught=True, written=("max_new_tokens", 128)),
+    "gkd": Kind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
 }
 """All others read whole logits and hold nothing else."""
 LMBDA = 0.5  # of GKDConfig: the share of steps whose answers the student writes

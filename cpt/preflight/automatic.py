@@ -12,8 +12,8 @@ from cpt.hardware import find_gpus, host_memory_gib
 from cpt.models.config import load_config
 from cpt.planner.activations import count_activations
 from cpt.planner.automatic import chosen_values
-from cpt.planner.facts import facts_of
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
+from cpt.planner.stage_terms import facts_for
 from cpt.planner.target import Target, peak_of
 from cpt.ranks import main_process_decides, tell, world_size
 from cpt.recipe.automatic import ACCUMULATION, CHECKPOINTING, LOADING, MICRO_BATCH, automatic_keys
@@ -82,7 +82,7 @@ def values_here(
     rows = (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * processes)
 
     def count(of: Setup) -> Any:
-        return facts_of(shape, of.lora, of.sequence_length), count_activations(shape, of)
+        return facts_for(shape, of), count_activations(shape, of)
 
     try:
         return chosen_values(

@@ -8,9 +8,9 @@ from transformers import PreTrainedConfig
 from cpt.hardware import GIB, Gpu, host_memory_gib
 from cpt.planner.activations import count_activations
 from cpt.planner.advice import fits
-from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.setup import attention_on_gpu, setup_of
+from cpt.planner.stage_terms import facts_for
 from cpt.planner.target import Target
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
@@ -22,10 +22,10 @@ def memory_warning(recipe: Recipe, config: PreTrainedConfig, profile: Mapping[st
         return None
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
     target = Target(smallest.name, world_size(), smallest.memory_gib, 1.0, "", host_memory_gib(), "this machine")
-    setup = setup_of(recipe, world_size(), profile, attention=attention_on_gpu(recipe, config))
     try:
-        facts, activations = facts_of(config, setup.lora, setup.sequence_length), count_activations(config, setup)
-    except Exception as problem:  # of a model's own code: an estimate must not stop a run
+        setup = setup_of(recipe, world_size(), profile, attention=attention_on_gpu(recipe, config))
+        facts, activations = facts_for(config, setup), count_activations(config, setup)
+    except Exception as problem:  # of a model's own code, or of a teacher that is not there: an estimate must not stop a run
         return f"`model`: how much memory it takes could not be planned ({type(problem).__name__}: {problem}). `cpt rehearse` tries it"
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
     if fits(plan, target):

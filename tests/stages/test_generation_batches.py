@@ -24,9 +24,8 @@ def trained(stage, folder, resume=None, **sections):
     ("stage", "step"),
     [
         ("grpo", 3),
-        ("ppo", 3),
         ("spo", 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("ppo", 3), ("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
     ],
 )
 def test_a_run_that_goes_on_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, step, tmp_path):
@@ -48,6 +47,7 @@ def test_without_completions_to_keep_a_checkpoint_has_none(tmp_path):
     assert not (tmp_path / "run" / "checkpoint-3" / "generation.pt").exists()
 
 
+@pytest.mark.slow
 def test_completions_of_another_number_of_processes_are_made_anew(tmp_path):
     trained("grpo", tmp_path / "straight", **SPREAD)
     checkpoint = tmp_path / "straight" / "run" / "checkpoint-3"
@@ -138,6 +138,7 @@ def test_the_reference_is_what_the_run_began_with(tmp_path):
     assert divergence[0] == 0 and divergence[-1] > 0
 
 
+@pytest.mark.slow
 def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
     trainer = quiet_trainer(
         bandit("grpo", tmp_path, steps=10, training={"beta": 0.1}, model={"from_scratch": True, "config": MODEL, "lora": {"r": 4}})

@@ -16,7 +16,8 @@ def rewards(tmp_path, **sections):
     return trainer, rewards_of(trainer)
 
 
-@pytest.mark.parametrize("seed", [42, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [42, 1, 3, 4])
 def test_it_learns_a_bandit(seed, tmp_path):
     trainer, found = rewards(tmp_path, seed=seed)
     assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
@@ -31,15 +32,14 @@ def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
 
 @pytest.mark.slow
 def test_an_adapter_learns_beside_a_head(tmp_path):
-    trainer = quiet_trainer(
-        bandit("ppo", tmp_path, steps=320, learning_rate=1e-2, schedule=COSINE, training=LARGE | {"temperature": 0.2}, lora=True)
-    )
+    training = LARGE | {"temperature": 0.05, "entropy_coef": 0.1}  # the head of the random base only gives small logits
+    trainer = quiet_trainer(bandit("ppo", tmp_path, steps=240, schedule=COSINE, training=training, lora=True))
     trainer.train()
     found = rewards_of(trainer)
     assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
-    saved = load_file(tmp_path / "run" / "checkpoint-320" / "adapter_model.safetensors")
+    saved = load_file(tmp_path / "run" / "checkpoint-240" / "adapter_model.safetensors")
     assert not [name for name in saved if "value_head" in name]
-    assert (tmp_path / "run" / "checkpoint-320" / "stage_state.pt").exists()
+    assert (tmp_path / "run" / "checkpoint-240" / "stage_state.pt").exists()
 
 
 def test_the_first_advantages_are_the_rewards_less_nothing(tmp_path):

@@ -15,7 +15,8 @@ def rewards(tmp_path, **sections):
     return trainer, rewards_of(trainer)
 
 
-@pytest.mark.parametrize("seed", [42, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [42, 1, 3, 4])
 def test_it_learns_a_bandit_with_one_answer_to_a_prompt(seed, tmp_path):
     trainer, found = rewards(tmp_path, seed=seed)
     assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
@@ -28,15 +29,6 @@ def test_it_learns_a_bandit_with_one_answer_to_a_prompt(seed, tmp_path):
 @pytest.mark.slow
 def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
     assert max(rewards(tmp_path, rewards=SHUFFLED)[1]) <= 0.6
-
-
-@pytest.mark.slow
-def test_an_adapter_learns(tmp_path):
-    training = LARGE | {"temperature": 0.2}
-    trainer = quiet_trainer(bandit("spo", tmp_path, steps=160, learning_rate=1e-2, schedule=COSINE, training=training, lora=True))
-    trainer.train()
-    found = rewards_of(trainer)
-    assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
 
 
 def test_an_advantage_is_the_reward_less_the_value_from_before(tmp_path):
