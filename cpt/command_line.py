@@ -1,6 +1,7 @@
 """Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its class."""
 
 import logging
+import os
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ SECONDS_FOR_THE_MAIN_PROCESS = 5
 
 # peft imports bitsandbytes where it is installed, which then tells each command on a CPU of a faster kernel.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+# docs/stages.md says which stages are of TRL's experimental part.
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 def run_command(function: Callable[..., None]) -> None:

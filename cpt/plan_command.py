@@ -17,10 +17,11 @@ from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import ModelFacts
 from cpt.planner.fitted import write_fitted
 from cpt.planner.memory import MemoryPlan, plan_memory
-from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed
+from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed, told_time_beside
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
 from cpt.planner.speed import ASSUMED_MFU, measured_speed, planned_speed
 from cpt.planner.stage_terms import facts_for
+from cpt.planner.stages import KINDS
 from cpt.planner.target import find_target
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.disk import disk_needs
@@ -63,15 +64,15 @@ def command(
     facts, activations = count(setup)
     workers, snapshot = int(loaded.training.get("dataloader_num_workers", 0)), loaded.checkpoints.in_background
     plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
-    tell(told_setup(facts, setup, target))
-    tell("")
+    tell(f"{told_setup(facts, setup, target)}\n")
     for line in told_plan(plan, setup, target, max_memory):
         tell(line)
     if exact:
         tell(compared(config, setup, facts, activations))
     tell("")
     speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
-    for line in told_speed(speed, loaded.budget.tokens, target, setup.gpus, price_per_gpu_hour):
+    left_out = told_time_beside(setup, is_planned=measured is None)
+    for line in (*told_speed(speed, loaded.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out):
         tell(line)
     tell(f"{told_disk(loaded, facts, setup)}\n")
     if fits(plan, target, max_memory):
@@ -131,7 +132,13 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
 
 
 def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activations: Counted) -> str:
-    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process."""
+    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process.
+
+    Raises:
+        RecipeError: the stage has another loss than a language model's own.
+    """
+    if setup.beside.stage in KINDS:
+        raise RecipeError(f"--exact: a dry run is of a language model's own loss; stage `{setup.beside.stage}` has another. Leave it out.")
     run = dry_run(config, setup)
     alone = plan_memory(facts, setup, activations).model_alone
     difference = f"{alone / run.peak - 1:+.1%}".replace("%", " %")

@@ -96,3 +96,11 @@ def test_released_gradients_are_for_one_gpu(plan):
     releases = ("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0")
     assert isinstance(plan("--gpu", "H100", "--gpus", "2", *releases).exception, RecipeError)
     assert plan("--gpu", "H100", *releases).exit_code == 0
+
+
+def test_a_stage_with_a_reference_tells_of_it(plan):
+    result = plan("stage=dpo", "--gpu", "H200", "data.sequence_length=1024")
+    assert "  reference model  " in result.output and "8 x 2 x 1,024 tokens at once" in result.output
+    assert "Each example counts as full" in result.output
+    assert "reference model  " not in plan("stage=dpo", "--lora", "--gpu", "H200", "data.sequence_length=1024").output
+    assert isinstance(plan("stage=dpo", "--gpu", "H200", "--exact").exception, RecipeError)

@@ -7,13 +7,19 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 ISOLATED = "cpt"  # importing it fails in this process
 
 
 def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
-    """[T, V] on the job's text, in fp32; refuses weights that are missing or that no part of the model takes."""
+    """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part of a model takes."""
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
     if ids != job["ids"]:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
@@ -29,7 +35,10 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         model, info = loaded(model_class.from_pretrained(None, config=config, state_dict=state, **options))
     else:
-        model, info = loaded(AutoModelForCausalLM.from_pretrained(folder, **options))
+        architectures = AutoConfig.from_pretrained(folder).architectures or ()
+        scores = any(name.endswith("ForSequenceClassification") for name in architectures)  # a reward model
+        kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+        model, info = loaded(kind.from_pretrained(folder, **options))
     if info["missing_keys"] or info["unexpected_keys"]:
         raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}")
     with torch.no_grad():

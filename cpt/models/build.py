@@ -27,7 +27,7 @@ from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
 from cpt.models.inventory import count_model_parameters, vocabulary_size
 from cpt.models.new_rows import new_ids, train_only_rows
-from cpt.models.quantized import Quantization, check_quantization
+from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
 from cpt.models.rules import is_local
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
@@ -173,6 +173,8 @@ def load_weights(
             f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy the files again."
         ) from problem
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    if quantization is not None:
+        keep_layout_on_cpu(built)
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(
             f"model.path: {path} lacks {len(missing)} of the model's tensors ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). "

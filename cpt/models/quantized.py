@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import BitsAndBytesConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -86,6 +87,17 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
     return found
 
 
+def keep_layout_on_cpu(model: nn.Module) -> None:
+    """Have bitsandbytes leave 4-bit weights as they lie.
+
+    On a CPU with AVX-512 and bfloat16 it packs them in another way the first time that they are read without gradients. That fails where
+    the inputs are no multiple of a block, and gradients of later steps, which read them as if they lay as before, are wrong.
+    """
+    for module in model.modules():
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+
+
 def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are peft's."""
     return {key: value for key, value in lora.items() if key not in LORA_QUANTIZATION}
@@ -93,5 +105,5 @@ def without_quantization(lora: Mapping[str, Any]) -> dict[str, Any]:
 
 def numbers_in(parameter: torch.Tensor) -> int:
     """How many weights a parameter stands for; one in 4 bit holds two in each byte."""
-    state = vars(parameter).get("quant_state") if isinstance(parameter, torch.nn.Parameter) else None
+    state = vars(parameter).get("quant_state") if isinstance(parameter, nn.Parameter) else None
     return parameter.numel() if state is None else torch.Size(state.shape).numel()

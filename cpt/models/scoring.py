@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
 from cpt.models.adapters import add_lora
@@ -16,12 +16,25 @@ from cpt.recipe.schema import Model
 HEAD = "score"
 
 
+def check_scoring(config: PreTrainedConfig) -> None:
+    """Refuse architectures that nobody wrote a scoring model for.
+
+    Raises:
+        RecipeError: transformers has no class for it.
+    """
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise RecipeError(
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of another architecture, "
+            "such as llama or qwen3."
+        )
+
+
 def scoring_model(
     model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int = 42, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel | PeftModel:
     """The recipe's model with a head of one output, read at a text's last token.
 
-    The body has the weights that the recipe names; the head is drawn from the seed, unless the weights are those of such a model.
+    The body has the weights that the recipe names; the head is drawn from the seed.
 
     Raises:
         RecipeError: the architecture has no class for it in transformers.
@@ -30,11 +43,7 @@ def scoring_model(
     whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype)
     assert isinstance(whole, PreTrainedModel), "without adapters"
     config = whole.config
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise RecipeError(
-            f"`stage: reward`: transformers has no sequence classifier for `{config.model_type}`. Choose a model of another architecture, "
-            "such as llama or qwen3."
-        )
+    check_scoring(config)
     config.num_labels = 1
     config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]

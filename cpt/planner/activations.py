@@ -117,12 +117,22 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     for hook in hooks:
         hook.remove()
     if not layers:
-        return Activations(saved.total, saved.total, 0, 0, saved.total)
+        return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(size for size, *_ in layers)
     kept, layer, given, options = max(layers, key=lambda found: found[0])
     backward, again = peaks_of_layer(layer, given, options, setup)
-    attention = attention_outputs(model, setup, rows)
-    return Activations(saved.total, kept, outside + inputs, backward, again, attention=attention, layers=len(layers))
+    attention, forward = attention_outputs(model, setup, rows), forward_of_layer(layer, given, options, setup)
+    return Activations(saved.total, kept, outside + inputs, backward, again, attention=attention, layers=len(layers), forward=forward)
+
+
+def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
+    """Bytes of its forward pass where nothing is kept, at the most."""
+    with PeakOfStorages() as storages, torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            storages.ignore(tensor.untyped_storage())
+        with computing_as(setup):
+            layer(*given, **options)
+        return storages.peak
 
 
 def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
@@ -164,7 +174,8 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     of_layer, backward = kept // layers, 3 * tokens * widest * each
     attention = attention_outputs(model, setup, rows)
     inputs = tokens * layers * width * each
-    return Activations(kept, of_layer, inputs, backward, of_layer + backward, is_counted=False, attention=attention, layers=layers)
+    again = of_layer + backward
+    return Activations(kept, of_layer, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward)
 
 
 def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:

@@ -13,6 +13,7 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.setup import Setup, Zero, zero_of
 from cpt.planner.speed import planned_speed
+from cpt.planner.stages import WHOLE
 from cpt.planner.target import Target
 from cpt.planner.terms import GIB
 from cpt.recipe.references import REPOSITORY
@@ -91,7 +92,7 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
     profiles: list[tuple[str | None, Zero | None]] = [(None, setup.zero)]
     if not target.on_cpu:
         profiles += [(path, zero) for path, zero in shipped_profiles() if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)]
-    fused = (setup.fused_loss,) if target.on_cpu else (setup.fused_loss, True)
+    fused = (setup.fused_loss,) if target.on_cpu or setup.beside.logits != WHOLE else (setup.fused_loss, True)
     for micro_batch, checkpointing, fused_loss, (path, zero) in product(micro_batches(setup), (setup.checkpointing, True), fused, profiles):
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero)
         changes = changes_between(setup, changed)
@@ -146,4 +147,8 @@ def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) ->
         return setup, changes
     accumulation = setup.accumulation * setup.micro_batch // micro_batch
     portions = {"training.per_device_train_batch_size": micro_batch, ACCUMULATION: accumulation}
-    return replace(setup, micro_batch=micro_batch, accumulation=accumulation), changes | portions
+    beside, steps = setup.beside, setup.beside.steps_per_generation
+    if steps is not None:  # as many completions are sampled at once
+        portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch
+        beside = replace(beside, steps_per_generation=portions["training.steps_per_generation"])
+    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, beside=beside), changes | portions

@@ -46,7 +46,7 @@ def chosen_values(
             setup,
             target,
             count,
-            micro_batches=micro_batches_of(rows, setup.sequence_length) if MICRO_BATCH in asked else [setup.micro_batch],
+            micro_batches=micro_batches_of(rows, setup.beside.sequences * setup.length) if MICRO_BATCH in asked else [setup.micro_batch],
             checkpointing=[False, True] if switches else [setup.checkpointing],
             share=share,
         )
@@ -69,8 +69,10 @@ def fastest_that_fits(
     judged = []
     for rows, again in product(micro_batches, checkpointing):
         candidate = replace(setup, micro_batch=rows, checkpointing=again)
+        if setup.sampled:  # a step's completions are sampled together, whatever the micro-batch
+            candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // rows))
         if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
-            tokens = min(BUSY_TOKENS, rows * setup.sequence_length)
+            tokens = min(BUSY_TOKENS, candidate.tokens_at_once)
             idle = HALVED ** math.log2(BUSY_TOKENS / tokens)
             speed = planned_speed(facts, candidate, target, ASSUMED_MFU).tokens_per_second
             judged.append((speed / idle, -rows, candidate))
@@ -79,7 +81,7 @@ def fastest_that_fits(
     return max(judged, key=lambda found: found[:2])[2]
 
 
-def micro_batches_of(rows: int, sequence_length: int) -> list[int]:
+def micro_batches_of(rows: int, tokens_of_row: int) -> list[int]:
     """What divides the rows of a step, up to what keeps a GPU busy."""
-    most = max(1, BUSY_TOKENS // sequence_length)
+    most = max(1, BUSY_TOKENS // tokens_of_row)
     return [size for size in range(1, min(rows, most) + 1) if rows % size == 0]

@@ -6,7 +6,7 @@ from typing import Any
 
 from cpt.models.recomputing import Recomputing
 
-SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention")
+SIZES = ("kept", "largest_layer", "layer_inputs", "backward", "again", "attention", "forward")
 LAYERS_ON_THEIR_WAY = 2
 
 
@@ -29,6 +29,8 @@ class Activations:
     attention: int = 0
     """What attention gives, of all layers: kept as well where checkpoints are selective."""
     layers: int = 1
+    forward: int = 0
+    """The most in one layer's forward pass without gradients, where nothing is kept."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""

@@ -13,7 +13,7 @@ FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision
 TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
 COPIES_ON_CPU = (3, 7)  # of a tile in fp32, which a GPU's kernel does not make: in the forward and in the backward pass
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
-"""Of each logit at the loss, where the run computes in fp32 and where in half precision; of both models' where there is a teacher. Measured."""
+"""Of each logit at the loss, in fp32 and in half precision, and of both models' where there is a teacher; measured on a CPU."""
 CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.divergence`: five copies in fp32 beside
 BEFORE = 0.7  # of these, before there is a gradient
 TILED = (TILES, TAUGHT_IN_TILES)

@@ -107,11 +107,12 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     ends = (head,) if facts.is_tied or not (waiting or setup.releases) else ()  # a tied one waits for the embedding's, at the other end
     tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
     of_update = update_of(facts, setup)
+    another = forward_beside(facts, setup, rows.forward)
     moments = [
         Moment(
             "the forward pass ends", (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers)
         ),
-        Moment("another model's forward pass", (*states, *waiting, activations, *forward_beside(facts, setup, rows.largest_layer), *buffers)),
+        Moment("another model's forward pass", (*states, *waiting, activations, *another, *buffers)),
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
         Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),

@@ -7,6 +7,8 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import MemoryPlan
 from cpt.planner.setup import Setup
 from cpt.planner.speed import Speed
+from cpt.planner.stage_terms import SAMPLING
+from cpt.planner.stages import KINDS
 from cpt.planner.target import Target
 from cpt.planner.terms import GIB, Moment
 from cpt.recipe.words import in_yaml
@@ -16,10 +18,20 @@ def told_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
     """What is planned, in a sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
     where = f"{setup.gpus} x {target.name}" if not target.on_cpu else f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
-    return (
-        f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {setup.micro_batch} x "
-        f"{setup.sequence_length:,} tokens at once, {setup.tokens_per_step:,} in a step; {where}."
-    )
+    return f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {told_rows(setup)}; {where}."
+
+
+def told_rows(setup: Setup) -> str:
+    """What goes through the model at once, and what makes a step."""
+    rows, length, written = setup.micro_batch, setup.sequence_length, setup.beside.completion
+    if setup.beside.sequences > 1:
+        at_once = f"{rows} x {setup.beside.sequences} x {length:,} tokens at once (a pair has two answers)"
+    elif written:
+        at_once = f"{rows} x {setup.length:,} tokens at once (prompts of up to {length:,} and completions of up to {written:,})"
+    else:
+        at_once = f"{rows} x {length:,} tokens at once"
+    by_budget = " as the budget counts them" if setup.tokens_at_once != rows * length else ""
+    return f"{at_once}, {setup.tokens_per_step:,} in a step{by_budget}"
 
 
 def told_zero(setup: Setup) -> str:
@@ -56,6 +68,7 @@ def told_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0
             yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; --host-memory says what yours has."
     if not plan.is_counted:
         yield "  The activations are estimated: this architecture's code cannot be run without values."
+    yield from told_beside(plan, setup)
 
 
 def told_room(who: str, room: float, memory: float, usable: float, size: float) -> str:
@@ -78,6 +91,31 @@ def told_speed(speed: Speed, tokens: int | None, target: Target, gpus: int, pric
     yield f"{told}: {time} for {tokens:,} tokens{money}. Evaluation and saving come on top."
     if speed.waits:
         yield f"  {speed.waits[0].upper()}{speed.waits[1:]}."
+
+
+def told_beside(plan: MemoryPlan, setup: Setup) -> Iterator[str]:
+    """What the stage has besides and how it can be made less, and what the tables and the speed leave out."""
+    beside = setup.beside
+    if beside.reference and setup.lora is None:
+        divided = "" if setup.zero is not None and setup.zero.stage == 3 else ", and ZeRO-3 divides it over GPUs"
+        yield f"  With an adapter (`model.lora`) there is no reference model, since the model without it is one{divided}."
+    if plan.peak.name == SAMPLING:
+        fewer = "`max_new_tokens`" if beside.stage == "gkd" else "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
+        yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
+    if beside.uncounted:
+        yield f"  Not counted: {'; '.join(beside.uncounted)}."
+    if beside.judges:
+        yield "  What reward models compute with is not counted, only their weights."
+
+
+def told_time_beside(setup: Setup, *, is_planned: bool) -> Iterator[str]:
+    """What a speed by plan leaves out; one that was measured leaves out nothing."""
+    if not is_planned:
+        return
+    if setup.sampled:
+        yield "  That is the training alone: sampling completions and judging them are not planned. --measured RUN knows their time too."
+    elif setup.beside.stage in KINDS:
+        yield "  Each example counts as full; shorter ones take less time."
 
 
 def told_proposal(proposal: Proposal, target: Target) -> Iterator[str]:

@@ -34,9 +34,8 @@ class Speed:
 
 def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:
     """From the peak."""
-    tokens = setup.micro_batch * setup.sequence_length
     again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
-    operations = tokens * facts.flops_per_token * (1 + again)
+    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + flops_beside(facts, setup))
     peak = target.peak(setup.precision)
     computing = operations / (peak * mfu)
     moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
@@ -51,6 +50,13 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     return Speed(
         setup.tokens_per_step / step, f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}", waits
     )
+
+
+def flops_beside(facts: ModelFacts, setup: Setup) -> float:
+    """For each token, of forward passes without gradients: of the reference and the model itself, and of a teacher."""
+    own = facts.flops_per_token / (3 if setup.lora is None else 2)
+    teacher = setup.beside.teacher
+    return setup.beside.forward_passes * own + (2.0 * teacher.parameters if teacher is not None else 0.0)
 
 
 def moving_seconds(facts: ModelFacts, setup: Setup) -> float:

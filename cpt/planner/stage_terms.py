@@ -62,7 +62,7 @@ def forward_beside(facts: ModelFacts, setup: Setup, of_layer: float) -> tuple[Te
     """One layer of a model without gradients, where its forward pass comes while the trained one's activations are kept.
 
     Args:
-        of_layer: bytes that a layer of the trained model keeps of as many sequences, and its passes need less.
+        of_layer: bytes that a layer of the trained model takes for it; those of a teacher's go by its width.
     """
     beside = setup.beside
     if beside.teacher is not None:
@@ -84,13 +84,17 @@ def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted, ther
     computing = 2 if setup.half else 4
     cache = float(sampled * setup.length * facts.cached * computing) if beside.keeps_cache else 0.0
     tokens = f"{sampled} x {setup.length:,} tokens"
-    prompts = activations.of_rows(sampled).largest_layer * setup.sequence_length / setup.length
+    of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
+    prompts = of_layer * setup.sequence_length
     terms = [
         *there,
         Term("generation cache", cache, f"keys and values of {tokens}"),
         Term("one layer's forward pass", prompts, f"{sampled} prompts of up to {setup.sequence_length:,} tokens"),
         Term("logits", float(WORD_BYTES * sampled * facts.vocabulary), "of each completion's next token"),
     ]
+    if setup.half and setup.weights_bytes == 4 and zero is None:
+        matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
+        terms.append(Term("half-precision weights", 2.0 * matrices, "of autocast"))
     if zero is not None and zero.stage == 3 and beside.gathers:
         terms.append(Term("whole weights", float(setup.weights_bytes * facts.parameters), "gathered (training.ds3_gather_for_generation)"))
     return [Moment(SAMPLING, tuple(term for term in terms if term.size))]

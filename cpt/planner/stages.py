@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
 
 from cpt.data.form_of_stage import form_of_stage
@@ -170,10 +171,11 @@ def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
         path = str(reward.options.get("path"))
         try:
             config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
+            saved_as = config.dtype
         except CptError as problem:
             unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
-        judge = other_model(config, config.dtype.itemsize if config.dtype is not None else 4)
+        judge = other_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
         head = 0 if config.get_text_config().tie_word_embeddings else config.get_text_config().vocab_size * judge.hidden
         known.append(replace(judge, parameters=judge.parameters - head))
     return tuple(known), tuple(unknown)
@@ -204,4 +206,3 @@ def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> Model
         has_fused_loss=False,
         flops_per_token=facts.flops_per_token - (4 if adapters else 6) * facts.head,
     )
-

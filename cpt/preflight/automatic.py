@@ -73,6 +73,11 @@ def values_here(
 ) -> Mapping[str, Any]:
     """What is chosen, by key; None leaves a key out."""
     asked = automatic_keys(recipe.training)
+    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+        raise RecipeError(
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled at once. Write a "
+            "number, or `generation_batch_size` in place of `steps_per_generation`."
+        )
     told = with_any_values(recipe)
     profile = deepspeed or recipe.training.get("deepspeed")
     shape = config if config is not None else load_config(recipe.model)

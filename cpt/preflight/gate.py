@@ -46,6 +46,7 @@ from cpt.recipe.tree import Node, place_of
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
+from cpt.stages.model import check_reference
 from cpt.stages.rewards.find import check_rewards
 
 TRACKERS = {
@@ -190,6 +191,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
     found.run(lambda: check_rewards(recipe))
+    found.run(lambda: check_reference(recipe))
 
 
 def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
 from cpt.models.rules import is_local
+from cpt.models.scoring import check_scoring
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.preflight.found import PreflightReport
@@ -53,6 +54,8 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
     model = build_on_meta(config)
     found.run(lambda: check_attention(recipe, model))
     found.run(lambda: check_rows(recipe, model))
+    if recipe.stage == "reward":
+        found.run(lambda: check_scoring(config))
     if recipe.model.lora is not None:
         found.run(lambda: check_lora(model, recipe.model.lora or {}))
         found.run(lambda: check_embeddings_are_trained(recipe, model))

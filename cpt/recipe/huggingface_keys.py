@@ -12,6 +12,7 @@ from typing import Any
 from cpt.errors import ResourceError
 from cpt.python_sources import FoundClass, Source, find_class, last_name
 
+OURS = "cpt.stages"
 STAGE_CONFIGS = {
     "pretrain": "transformers:TrainingArguments",
     "cpt": "transformers:TrainingArguments",
@@ -23,10 +24,10 @@ STAGE_CONFIGS = {
     "reward": "trl:RewardConfig",
     "grpo": "trl:GRPOConfig",
     "rloo": "trl:RLOOConfig",
-    "ppo": "cpt.stages.ppo:PPOConfig",
-    "spo": "cpt.stages.spo:SPOConfig",
-    "distill": "cpt.stages.distill:DistillConfig",
-    "distill_text": "cpt.stages.distill:DistillConfig",
+    "ppo": f"{OURS}.ppo:PPOConfig",
+    "spo": f"{OURS}.spo:SPOConfig",
+    "distill": f"{OURS}.distill:DistillConfig",
+    "distill_text": f"{OURS}.distill:DistillConfig",
     "distill_on_policy": "trl:DistillationConfig",
     "gkd": "trl.experimental.gkd:GKDConfig",
 }

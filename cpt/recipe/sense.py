@@ -25,6 +25,7 @@ REWARDED = ("grpo", "rloo", "ppo", "spo")
 
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")
 """Stages with a teacher."""
+SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 
 
 def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
@@ -146,8 +147,8 @@ def active_parameters_are_a_part(model: Model) -> Found:
 
 
 def batches_are_not_empty(training: dict[str, Any]) -> Found:
-    """A step has at least one row."""
-    for key in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+    """A step has at least one row, a completion at least one token."""
+    for key in (*SIZES, "max_completion_length", "num_generations"):
         if isinstance(training.get(key), int) and training[key] < 1:
             yield Senseless(("training", key), f"`training.{key}` must be at least 1, got {training[key]}")
 

@@ -25,5 +25,5 @@ def shortened_set(held_out: HeldOutSet, packing: str, rows_at_once: int) -> Held
     by_length = np.argsort(-lengths, kind="stable")
     enough = 1 + int(np.searchsorted(np.cumsum(lengths[by_length]), BATCHES * rows_at_once * rows.sequence_length))
     kept = np.sort(by_length[: max(FEWEST_DOCUMENTS, enough)])
-    layout = Layout(rows.sequence_length, packing, None, rows.pad)
+    layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
     return held_out_set(held_out.name, rows.documents, chosen[kept], layout, default_cache_dir())

@@ -71,7 +71,8 @@ def judge_longest_rows(ended: Ended, run: Path, recipe: Recipe) -> Finding:
         return failed("longest rows" if length is not None else judge_start(ended), ended)
     steps = [ended.seconds_before("step ends", step) or 0.0 for step in range(1, ended.number_of("step ends") + 1)]
     rows = f"{length['micro_batch']} x {length['gradient_accumulation_steps']} rows of {recipe.data.sequence_length:,} tokens"
-    processes = length["rows_per_step"] // (length["micro_batch"] * length["gradient_accumulation_steps"])
+    of_process = length["micro_batch"] * length["gradient_accumulation_steps"] * recipe.data.sequence_length
+    processes = length["tokens_per_step"] // of_process
     each = f" on each of {processes} processes" if processes > 1 else ""
     return good("longest rows", f"{memory_in_words(ended.memory)}; {steps[-1]:.2f} s for a step of {rows}{each}")
 

@@ -21,7 +21,7 @@ from cpt.evaluation.samples import PromptSamples
 from cpt.launchers.processes import leave_processes
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
-from cpt.rehearsal.full_rows import FullRows
+from cpt.rehearsal.full_examples import longest_examples
 from cpt.rehearsal.held_out import shortened_set
 from cpt.rehearsal.watching import HELD_OUT, LEFT_OUT, LENGTH, Measuring, failures_noted
 from cpt.runs.record import Run, write_json
@@ -66,7 +66,7 @@ def longest_rows(trainer: CPTTrainer, reports: Path) -> None:
     """Full rows only; nothing but steps."""
     arguments = trainer.args
     rows_at_once = arguments.per_device_train_batch_size * arguments.world_size
-    trainer.rows = FullRows(trainer.rows, trainer.recipe.data.sequence_length, rows_at_once)
+    trainer.rows = longest_examples(trainer, rows_at_once)
     arguments.eval_on_start = False
     trainer.remove_callback(PromptSamples)
     trainer.add_callback(EndsAfter(LONGEST_ROWS_STEPS))

@@ -13,11 +13,13 @@ from transformers import TrainingArguments
 from cpt.data.held_out import HeldOutSet
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
+from cpt.stages.fused_head import fit_fused_head
 from cpt.stages.lean_steps import LeanSteps
 from cpt.stages.model import PACKED
 from cpt.stages.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
+UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 
 
 class ExampleTrainer(CPTTrainer):
@@ -37,7 +39,13 @@ class ExampleTrainer(CPTTrainer):
         exact = {
             name: parameter.detach().clone() for name, parameter in model.named_parameters() if is_adapter_of_quantized(model, parameter)
         }
-        super().__init__(recipe, model, arguments, **options)
+        try:
+            super().__init__(recipe, model, arguments, **options)
+        except (ValueError, NotImplementedError) as problem:  # TRL's own, of keys that do not go together
+            raise RecipeError(f"`training`: stage `{recipe.stage}`: {problem}") from problem
+        for read in (model, options.get("ref_model")):
+            if read is not None:
+                fit_fused_head(read)
         for name, parameter in model.named_parameters():
             if name in exact:  # TRL rounds what is trained beside 4-bit weights to bfloat16; here it is kept in fp32
                 parameter.data = exact[name]
@@ -69,8 +77,17 @@ class ExampleTrainer(CPTTrainer):
         return super(LeanSteps, self)._prepare_inputs(inputs)
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """TRL's own loss, its auxiliary loss included."""
-        return super(CPTTrainer, self).compute_loss(*arguments, **options)
+        """TRL's own loss, its auxiliary loss included.
+
+        Raises:
+            RecipeError: TRL has no loss of the name, which it only sees here.
+        """
+        try:
+            return super(CPTTrainer, self).compute_loss(*arguments, **options)
+        except ValueError as problem:
+            if not str(problem).startswith(UNKNOWN_LOSS):
+                raise
+            raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         """TRL's figures too, but for its count of tokens, which begins anew with each resume; every run counts its own."""

@@ -21,6 +21,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.examples import ExampleTrainer
+from cpt.stages.fused_head import fit_fused_head
 from cpt.stages.generations import Generations, Prompt, PromptRows, generations_of, only_item
 from cpt.stages.length import RunLength
 from cpt.stages.model import reference_model
@@ -83,6 +84,7 @@ class GenerationBatches(ExampleTrainer):
         add_fused_lm_head(
             reference, temperature=arguments.temperature, cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False)
         )
+        fit_fused_head(reference)
         if self.is_deepspeed_enabled:
             return prepare_deepspeed(reference, self.accelerator)
         return self.accelerator.prepare_model(reference, evaluation_mode=True)

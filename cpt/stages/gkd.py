@@ -26,7 +26,8 @@ class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from there."""
-        pad = self.processing_class.pad_token_id
+        tokenizer: Any = self.processing_class
+        pad = tokenizer.pad_token_id
 
         def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
             labels = torch.stack([row["labels"] for row in rows])

@@ -1,16 +1,23 @@
 """The models of a run: the one that its stage trains, and the one that it is compared with."""
 
+from typing import Any
+
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.forms import form_of
+from cpt.errors import RecipeError
+from cpt.models.adapters import START_IN_THE_BASE
 from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
+from cpt.recipe.sense import REWARDED
 from cpt.stages.arguments import weights_dtype
 from cpt.stages.find import find_stage
 
 PACKED = ("document", "conversation")
 """Forms of data whose rows hold several documents."""
+REFERENCED = ("dpo", "kto")
+"""Stages that always need a reference; those with rewards have one where `training.beta` is not 0."""
 
 
 def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
@@ -44,8 +51,34 @@ def reference_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, argument
     """The model that the run starts from, frozen; None with an adapter, without which the trained model is that one.
 
     It is made from the recipe, and not from the trained model, so that a run that goes on has the same reference.
+
+    Raises:
+        RecipeError: see `check_reference`.
     """
     if recipe.model.lora is not None:
+        check_reference(recipe)
         return None
     model = language_model(recipe, tokenizer, arguments)
     return model.requires_grad_(False).eval()
+
+
+def check_reference(recipe: Recipe) -> None:
+    """Refuse adapters without which the model is not the one that the run starts from, where the stage compares the two.
+
+    Raises:
+        RecipeError: the adapter's start is taken out of the weights under it.
+    """
+    start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
+    if start in START_IN_THE_BASE and has_reference(recipe):
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are no reference for "
+            f"stage `{recipe.stage}`. Remove it."
+        )
+
+
+def has_reference(recipe: Recipe) -> bool:
+    """Whether the stage compares the model with the one that the run starts from."""
+    if recipe.stage not in (*REFERENCED, *REWARDED):
+        return False
+    fields: Any = vars(find_stage(recipe.stage).CONFIG)["__dataclass_fields__"]
+    return recipe.stage in REFERENCED or bool(recipe.training.get("beta", fields["beta"].default))

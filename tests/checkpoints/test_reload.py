@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import TINY_LLAMA
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from cpt.checkpoints import reload
 
@@ -47,3 +47,14 @@ def test_another_tokenizer_is_noticed(job, tmp_path):
     _, content = job
     ended = run({**content, "ids": [1, *content["ids"]]}, tmp_path)
     assert ended.returncode and "the exported tokenizer gives other tokens" in ended.stderr
+
+
+def test_a_reward_model_gives_its_score(job, tmp_path):
+    _, content = job
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(LlamaConfig(**{**TINY_LLAMA, "vocab_size": 4000, "num_labels": 1, "pad_token_id": 0})).save_pretrained(
+        content["folder"]
+    )
+    ended = run(content, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert load_file(content["output"])["logits"].shape == (1,)

@@ -5,7 +5,6 @@ import signal
 
 import pytest
 from launching import launch, losses
-from safetensors.torch import load_file
 from signalling import pids_of, start, status, stops_and_goes_on, wait_for_step
 from tiny import write_recipe
 from tiny_tasks import TINY
@@ -15,7 +14,7 @@ TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "grpo": 16 * 64}
 TRAINING = {
     "sft": {},
     "dpo": {},
-    # Four answers a prompt; sixteen a generation serve four steps, so that most checkpoints stand in the middle of one.
+    # Four answers a prompt; thirty-two a generation serve four steps, so that most checkpoints stand in the middle of one.
     "grpo": {
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 1,
@@ -48,18 +47,13 @@ def straight_run(folder, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", TRAINING)
+@pytest.mark.parametrize("stage", ["grpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("sft", "dpo"))])
 def test_a_stage_that_is_told_to_stop_or_killed_goes_on_exactly(stage, tmp_path):
     straight = straight_run(tmp_path / "straight", stage)
-    stops_and_goes_on(recipe_in(tmp_path / "stopped", stage), straight, number=signal.SIGTERM, at=9)
-
-    recipe, run = recipe_in(tmp_path / "killed", stage), tmp_path / "killed" / "runs" / "tiny"
+    recipe, run = recipe_in(tmp_path / "stopped", stage), tmp_path / "stopped" / "runs" / "tiny"
     process = start(recipe)
-    wait_for_step(run, 21, process)
+    wait_for_step(run, 9, process)
     os.kill(pids_of(run)[0], signal.SIGKILL)
     process.wait(60)
-    assert (run / "checkpoint-18").is_dir() and status(run)["state"] != "finished"
-    assert start(recipe).wait(120) == 0, (recipe.parent / "output.txt").read_text()[-3000:]
-    assert losses(run) == losses(straight)
-    resumed, weights = (load_file(folder / "final" / "model.safetensors") for folder in (run, straight))
-    assert all(resumed[name].equal(weights[name]) for name in weights)
+    assert (run / "checkpoint-6").is_dir() and status(run)["state"] != "finished"
+    stops_and_goes_on(recipe, straight, number=signal.SIGTERM, at=21)

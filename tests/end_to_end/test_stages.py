@@ -1,10 +1,12 @@
 """Every stage learns what its tiny recipe asks for, through `accelerate launch`: plain, under ZeRO-2 on two processes, and with LoRA."""
 
 import pytest
+import torch
 from launching import launch, zero_profile
 from learned import LEARNED
 from tiny import write_recipe
 from tiny_tasks import TINY
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from cpt.recipe.load import load_recipe
 
@@ -13,6 +15,16 @@ from cpt.recipe.load import load_recipe
 def base(tmp_path_factory):
     """What pre-training makes of the same words: an adapter is put on a model that knows them."""
     return run_tiny("pretrain", tmp_path_factory.mktemp("base"), way="python") / "final"
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory):
+    """Random weights: what has learned to write texts is too sure of its next letter to explore answers of one."""
+    folder = tmp_path_factory.mktemp("untrained")
+    shape = load_recipe(TINY / "grpo.yaml").model.config
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape)).save_pretrained(folder)
+    return folder
 
 
 def run_tiny(stage, tmp_path, changes=None, *, way="accelerate", processes=1):
@@ -44,6 +56,7 @@ def test_a_stage_learns_under_zero_2(stage, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", LEARNED)
-def test_a_stage_learns_with_lora(stage, tmp_path, base):
-    model = {"from_scratch": False, "path": str(base), "lora": {"r": 32, "lora_alpha": 32}}
+def test_a_stage_learns_with_lora(stage, tmp_path, base, untrained):
+    explores = stage in ("grpo", "ppo", "spo")
+    model = {"from_scratch": False, "path": str(untrained if explores else base), "lora": {"r": 32, "lora_alpha": 64 if explores else 32}}
     LEARNED[stage](run_tiny(stage, tmp_path, {"model": model}))

@@ -55,6 +55,21 @@ def test_parameters_are_counted_and_not_bytes(base):
     assert numbers_in(torch.nn.Parameter(torch.zeros(3, 4))) == 12
 
 
+def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
+    model, ids = built(base), torch.arange(3, 35).reshape(2, 16)
+
+    def gradients():
+        model.train().zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+    before = gradients()
+    with torch.no_grad():
+        model.eval()(input_ids=ids)
+    after = gradients()
+    assert before.keys() == after.keys() and all(before[name].equal(after[name]) for name in before)
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_a_weight_takes_the_bytes_that_are_planned(base, double):
     layer = built(base, double_quantize=double).get_base_model().model.layers[0].mlp.gate_proj.base_layer.weight

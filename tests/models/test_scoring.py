@@ -39,5 +39,5 @@ def test_an_adapter_leaves_the_head_to_be_trained_whole():
 
 
 def test_an_architecture_without_a_classifier_is_refused():
-    with pytest.raises(RecipeError, match=r"`stage: reward`: transformers has no sequence classifier for `cpt-gpt2`"):
+    with pytest.raises(RecipeError, match=r"`stage` reward: transformers has no sequence classifier for `cpt-gpt2`"):
         scoring_model(Model(from_scratch=True, config=tiny_config("cpt-gpt2")), make_tokenizer())

@@ -11,6 +11,7 @@ from cpt.planner.activations import count_activations
 from cpt.planner.advice import cheapest_that_fits, fits, gpu_room, shipped_profiles
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
+from cpt.planner.stages import TILES, Beside
 from cpt.planner.target import find_target
 
 LLAMA_1B = config_from(
@@ -70,6 +71,13 @@ def test_portions_keep_the_rows_of_a_step():
     assert found is not None and found.setup.micro_batch * found.setup.accumulation == 32
     portions = found.changes["training.per_device_train_batch_size"], found.changes["training.gradient_accumulation_steps"]
     assert portions == (found.setup.micro_batch, found.setup.accumulation)
+
+
+def test_a_stage_with_its_own_loss_gets_no_fused_one_and_samples_as_many_completions():
+    beside = Beside("grpo", TILES, completion=512, reference=True, steps_per_generation=2)
+    found = proposal_for("RTX 4090", micro_batch=16, beside=beside)
+    assert found is not None and "training.use_liger_kernel" not in found.changes
+    assert found.changes["training.steps_per_generation"] * found.setup.micro_batch == 32 == found.setup.sampled
 
 
 def test_adapters_are_the_last_way_out():

@@ -10,6 +10,7 @@ from cpt.planner.advice import CAREFUL, fits
 from cpt.planner.automatic import BUSY_TOKENS, chosen_values, micro_batches_of
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
+from cpt.planner.stages import TILES, Beside
 from cpt.planner.target import find_target
 
 LLAMA = config_from(SHAPES["llama"])
@@ -78,3 +79,12 @@ def test_what_follows_from_others_is_left_out_and_the_loader_is_left_to_itself()
     keys = ("gradient_accumulation_steps", "dataloader_num_workers", "dataloader_prefetch_factor")
     assert chosen(8, *keys) == {"gradient_accumulation_steps": None, "dataloader_num_workers": 0, "dataloader_prefetch_factor": None}
     assert chosen(8) == {}
+
+
+def test_a_pair_counts_twice_and_a_generation_stays_as_large_as_it_is():
+    pairs = replace(SETUP, beside=Beside("dpo", TILES, sequences=2, reference=True))
+    assert chosen(1000, MICRO_BATCH, setup=pairs)[MICRO_BATCH] == BUSY_TOKENS // 2048 // 2
+    written = replace(SETUP, accumulation=64, beside=Beside("grpo", TILES, completion=2048))
+    assert chosen(1000, MICRO_BATCH, setup=written)[MICRO_BATCH] == BUSY_TOKENS // 4096
+    too_many = replace(written, accumulation=100_000)
+    assert chosen(1000, MICRO_BATCH, setup=too_many) == {MICRO_BATCH: 1}, "no micro-batch makes their cache smaller"

@@ -3,9 +3,12 @@ from dataclasses import replace
 from planned_setups import PLAIN
 from planner_facts import FACTS
 
-from cpt.planner.page import table, told_room, told_setup, told_speed, told_zero
+from cpt.planner.memory import MemoryPlan
+from cpt.planner.page import table, told_beside, told_room, told_rows, told_setup, told_speed, told_time_beside, told_zero
 from cpt.planner.setup import Zero
 from cpt.planner.speed import Speed
+from cpt.planner.stage_terms import SAMPLING
+from cpt.planner.stages import TILES, Beside
 from cpt.planner.target import find_target
 from cpt.planner.terms import GIB, Moment, Term
 
@@ -26,6 +29,25 @@ def test_where_the_states_are():
 def test_the_setup_in_a_sentence():
     assert told_setup(FACTS, replace(PLAIN, gpus=2, micro_batch=4), H100).endswith("4 x 512 tokens at once, 4,096 in a step; 2 x H100.")
     assert "in adapters" in told_setup(FACTS, replace(PLAIN, lora={"r": 1}), H100)
+
+
+def test_rows_of_pairs_and_of_completions():
+    pairs = replace(PLAIN, micro_batch=4, beside=Beside("dpo", TILES, sequences=2, reference=True))
+    assert told_rows(pairs) == "4 x 2 x 512 tokens at once (a pair has two answers), 2,048 in a step as the budget counts them"
+    written = replace(PLAIN, beside=Beside("grpo", TILES, completion=88))
+    assert told_rows(written).startswith("1 x 600 tokens at once (prompts of up to 512 and completions of up to 88)")
+
+
+def test_what_is_beside_is_told_with_what_makes_it_less():
+    peak = Moment(SAMPLING, (Term("weights", GIB),))
+    plan = MemoryPlan((peak,), peak, True, 0.0)
+    written = Beside("grpo", TILES, completion=88, reference=True, uncounted=("a thing",))
+    lines = list(told_beside(plan, replace(PLAIN, accumulation=3, beside=written)))
+    assert "no reference model" in lines[0] and "ZeRO-3" in lines[0] and "3 completions at once" in lines[1] and "a thing" in lines[2]
+    assert list(told_beside(plan, replace(PLAIN, lora={"r": 1}, beside=Beside("dpo", TILES, reference=True))))[1:] == []
+    assert "alone" in next(told_time_beside(replace(PLAIN, beside=written), is_planned=True))
+    assert list(told_time_beside(replace(PLAIN, beside=written), is_planned=False)) == []
+    assert list(told_time_beside(PLAIN, is_planned=True)) == []
 
 
 def test_room_left_and_room_missing():

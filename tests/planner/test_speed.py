@@ -8,6 +8,7 @@ from planner_facts import FACTS
 from cpt.errors import RecipeError
 from cpt.planner.setup import Zero
 from cpt.planner.speed import measured_speed, planned_speed
+from cpt.planner.stages import TILES, Beside, Other
 from cpt.planner.target import find_target
 
 H100 = find_target("H100", 1, 64.0)
@@ -32,6 +33,14 @@ def test_offloading_waits_for_the_bus_and_the_host_and_says_so():
     assert "PCIe" in slow.waits and many.tokens_per_second > 10 * slow.tokens_per_second
     update = planned_speed(large, replace(PLAIN, zero=zero, micro_batch=64), H100, 0.35).waits
     assert "update in host memory" in update
+
+
+def test_pairs_have_twice_the_tokens_and_other_models_take_a_third_or_what_they_are():
+    alone = planned_speed(FACTS, PLAIN, H100, 0.5).tokens_per_second
+    pairs = planned_speed(FACTS, replace(PLAIN, beside=Beside("dpo", TILES, sequences=2, forward_passes=1.0)), H100, 0.5)
+    assert pairs.tokens_per_second == pytest.approx(alone / 2 * 3 / 4)
+    taught = planned_speed(FACTS, replace(PLAIN, beside=Beside("distill", teacher=Other(3000, 1, 1, 4, 2))), H100, 0.5)
+    assert taught.tokens_per_second == pytest.approx(alone / 2)
 
 
 def test_a_measured_run_counts_by_its_median(tmp_path):

@@ -75,3 +75,9 @@ def test_values_that_nobody_chose_are_numbers():
         "dataloader_num_workers": 0,
         "bf16": True,
     }
+
+
+def test_micro_batches_that_decide_how_much_is_sampled_are_no_choice():
+    written = recipe(per_device_train_batch_size="auto", steps_per_generation=4)
+    with pytest.raises(RecipeError, match="generation_batch_size"):
+        with_chosen_values(written.model_copy(update={"stage": "grpo"}))

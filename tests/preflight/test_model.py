@@ -97,3 +97,13 @@ def test_a_teacher_is_looked_at_before_the_run(load, tokenizer_folder, tmp_path)
     (gone,) = mistakes(with_teacher("./gone"))
     assert "`training.teacher_model_name_or_path`: ./gone does not exist" in gone
     assert check_reality(with_teacher(tmp_path / "runs" / "big")).mistakes == [], "another run is still to make it"
+
+
+def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path, tokenizer_folder):
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    kind = {"stage": "reward", "data": {"sequence_length": 64, "sources": [{"path": str(rows)}]}}
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    models = [{"from_scratch": True, "config": {"model_type": name, "vocab_size": 320, **shape}} for name in ("minimind3", "llama")]
+    (told,), without = (mistakes(load(model=model, **kind)) for model in models)
+    assert "`stage` reward: transformers has no sequence classifier for `minimind3`" in told and without == []

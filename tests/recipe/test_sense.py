@@ -58,6 +58,7 @@ PINNED = "a" * 40
         ("optimizer: {adam_beta1: 0.9}\n", [], "`optimizer.adam_beta1` is written as `optimizer.betas` (a list of both: [0.9, 0.95])"),
         ("schedule: {warmup_steps: 10}\n", [], "`schedule.warmup_steps` is written as `schedule.warmup_tokens`"),
         ("training: {per_device_train_batch_size: 0}\n", [], "`training.per_device_train_batch_size` must be at least 1, got 0"),
+        ("stage: grpo\nrewards: [exact_match]\ntraining: {max_completion_length: 0}\n", [], "`training.max_completion_length` must be"),
         ("training: {gradient_accumulation_steps: -1}\n", [], "`training.gradient_accumulation_steps` must be at least 1, got -1"),
         ("training: {bf16: true, fp16: true}\n", [], "give `training.fp16` or `training.bf16`, not both"),
         (

@@ -46,7 +46,7 @@ def failure(error="ValueError", message="bad", place=None, expected=False):
 
 
 def test_memory_and_time_of_the_longest_rows_are_told(ended, run, recipe, tmp_path):
-    (tmp_path / LENGTH).write_text(json.dumps({**LENGTH_OF_RUN, "rows_per_step": 8}))
+    (tmp_path / LENGTH).write_text(json.dumps({**LENGTH_OF_RUN, "rows_per_step": 8, "tokens_per_step": 512}))
     memory = Memory(2**30, allocated=20 * 2**30, reserved=22 * 2**30, of_gpu=24 * 2**30)
     found = judging.judge_longest_rows(ended(memory=memory), run, recipe)
     assert found.verdict == "ok" and found.figure.startswith("GPU 20.0 GiB (22.0 GiB reserved) of 24.0 GiB, host 1.0 GiB of ")

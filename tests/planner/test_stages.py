@@ -1,0 +1,99 @@
+"""What recipes of all stages say of the models beside."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from planner_facts import FACTS
+from stage_steps import SHAPE, recipe_of
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from cpt.errors import RecipeError
+from cpt.models.config import config_from
+from cpt.planner.facts import facts_of
+from cpt.planner.stages import KINDS, LMBDA, SCORE, Beside, beside_of, with_own_head
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.schema import Reward
+from cpt.stages.find import find_stage
+
+OWN = ("pretrain", "cpt", "sft")  # a language model's own loss, and nothing besides
+
+
+def test_every_stage_is_known():
+    assert {*KINDS, *OWN} == {*STAGE_CONFIGS}
+
+
+@pytest.mark.parametrize("stage", [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None])
+def test_defaults_are_those_of_the_config_class(stage):
+    kind = KINDS[stage]
+    defaults = {field.name: field.default for field in fields(find_stage(stage).CONFIG)}
+    assert kind.beta is None or defaults["beta"] == kind.beta
+    assert kind.written is None or defaults[kind.written[0]] == kind.written[1]
+    assert stage != "gkd" or defaults["lmbda"] == LMBDA
+
+
+@pytest.mark.parametrize(
+    ("stage", "training", "reference", "sequences", "completion"),
+    [
+        ("sft", {}, False, 1, 0),
+        ("dpo", {}, True, 2, 0),
+        ("kto", {}, True, 1, 0),
+        ("reward", {}, False, 2, 0),
+        ("orpo", {}, False, 2, 0),
+        ("grpo", {}, False, 1, 32),
+        ("grpo", {"beta": 0.04}, True, 1, 32),
+        ("rloo", {}, True, 1, 32),
+        ("rloo", {"beta": 0.0}, False, 1, 32),
+    ],
+)
+def test_what_a_stage_has_besides(stage, training, reference, sequences, completion, tmp_path):
+    found = beside_of(recipe_of(stage, tmp_path, **training))
+    assert (found.reference, found.sequences, found.completion) == (reference, sequences, completion)
+
+
+def test_how_many_completions_are_sampled_at_once():
+    assert Beside().sampled(2, 4, 8) == 0
+    written = {"stage": "grpo", "completion": 8}
+    assert Beside(**written).sampled(2, 4, 8) == 8
+    assert Beside(**written, steps_per_generation=16).sampled(2, 4, 8) == 32
+    assert Beside(**written, generation_batch=256).sampled(2, 4, 8) == 32
+    assert Beside(stage="gkd", completion=8).sampled(2, 4, 8) == 2
+
+
+def saved(folder: Path, kind: type = AutoModelForCausalLM, **changes) -> str:
+    kind.from_config(config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48, **changes})).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_teacher_is_counted_from_its_config(tmp_path):
+    path = saved(tmp_path / "teacher")
+    config = config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48})
+    for training, each in (({}, 4), ({"bf16": True}, 2)):
+        teacher = beside_of(recipe_of("distill", tmp_path, teacher_model_name_or_path=path, **training)).teacher
+        assert teacher is not None and teacher.weights_bytes == each and teacher.parameters == facts_of(config, None, 1).parameters
+    with pytest.raises(RecipeError, match="teacher_model_name_or_path` is missing"):
+        beside_of(recipe_of("distill", tmp_path))
+
+
+def test_a_student_that_writes_nothing_samples_nothing(tmp_path):
+    path = saved(tmp_path / "teacher")
+    assert beside_of(recipe_of("gkd", tmp_path, teacher_model_name_or_path=path, lmbda=0.0)).completion == 0
+    found = beside_of(recipe_of("gkd", tmp_path, teacher_model_name_or_path=path, gradient_checkpointing=True))
+    assert found.completion == 128 and not found.keeps_cache
+
+
+def test_reward_models_are_counted_without_a_language_models_head_or_named_where_they_cannot_be(tmp_path):
+    path = saved(tmp_path / "judge", AutoModelForSequenceClassification)
+    recipe = recipe_of("grpo", tmp_path)
+    (judge,) = beside_of(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=path)]})).judges
+    real = AutoModelForSequenceClassification.from_pretrained(path)
+    assert judge.parameters == pytest.approx(sum(p.numel() for p in real.parameters()), rel=0.001) and judge.weights_bytes == 4
+    found = beside_of(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=str(tmp_path / "nowhere"))]}))
+    assert found.judges == () and "the reward model" in found.uncounted[0]
+
+
+def test_one_score_takes_the_place_of_the_head_and_values_come_beside_it():
+    score = with_own_head(FACTS, Beside("reward", logits=SCORE), adapters=False)
+    assert (score.parameters, score.trained, score.head, score.vocabulary) == (902, 902, 2, 1)
+    assert with_own_head(FACTS, Beside("ppo"), adapters=False).trained == 1003
+    assert with_own_head(FACTS, Beside("dpo"), adapters=False) is FACTS
