@@ -1,7 +1,8 @@
 """`cpt data check`: every row of the documents, before a run reads them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,12 +39,14 @@ def check_command(
     found: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in chosen_sources(loaded, source):
-        try:
-            check_source(console, loaded.data, one, key, found)
-            if form_of_source(one) != "document":
-                gate.check(one, key)
-        except CptError as problem:
-            mistakes.append(problem)
+        checks: list[Callable[[], None]] = [partial(check_source, console, loaded.data, one, key, found)]
+        if form_of_source(one) != "document":
+            checks.append(partial(gate.check, one, key))  # of the good rows, also where others are bad
+        for check in checks:
+            try:
+                check()
+            except CptError as problem:
+                mistakes.append(problem)
     if output is not None:
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
     for mistake in mistakes:

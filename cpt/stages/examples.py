@@ -99,6 +99,9 @@ class ExampleTrainer(CPTTrainer):
         """Loss and TRL's own figures of each held-out set, each example counted once.
 
         Empty where a signal stopped it: the run saves then, and makes it up when it goes on.
+
+        Raises:
+            ResourceError: memory ended; smaller micro-batches of the training would not help.
         """
         assert self.model is not None, "the Trainer was built with a model"
         metrics: dict[str, float] = {}
@@ -113,6 +116,9 @@ class ExampleTrainer(CPTTrainer):
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}
+        except RuntimeError as problem:
+            self.refuse_out_of_memory(problem)
+            raise
         finally:
             self.model.train(was_training)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -196,15 +196,26 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             self.control.should_save = self.control.should_training_stop = True
             return {}
         except RuntimeError as problem:
-            if not is_out_of_memory(problem):
-                raise
-            key = "`training.per_device_eval_batch_size`"
-            remedy = f"Set {key} lower" if batch_size > 1 else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
-            raise ResourceError(f"memory ended in the evaluation of step {step}, with {batch_size} rows at once. {remedy}.") from problem
+            self.refuse_out_of_memory(problem)
+            raise
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def refuse_out_of_memory(self, problem: RuntimeError) -> None:
+        """Say what an evaluation can do about it, where it is that.
+
+        Raises:
+            ResourceError: memory ended.
+        """
+        if not is_out_of_memory(problem):
+            return
+        batch_size = self.args.per_device_eval_batch_size
+        key = "`training.per_device_eval_batch_size`"
+        remedy = f"Set {key} lower" if batch_size > 1 else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
+        where = f"the evaluation of step {self.state.global_step}"
+        raise ResourceError(f"memory ended in {where}, with {batch_size} rows at once. {remedy}.") from problem
 
     def tell_prediction_step(self) -> None:
         """Let the callbacks know, as the Trainer's own evaluation does.
