@@ -40,7 +40,7 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m long $(ARGS)

@@ -64,7 +64,10 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     wanted = " and ".join(f"`{name}`" for name in nearest if name not in found)
     say = "{" + ", ".join(f"{name}: COLUMN" for name in NAMED[form][0]) + "}"
     has = ", ".join(map(str, found)) or "none"
-    raise BadValue("missing columns", f"no column {wanted}, which stages that learn from a {form} read. It has: {has}. Say which they are: `chat: {say}`")
+    raise BadValue(
+        "missing columns",
+        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}. Say which they are: `chat: {say}`",
+    )
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:

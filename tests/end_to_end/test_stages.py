@@ -45,8 +45,12 @@ def test_a_stage_learns(stage, tmp_path):
     LEARNED[stage](run_tiny(stage, tmp_path))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", LEARNED)
+def stages(*slow):
+    """All of them: these in the slow tests, the others in the long ones."""
+    return [pytest.param(stage, marks=pytest.mark.slow if stage in slow else pytest.mark.long) for stage in LEARNED]
+
+
+@pytest.mark.parametrize("stage", stages("dpo", "grpo"))
 def test_a_stage_learns_under_zero_2(stage, tmp_path):
     given = load_recipe(TINY / f"{stage}.yaml").training
     halved = {key: value // 2 for key, value in given.items() if key == "gradient_accumulation_steps"}
@@ -54,8 +58,7 @@ def test_a_stage_learns_under_zero_2(stage, tmp_path):
     LEARNED[stage](run_tiny(stage, tmp_path, {"training": training}, way="torchrun", processes=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", LEARNED)
+@pytest.mark.parametrize("stage", stages("sft", "dpo", "ppo"))
 def test_a_stage_learns_with_lora(stage, tmp_path, base, untrained):
     explores = stage in ("grpo", "ppo", "spo")
     model = {"from_scratch": False, "path": str(untrained if explores else base), "lora": {"r": 32, "lora_alpha": 64 if explores else 32}}
