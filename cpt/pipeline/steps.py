@@ -38,7 +38,9 @@ class Step:
     @property
     def awaits(self) -> list[str]:
         """What it reads that does not have to be there before it starts."""
-        return [path for path in (self.recipe.model.path, self.recipe.tokenizer.path, teacher_of(self.recipe)) if path]
+        judges = [reward.options.get("path") for reward in self.recipe.rewards]
+        named = [self.recipe.model.path, self.recipe.tokenizer.path, teacher_of(self.recipe), *judges]
+        return [path for path in named if isinstance(path, str) and path]
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,13 @@ def test_a_step_before_the_one_it_goes_on_from_is_refused(pipeline_file, tmp_pat
         load_pipeline(pipeline_file(later, {"recipe": "base.yaml"}))
 
 
+def test_a_step_may_be_judged_by_the_reward_model_of_another(pipeline_file, tmp_path):
+    judge = {"name": "reward_model", "path": str(tmp_path / "runs" / "base")}
+    rewarded = {"recipe": "more.yaml", "stage": "grpo", "rewards": [judge]}
+    pipeline = load_pipeline(pipeline_file({"recipe": "base.yaml"}, rewarded))
+    assert [other.number for other in pipeline.made_by_others(pipeline.steps[1])] == [1]
+
+
 def test_a_folder_of_another_recipe_is_refused_with_what_differs(pipeline_file, tiny_recipe, tmp_path):
     (tmp_path / "runs" / "base").mkdir(parents=True)
     write_recipe({**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml")
