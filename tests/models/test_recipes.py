@@ -26,5 +26,6 @@ def test_all_models_of_the_plan_are_there():
     assert names == {
         *("gpt2/124m", "llama/1b", "llama/3b", "llama/7b", "mistral/7b", "qwen/1.5b", "qwen/7b"),
         *("deepseek/7b_moe", "nemotron/8b", "nemotron_h/8b"),
+        "tiny/llama",
         *("minimind/26m", "minimind/104m", "minimind/145m_moe", "minimind/64m", "minimind/198m_moe"),
     }
