@@ -16,7 +16,7 @@ from cpt.data.check import keyed_sources
 from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import CptError, RecipeError, ResourceError
+from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config
@@ -27,6 +27,7 @@ from cpt.models.rules import is_local
 from cpt.models.scoring import check_scoring
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
+from cpt.preflight.examples import check_first_examples
 from cpt.preflight.found import PreflightReport
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Source
@@ -193,3 +194,5 @@ def check_encoders(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: Pr
     for key, source in keyed_sources(*sections):
         if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
             found.run(partial(encoder_of, source, DocumentEncoder(tokenizer), key))
+    if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else their files cannot be read
+        check_first_examples(recipe, tokenizer, found)

@@ -208,8 +208,8 @@ class Recipe(Section):
     tags: list[str] = []
     """Words to find the run by."""
     stage: str = "cpt"
-    """pretrain, cpt, sft, dpo, kto, orpo, cpo, reward, grpo, rloo, ppo, spo, distill, gkd; or your own `package.module` with CONFIG,
-    COLUMNS and build_trainer."""
+    """pretrain, cpt, sft, dpo, kto, orpo, cpo, reward, grpo, rloo, ppo, spo, distill, distill_text, distill_on_policy, gkd; or your
+    own `package.module` with CONFIG, COLUMNS and build_trainer."""
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(whole_number)] = 42
     """Decides the order of the data, new weights and dropout."""
     output_dir: Annotated[Path, Field(strict=False)] = Path("runs")

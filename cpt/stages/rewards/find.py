@@ -149,6 +149,16 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
     return built
 
 
+def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> None:
+    """Refuse rewards that read what the data's rows do not have; nothing is loaded.
+
+    Raises:
+        DataError: with the columns that there are.
+    """
+    for number, (reward, function) in enumerate(zip(rewards, find_rewards(rewards), strict=True)):
+        NamedReward(reward.name, f"rewards[{number}]", function, reward.options).refuse_missing(columns)
+
+
 def check_rewards(recipe: Recipe) -> None:
     """Refuse rewards that there are not, and those that nobody reads.
 
