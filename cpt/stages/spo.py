@@ -2,9 +2,9 @@
 
 The paper's: the value tracker, the advantage (reward less the value before this answer, normalised over the whole batch), the clipped
 policy loss, and prompts chosen by sqrt(v (1 - v)) + epsilon. Ours: how the tracker begins and how drift is measured (see ValueTracker), the
-floor under the deviation that advantages are divided by, all defaults, and where prompts are chosen from: `prompts_read` x as many as are
-answered, the next ones of the data. So data stay a function of the step, and a choice depends on it, the seed and the tracker alone, which
-a checkpoint keeps.
+floor under the deviation that advantages are divided by, all defaults but `rho_min`, `rho_max` and `half_life`, and where prompts are
+chosen from: `prompts_read` x as many as are answered, the next ones of the data. So data stay a function of the step, and a choice depends
+on it, the seed and the tracker alone, which a checkpoint keeps.
 """
 
 from collections.abc import Mapping, Sequence
