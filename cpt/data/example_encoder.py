@@ -65,7 +65,8 @@ class ExampleEncoder(DocumentEncoder):
     @cached_property
     def writer(self) -> ExampleWriter:
         """What writes the examples; shared with the filter, so that each is written once."""
-        return writer_of(**self._options_as_texts())
+        options = self._options_as_texts()
+        return writer_of(options["form"], options["template"], options["named_tokens"], options["control_tokens"])
 
     def filters(self) -> list[Component]:
         """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last one."""

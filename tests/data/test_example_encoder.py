@@ -279,3 +279,14 @@ def test_form_and_template_are_in_the_fingerprint(talking):
         for template, form in ((CHATML, "conversation"), (CHATML, "preference"), (LLAMA_3, "preference"))
     ]
     assert len({encoder.fingerprint for encoder in encoders}) == 3
+
+
+def test_what_the_filter_has_written_is_not_written_again(talking):
+    encoder = encoder_for(talking(CHATML), "conversation")
+    text = text_of({"messages": [{"role": "user", "content": "seen once?"}, {"role": "assistant", "content": "yes"}]}, "conversation")
+    (component,) = encoder.filters()
+    assert refused({"text": text}, **component.options) is None
+    before = encoder.writer.write.cache_info()
+    encoder.encode([text])
+    after = encoder.writer.write.cache_info()
+    assert after.hits == before.hits + 1 and after.misses == before.misses > 0
