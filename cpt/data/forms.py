@@ -35,6 +35,8 @@ def form_of(columns: Sequence[str]) -> str:
     Raises:
         RecipeError: no form has them.
     """
+    if "input_ids" in columns:  # a stage may also name the tensors of a packed row
+        return "document"
     if tuple(columns) not in FORMS:
         known = "; ".join(", ".join(columns) for columns in FORMS)
         raise RecipeError(f"a stage's COLUMNS are {', '.join(columns) or 'none'}, and data is made for: {known}.")

@@ -24,6 +24,10 @@ def test_the_form_follows_from_the_columns(columns, form):
     assert form_of(columns) == form
 
 
+def test_a_stage_that_names_the_tensors_of_a_row_reads_documents():
+    assert form_of(("input_ids", "labels", "position_ids")) == "document"
+
+
 def test_other_columns_are_of_no_form():
     with pytest.raises(RecipeError, match="COLUMNS are images, and data is made for: text; messages; prompt, chosen, rejected"):
         form_of(("images",))
