@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         run_demo(tmp_path / "file")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
     """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start finds all but the answer done."""
     short = ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]

@@ -12,8 +12,13 @@ def test_a_plain_run_resumes_bit_for_bit(tiny_recipe, tmp_path):
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(3,))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "offload"), [(0, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("stage", "offload"),
+    [
+        *(pytest.param(*kind, marks=pytest.mark.slow) for kind in ((2, True), (3, False))),
+        *(pytest.param(*kind, marks=pytest.mark.long) for kind in ((0, False), (2, False), (3, True))),
+    ],
+)
 def test_every_kind_of_run_resumes_bit_for_bit(tiny_recipe, tmp_path, stage, offload):
     tiny_recipe["training"]["bf16"] = bool(stage)
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(6, 3, 1), stage=stage, offload=offload, processes=2)

@@ -46,8 +46,8 @@ def straight_run(folder, stage):
     return folder / "runs" / "tiny"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["grpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("sft", "dpo"))])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["grpo", "sft", "dpo"])
 def test_a_stage_that_is_told_to_stop_or_killed_goes_on_exactly(stage, tmp_path):
     straight = straight_run(tmp_path / "straight", stage)
     recipe, run = recipe_in(tmp_path / "stopped", stage), tmp_path / "stopped" / "runs" / "tiny"

@@ -35,7 +35,7 @@ def start(path):
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_in_its_third_step_it_goes_on_there_and_leaves_what_was_done(tmp_path):
     path = short_pipeline(tmp_path)
     runs = [Run(tmp_path / name) for name in ("tiny-pretrain", "tiny-cpt", "tiny-chat", "tiny-polite", "tiny-rewarded")]

@@ -26,7 +26,15 @@ FAST = [
 GRID = [(shape, way) for shape in SHAPES for way in WAYS]
 
 
-CASES = [pytest.param(*pair, id=" ".join(pair), marks=[] if pair in FAST else [pytest.mark.slow]) for pair in GRID]
+SLOW = GRID[::3]  # the rest is for the long tests
+
+
+def mark_of(pair):
+    """When a case is run."""
+    return [] if pair in FAST else [pytest.mark.slow if pair in SLOW else pytest.mark.long]
+
+
+CASES = [pytest.param(*pair, id=" ".join(pair), marks=mark_of(pair)) for pair in GRID]
 
 
 @pytest.mark.parametrize(("shape", "way"), CASES)

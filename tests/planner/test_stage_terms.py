@@ -82,7 +82,7 @@ def planned_and_measured(stage, folder, **options):
 
 
 SAMPLES_MUCH = {"shape": {**SHAPE, "vocab_size": 128}, "gradient_accumulation_steps": 32, "per_device_train_batch_size": 1}
-LONG = ({**SAMPLES_MUCH, "max_completion_length": 4, "bf16": True},)
+SLOW = ("kto", "ppo", "distill")
 CASES = [
     ("dpo", {}),
     ("dpo", {"lora": {"r": 8}}),
@@ -103,13 +103,13 @@ MORE = [
     ("distill_on_policy", {}),
     ("gkd", {"lmbda": 1.0}),
     ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4}),
-    ("grpo", LONG[0]),
+    ("grpo", {**SAMPLES_MUCH, "max_completion_length": 4, "bf16": True}),
 ]
 
 
 @pytest.mark.parametrize(
     ("stage", "options"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.long if case[1] in LONG else pytest.mark.slow) for case in MORE)],
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow if case[0] in SLOW else pytest.mark.long) for case in MORE)],
     ids=[" ".join((stage, *(key for key in options if key != "shape"))) for stage, options in (*CASES, *MORE)],
 )
 def test_a_plan_is_what_real_steps_take(stage, options, tmp_path):

@@ -57,7 +57,7 @@ def test_a_launcher_needs_a_batch_in_tokens(probed, capsys):
     assert "Set `budget.global_batch_tokens`" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_probe_from_its_runs_to_the_overrides(probed, tmp_path, capsys, monkeypatch):
     """Trains for real; the second time nothing is trained again."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -15,8 +15,10 @@ def rewards(tmp_path, **sections):
     return trainer, rewards_of(trainer)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [42, 1, 3, 4])
+SEEDS = [pytest.param(42, marks=pytest.mark.slow), *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 3, 4))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_it_learns_a_bandit_with_one_answer_to_a_prompt(seed, tmp_path):
     trainer, found = rewards(tmp_path, seed=seed)
     assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
