@@ -74,8 +74,9 @@ def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tin
     assert AutoModelForCausalLM.from_pretrained(run / "average").config.use_cache
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(stage, marks=pytest.mark.long) for stage in (2, 3))]
+)
 def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is_stored_once(tiny_recipe, tmp_path, stage):
     tiny_recipe["model"]["config"] = TINY_LLAMA | {"tie_word_embeddings": True}
     tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}

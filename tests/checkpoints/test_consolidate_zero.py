@@ -25,8 +25,10 @@ def test_parts_that_cannot_be_read_are_refused(tmp_path):
         consolidated_state(tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "lora"), [(2, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("stage", "lora"),
+    [pytest.param(3, True, marks=pytest.mark.slow), *(pytest.param(stage, False, marks=pytest.mark.long) for stage in (2, 3))],
+)
 def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe, tmp_path, stage, lora):
     if lora:
         assert launch(write_recipe({**tiny_recipe, "name": "base"}, tmp_path / "base.yaml")).returncode == 0

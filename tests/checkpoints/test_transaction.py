@@ -139,9 +139,14 @@ def test_after_a_kill_every_checkpoint_there_is_sound_and_none_is_lost(tmp_path,
     assert inside, "the kills came while a save was under way"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(STRACE is None, reason="needs strace")
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "openat"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("rename", marks=pytest.mark.slow),
+        *(pytest.param(call, marks=pytest.mark.long) for call in ("write", "fsync", "openat")),
+    ],
+)
 def test_a_kill_at_any_call_leaves_the_checkpoint_before(tmp_path, call):
     save(tmp_path, 1)
     killed = 0

@@ -300,7 +300,7 @@ def test_the_allowed_share_of_bad_rows_is_looked_at_each_time(large, tokenized, 
     assert len(reads) == pieces
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
     by, draw = AutoTokenizer.from_pretrained(tokenizer_folder), random.Random(0)

@@ -70,7 +70,7 @@ def test_two_processes_read_what_one_does_cold_or_warm(read):
     assert len({tuple(batch["input_ids"][0].tolist()) for batch in alone}) == len(alone)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_number_of_processes_and_workers_reads_the_same(read):
     straight = read()
     for processes, workers in ((1, 2), (1, 4), (2, 0), (2, 2), (4, 0), (4, 2)):

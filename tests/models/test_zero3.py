@@ -59,7 +59,7 @@ def test_so_it_does_for_the_other_families(tmp_path: Path):
     compare([{"from_scratch": True, "config": tiny_config(name)} for name in families], 96, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_loaded_and_grown_weights_are_the_same_with_and_without_zero3(tmp_path: Path):
     sections = []
     for name in ("llama", "gpt2", "minimind2_moe"):

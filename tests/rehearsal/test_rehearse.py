@@ -64,7 +64,7 @@ def test_a_state_that_no_checkpoint_holds_is_found_by_its_losses(tiny_recipe, tm
     assert failed(findings) == {"resume"} and "should be the same bit for bit" in findings["resume"]["figure"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_zero_3_on_two_processes_is_rehearsed_as_it_will_run(tiny_recipe, tmp_path):
     training = {**tiny_recipe["training"], "deepspeed": zero_profile(tmp_path, 3)}
     findings, code = findings_of(judged_recipe(tiny_recipe, tmp_path, training=training), "--processes", "2")

@@ -63,7 +63,7 @@ def test_layers_are_compiled_and_nothing_around_them(tiny_recipe, tmp_path):
     assert compiled == decoder_layers(trainer.model) and trainer.accelerator.state.dynamo_plugin.backend == "NO"
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow, id="DDP"), pytest.param(2, marks=pytest.mark.long, id="ZeRO-2")])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long, id="DDP"), pytest.param(2, marks=pytest.mark.long, id="ZeRO-2")])
 def test_two_processes_have_the_same_losses(tiny_recipe, tmp_path, stage):
     found = []
     for name, options in (("plain", {}), ("compiled", ALL_ON)):

@@ -10,7 +10,7 @@ from benchmarks.data.systems import ROOT
 SMALL = ["--mb", "2", "--slow-mb", "2", "--repetitions", "1", "--growth", "1,2", "--growth-of-run-clm", "0", "--vocabulary", "2000"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_command_runs_without_peers(tmp_path):
     command = [sys.executable, "-m", "benchmarks.data", *SMALL, "--systems", "ours,gigatoken,hugging_face,run_clm"]
     committed = (RESULTS / "data.json").read_bytes()

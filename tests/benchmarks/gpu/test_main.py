@@ -57,7 +57,7 @@ def test_what_has_a_result_of_this_machine_is_not_run_again(tmp_path):
     assert not command.has_result(there, "A", "cpt", 24) and not command.has_result([{**here, "device": "another"}], "A", "cpt", None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_goes_through_every_system(tmp_path):
     words = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--cases", "A", "D", "E"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
