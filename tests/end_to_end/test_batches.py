@@ -84,7 +84,7 @@ def test_2_then_1_then_4_processes_read_what_one_does_straight(read):
     assert same(parts, straight)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resumed_at_every_step_it_reads_the_same_also_where_nothing_is_stored(read):
     straight = read()
     for step in range(1, STEPS):

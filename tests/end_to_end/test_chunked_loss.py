@@ -5,8 +5,14 @@ from launching import launch, losses, zero_profile
 from tiny import write_recipe
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "tied"), [(0, True), (3, True), (3, False)], ids=["DDP", "ZeRO-3, tied", "ZeRO-3"])
+@pytest.mark.parametrize(
+    ("stage", "tied"),
+    [
+        pytest.param(0, True, marks=pytest.mark.slow, id="DDP"),
+        pytest.param(3, True, marks=pytest.mark.long, id="ZeRO-3, tied"),
+        pytest.param(3, False, marks=pytest.mark.long, id="ZeRO-3"),
+    ],
+)
 def test_two_processes_have_the_same_losses(tiny_recipe, tmp_path, stage, tied):
     found = {}
     for fused in (False, True):

@@ -59,7 +59,7 @@ def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
     assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_learn_what_one_does_also_with_partitioned_weights(tiny_recipe, tmp_path):
     tiny_recipe["model"]["attention"] = "varlen"
     results = {}
