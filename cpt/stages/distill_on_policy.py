@@ -14,8 +14,9 @@ from cpt.data.loader import CPTDataLoader
 from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.generations import Generations, PromptRows, only_item
+from cpt.stages.generations import Generations
 from cpt.stages.length import RunLength
+from cpt.stages.prompt_loader import prompt_loader
 from cpt.stages.teacher import build_teacher
 
 CONFIG = trl.DistillationConfig
@@ -44,21 +45,7 @@ class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[
 
     def get_train_dataloader(self) -> CPTDataLoader:
         """For each micro-batch the prompts of its step, from the first step on that is still to be trained."""
-        arguments, plan = self.args, self.generations
-        workers, world = arguments.dataloader_num_workers, arguments.world_size
-        items_of_step = plan.accumulation * world
-        return CPTDataLoader(
-            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]  # lists, for `only_item`
-            micro_batch=1,
-            rows_in_all=self.length.steps * items_of_step,
-            rank=arguments.process_index,
-            world_size=world,
-            first_row=self.first_step * items_of_step,
-            num_workers=workers,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            collate_fn=only_item,
-        )
+        return prompt_loader(self, self.generations)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """The completions of the next micro-batch, made for the whole step at its first one; each process answers its share of prompts."""

@@ -22,9 +22,10 @@ from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.fused_head import fit_fused_head
-from cpt.stages.generations import Generations, Prompt, PromptRows, generations_of, only_item
+from cpt.stages.generations import Generations, Prompt, generations_of
 from cpt.stages.length import RunLength
 from cpt.stages.model import reference_model
+from cpt.stages.prompt_loader import prompt_loader
 from cpt.stages.resuming import written_for
 from cpt.stages.rewards.find import build_rewards
 
@@ -98,21 +99,7 @@ class GenerationBatches(ExampleTrainer):
 
     def get_train_dataloader(self) -> CPTDataLoader:
         """For each micro-batch the prompts of its generation, from the first step on that is still to be trained."""
-        arguments, plan = self.args, self.generations
-        workers, world = arguments.dataloader_num_workers, arguments.world_size
-        items_of_step = plan.accumulation * world
-        return CPTDataLoader(
-            PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]  # lists, for `only_item`
-            micro_batch=1,
-            rows_in_all=self.length.steps * items_of_step,
-            rank=arguments.process_index,
-            world_size=world,
-            first_row=self.first_step * items_of_step,
-            num_workers=workers,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            collate_fn=only_item,
-        )
+        return prompt_loader(self, self.generations)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """The completions that the next micro-batch trains on; they are made where those of the last generation are used up."""

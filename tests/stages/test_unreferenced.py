@@ -1,6 +1,6 @@
 """TRL's trainers without a reference: their names for our rows, and their figures kept apart."""
 
-from example_runs import build_run, example_rows
+from example_runs import build_run
 
 from cpt.stages.unreferenced import answer, prompt
 
@@ -16,9 +16,3 @@ def test_an_evaluation_leaves_the_figures_of_the_training_as_they_are(tmp_path):
     trainer.store_metrics({"rewards/margins": 7.0}, train_eval="train")
     trainer.evaluate()
     assert trainer._stored_metrics["train"] == {"rewards/margins": [7.0]}
-
-
-def test_its_loss_is_log_odds_and_likelihood(tmp_path):
-    trainer = build_run("orpo", tmp_path)
-    batch = trainer._prepare_inputs(trainer.collate_examples()(example_rows("orpo")[:4]))
-    assert trainer.compute_loss(trainer.model, batch).item() > 0
