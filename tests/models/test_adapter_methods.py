@@ -53,18 +53,22 @@ def build(lora, family="llama", **section):
     return build_model(Model(from_scratch=True, config=tiny_config(family), lora=lora, **section), make_tokenizer(), seed=3)
 
 
+def loss_of(model, *, half):
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights are as old as itself
+        return model(IDS, labels=IDS, use_cache=False).loss
+
+
 def losses(model, *, steps=6, half=False):
+    """The loss before and after: of the model as it is used, for a method that draws its weights in training is not its draw."""
+    torch.manual_seed(3)
+    before = loss_of(model.eval(), half=half).item()
     optimizer = torch.optim.AdamW([p for p in model.train().parameters() if p.requires_grad], lr=1e-2)
-    found = []
     for _ in range(steps):
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights are as old as itself
-            loss = model(IDS, labels=IDS, use_cache=False).loss
-        loss.backward()
-        found.append(loss.item())
+        loss_of(model, half=half).backward()
         assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return before, loss_of(model.eval(), half=half).item()
 
 
 def learns_and_merges(options, folder):
@@ -75,8 +79,8 @@ def learns_and_merges(options, folder):
     assert trained and len(trained) < len(list(model.named_parameters()))
     count, actual = count_lora_parameters(build(None, family), options), sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert count == actual or method_of(options) in CHOSEN_BY_WEIGHTS and count > actual
-    first, *_, last = losses(model)
-    assert last < first
+    before, after = losses(model)
+    assert after < before
     logits = model.eval()(IDS, use_cache=False).logits
     model.save_pretrained(folder)
     resumed = build(options, family).eval()
@@ -105,8 +109,8 @@ def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
     options = dict(METHODS[name])
     model = build({key: value for key, value in options.items() if key != "family"}, options.get("family", "llama"), dtype="bfloat16")
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    first, *_, last = losses(model, steps=20, half=True)
-    assert last < first
+    before, after = losses(model, steps=20, half=True)
+    assert after < before
     assert model.eval()(IDS, use_cache=False).logits.isfinite().all()
 
 
