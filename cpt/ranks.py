@@ -22,6 +22,18 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def name_of_launcher() -> str:
+    """accelerate, torchrun, deepspeed, or python where nothing but Python started it.
+
+    Read from what each launcher leaves in the environment; accelerate uses torchrun inside.
+    """
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:
+        return "accelerate"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun"
+    return "deepspeed" if "CROSS_SIZE" in os.environ else "python"
+
+
 def is_main_process() -> bool:
     """True for the one process that writes files and talks to the user."""
     return rank() == 0

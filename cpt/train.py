@@ -79,7 +79,7 @@ def train(
         return run.export_folder
     with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat:
         recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
-        refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root)
+        run.record_plan(refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root))
         start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
         recipe = keep_global_batch(recipe, point)
@@ -87,7 +87,7 @@ def train(
         data = data_of(recipe, tokenizer)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
-        run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer))
+        run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
         trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))
         if ready is not None:
             ready(trainer)

@@ -123,7 +123,9 @@ class Builder:
             mixture, reports = self.mix(windowed)
         self.tell(mixture, windowed, reports)
         held_out = self.held_out_sets(windowed, judges)
-        return PreparedData(mixture, windowed, held_out, reports, self.fingerprint(mixture, windowed), self.data.disk_bytes, self.form)
+        files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
+        fingerprint = self.fingerprint(mixture, windowed)
+        return PreparedData(mixture, windowed, held_out, reports, fingerprint, self.data.disk_bytes, self.form, files)
 
     def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
         """Say what the sources are, and what the run will repeat."""

@@ -1,7 +1,7 @@
 """All that a run reads: its rows, held-out sets, and what is known of its sources."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cpt.data.held_out import HeldOutSet
@@ -27,6 +27,8 @@ class PreparedData:
     disk_bytes: int | None
     form: str = "document"
     """What the rows are: see `cpt.data.forms`."""
+    held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
 
     @property
     def num_rows(self) -> int:

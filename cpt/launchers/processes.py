@@ -22,7 +22,7 @@ from accelerate.utils import DeepSpeedPlugin
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, find_gpus, require_programs, scripts_folder
 from cpt.launchers.lost_processes import refuse_lost_processes
-from cpt.ranks import is_main_process, leave, rank, world_size
+from cpt.ranks import is_main_process, leave, name_of_launcher, rank, world_size
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +78,6 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     if deepspeed_config is not None or launched.world_size > 1:
         start_process_group(on_cpu, timeout)
     return launched
-
-
-def name_of_launcher() -> str:
-    """Read from what each launcher leaves in the environment; accelerate uses torchrun inside."""
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:
-        return "accelerate"
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return "torchrun"
-    return "deepspeed" if "CROSS_SIZE" in os.environ else "python"
 
 
 def refuse_half_an_environment() -> None:

@@ -17,6 +17,8 @@ class PreflightReport:
     unchecked: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What works and is outside the bands that are published, with the source."""
+    plan: dict[str, Any] | None = None
+    """What the run takes of the GPUs that are here, by plan; None without one."""
 
     def run(self, check: Callable[[], Any]) -> Any:
         """The check's result, or None with its complaint noted."""

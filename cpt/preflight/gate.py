@@ -33,7 +33,7 @@ from cpt.preflight.automatic import with_any_values, with_chosen_values
 from cpt.preflight.craft import craft_warnings
 from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
-from cpt.preflight.memory import memory_warning
+from cpt.preflight.memory import check_memory
 from cpt.preflight.model import TEACHER, check_model, check_teacher, check_tokenizer
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
@@ -61,8 +61,8 @@ FIELDS = "|".join(Recipe.model_fields)
 KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
 
 
-def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> None:
-    """Stop the run before it costs anything.
+def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> dict[str, Any] | None:
+    """Stop the run before it costs anything; else tell what was planned for the GPUs that are here, for the run's record.
 
     Args:
         deepspeed: the profile in force, where accelerate's config names it and not the recipe.
@@ -77,6 +77,7 @@ def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, r
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
+    return found.plan
 
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
@@ -126,8 +127,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
-    if model is not None and (warning := memory_warning(recipe, model.config, profile, find_gpus())):
-        found.warnings.append(warning)
+    if model is not None:
+        check_memory(recipe, model.config, profile, find_gpus(), found)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
     excuse_results_of_other_runs(recipe, found)

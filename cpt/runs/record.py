@@ -23,10 +23,10 @@ from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import write_waiting_events
-from cpt.runs.small_files import write_whole
+from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
-ENVIRONMENT, INPUTS = "environment.json", "inputs.json"
+ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
 LOCK = ".lock"
 
 log = logging.getLogger("cpt")
@@ -89,6 +89,14 @@ class Run:
         if known is None and is_main_process():
             write_json(path, describe())
 
+    def record_plan(self, plan: dict[str, Any] | None) -> None:
+        """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing was."""
+        if plan is not None and is_main_process():
+            try:
+                write_json(self.folder / PLAN, plan)
+            except OSError as problem:  # a full disk ends no run
+                log.warning("%s cannot be written: %s.", self.folder / PLAN, problem.strerror)
+
     @contextmanager
     def reporting(self) -> Iterator[None]:
         """Keep status.json true while the run runs, fails or ends."""
@@ -125,9 +133,24 @@ def start_run(recipe: Recipe, *, new: bool = False) -> Run:
         if not is_main_process() or run.is_finished:
             return run
         refuse_unwritable(run.folder)
-        return Run(run.folder, hold(run.folder))
+        lock = hold(run.folder)
+        record_start(run.folder)
+        return Run(run.folder, lock)
 
     return main_process_first(claim)
+
+
+def record_start(folder: Path) -> None:
+    """A line in starts.jsonl for each start after the first: what differs from the first, whose record stands in environment.json."""
+    if not (folder / STATUS).exists():
+        return
+    try:
+        first = json.loads((folder / ENVIRONMENT).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        first = {}
+    now = describe_environment()
+    changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
+    LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
 
 
 def hold(folder: Path) -> IO[str] | None:

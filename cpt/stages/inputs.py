@@ -3,17 +3,19 @@
 from typing import Any
 
 import xxhash
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.prepared import PreparedData
 from cpt.models.hashes import hash_weights
 from cpt.models.rules import is_local
+from cpt.recipe.automatic import AUTOMATIC
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
+from cpt.stages.deepspeed_profile import read_profile
 
 
-def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Hashes of all that decides the run beside the recipe and the code."""
+def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> dict[str, Any]:
+    """Hashes of all that decides the run beside the recipe and the code, and what was chosen where the recipe left it open."""
     sources = {
         source.name: {
             "documents": source.documents,
@@ -29,14 +31,31 @@ def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTok
     }
     model = recipe.model
     return {
-        "data": {"fingerprint": data.fingerprint, "tokens": data.num_tokens, "sources": sources},
-        "tokenizer": {"path": tokenizer.name_or_path, "xxh3": xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())},
+        "data": {"fingerprint": data.fingerprint, "tokens": data.num_tokens, "sources": sources, "held_out": data.held_out_files},
+        "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
         "weights": {
             "path": model.path,
             "revision": model.revision,
             "sha256": hash_weights(model.path, model.revision) if model.path is not None and not model.from_scratch else {},
         },
+        "training": chosen_values(recipe, arguments),
         **describe_teacher(recipe),
+    }
+
+
+def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """xxh3-128 of all that decides ids."""
+    return xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+
+
+def chosen_values(recipe: Recipe, arguments: TrainingArguments) -> dict[str, Any]:
+    """What this start put in the place of `auto`, and what a step consists of; of a DeepSpeed profile its content."""
+    profile = arguments.deepspeed
+    return {
+        **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
+        "per_device_train_batch_size": arguments.per_device_train_batch_size,
+        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+        "deepspeed": read_profile(profile) if profile else None,
     }
 
 

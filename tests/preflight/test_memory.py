@@ -1,8 +1,10 @@
+import pytest
 from planned_setups import SHAPES
 
 from cpt.hardware import Gpu
 from cpt.models.config import config_from
-from cpt.preflight.memory import memory_warning
+from cpt.preflight.found import PreflightReport
+from cpt.preflight.memory import check_memory
 from cpt.recipe.schema import Recipe
 
 
@@ -25,15 +27,27 @@ def recipe(**training: object) -> Recipe:
 CONFIG = config_from(SHAPES["llama"])
 
 
-def test_a_run_that_fits_and_a_machine_without_gpus_are_passed_over():
-    assert memory_warning(recipe(), CONFIG, None, [gpu(24)]) is None
-    assert memory_warning(recipe(), CONFIG, None, []) is None
-    assert memory_warning(recipe(use_cpu=True), CONFIG, None, [gpu(1)]) is None
+def found_in(recipe, gpus):
+    found = PreflightReport()
+    check_memory(recipe, CONFIG, None, gpus, found)
+    return found
+
+
+def test_a_run_that_fits_is_planned_without_a_word():
+    found = found_in(recipe(), [gpu(24)])
+    assert not found.warnings and found.plan is not None
+    parts = found.plan["gpu_memory_gib"]
+    assert sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01) and {"weights", "activations"} <= parts.keys()
+    assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
+
+
+def test_a_machine_without_gpus_is_passed_over():
+    assert found_in(recipe(), []) == found_in(recipe(use_cpu=True), [gpu(1)]) == PreflightReport()
 
 
 def test_the_smallest_gpu_decides():
-    warning = memory_warning(recipe(per_device_train_batch_size=16), CONFIG, None, [gpu(80), gpu(2)])
-    assert warning is not None and "of a Some GPU, which has 2" in warning and "cpt plan" in warning
+    (warning,) = found_in(recipe(per_device_train_batch_size=16), [gpu(80), gpu(2)]).warnings
+    assert "of a Some GPU, which has 2" in warning and "cpt plan" in warning
 
 
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):
@@ -41,5 +55,5 @@ def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):
         raise TypeError("forward() takes no input_ids")
 
     monkeypatch.setattr("cpt.preflight.memory.count_activations", fails)
-    warning = memory_warning(recipe(), CONFIG, None, [gpu(24)])
-    assert warning is not None and "could not be planned (TypeError: forward() takes no input_ids)" in warning
+    found = found_in(recipe(), [gpu(24)])
+    assert "could not be planned (TypeError: forward() takes no input_ids)" in found.warnings[0] and found.plan is None

@@ -1,11 +1,25 @@
 import subprocess
 
-from cpt.runs.environment import describe_environment, git_state, installed_version
+from cpt.runs.environment import deciding_variables, describe_environment, git_state, installed_version
 
 
 def test_the_environment_names_versions_and_command():
     environment = describe_environment()
     assert environment["versions"]["torch"] and environment["command"] and environment["processes"] == 1
+
+
+def test_the_hardware_and_the_code_are_named():
+    environment = describe_environment()
+    hardware = environment["hardware"]
+    assert hardware["processor"] and hardware["cores"] > 0 and hardware["host_memory_gib"] > 0 and isinstance(hardware["gpus"], list)
+    assert len(environment["code"]) == 32 and environment["launcher"] in ("python", "torchrun", "accelerate", "deepspeed")
+
+
+def test_of_the_variables_only_those_that_decide_figures_are_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    variables = deciding_variables()
+    assert variables["OMP_NUM_THREADS"] == "3" and "HF_TOKEN" not in variables
 
 
 def test_a_package_that_is_not_there_has_no_version():

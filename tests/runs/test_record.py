@@ -33,6 +33,24 @@ def test_the_same_recipe_comes_back_to_its_folder(tmp_path):
     assert start_run(recipe(tmp_path)).folder == start_run(recipe(tmp_path, tags=["again"])).folder
 
 
+def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, monkeypatch):
+    run = start_run(recipe(tmp_path))
+    run.write_status("running")
+    assert not (run.folder / "starts.jsonl").exists()
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    start_run(recipe(tmp_path))
+    (line,) = (run.folder / "starts.jsonl").read_text().splitlines()
+    assert json.loads(line).keys() == {"started", "variables"} and json.loads(line)["variables"]["OMP_NUM_THREADS"] == "77"
+
+
+def test_the_plan_is_kept_where_there_is_one(tmp_path):
+    run = Run(tmp_path)
+    run.record_plan(None)
+    assert not (tmp_path / "plan.json").exists()
+    run.record_plan({"gpu_total_gib": 20.5})
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"gpu_total_gib": 20.5}
+
+
 def test_another_recipe_under_the_same_name_is_refused_with_what_differs(tmp_path):
     start_run(recipe(tmp_path))
     with pytest.raises(RecipeError, match=r"budget.tokens.*1000.*2000(.|\n)*--new"):

@@ -19,10 +19,17 @@ def test_the_record_holds_the_hash_of_each_file(tokenizer_folder, tmp_path):
     source = SimpleNamespace(
         name="a", documents=3, held_out=0, tokens=10, share=1.0, dropped={}, files={"a.txt": "0f"}, licence=None, is_estimate=False
     )
-    data = SimpleNamespace(fingerprint="abc", num_tokens=10, sources=[source])
-    inputs = describe_inputs(recipe, data, AutoTokenizer.from_pretrained(tokenizer_folder))
+    data = SimpleNamespace(fingerprint="abc", num_tokens=10, sources=[source], held_out_files={"exam": {"b.txt": "1e"}})
+    arguments = SimpleNamespace(per_device_train_batch_size=4, gradient_accumulation_steps=2, deepspeed={"zero_optimization": {"stage": 2}})
+    inputs = describe_inputs(recipe, data, AutoTokenizer.from_pretrained(tokenizer_folder), arguments)
     assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
     assert inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"} and len(inputs["tokenizer"]["xxh3"]) == 32
+    assert inputs["data"]["held_out"] == {"exam": {"b.txt": "1e"}}
+    assert inputs["training"] == {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "deepspeed": {"zero_optimization": {"stage": 2}},
+    }
 
 
 def test_a_teacher_is_recorded_with_its_hashes(tiny_recipe, tmp_path, tokenizer_folder):
