@@ -36,7 +36,7 @@ PACKAGES = (
     "pytorch_optimizer",
 )
 DECIDING_VARIABLES = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "CPT_CACHE", "HF_HOME"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"),
     *("CUBLAS_", "CUDNN_", "NVIDIA_TF32", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_"),
 )
 """Variables, or what they begin with, that can change figures or speed; the others are nobody's business, and some are secret."""

@@ -1,0 +1,108 @@
+"""Start a run once more, in a folder beside it: its recipe, what was chosen for it, its processes and variables."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cpt.errors import CptError, LaunchError, ResourceError, TrainingError
+from cpt.launchers.processes import environment_alone
+from cpt.launchers.supervise import command_of_attempt, kill_family
+from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.reproduce.record import Record
+from cpt.runs.environment import deciding_variables
+from cpt.runs.record import RECIPE, Run
+
+PROGRAM = Path(__file__).with_name("program.py")
+SUFFIX, TAG = "-reproduced", "reproduces "
+OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # whose numbers mean nothing on another one
+
+
+def repetition_of(record: Record) -> Recipe:
+    """The recipe to run: the run's own, with the values that were chosen where it said `auto`; told to nobody, archived nowhere."""
+    recipe = record.recipe
+    chosen: Mapping[str, Any] = record.inputs.get("training", {})
+    training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
+    if chosen.get("deepspeed"):  # its content: the file may have changed, or accelerate's own config have named it
+        training["deepspeed"] = chosen["deepspeed"]
+    if record.environment.get("hardware", {}).get("gpus") == []:
+        training["use_cpu"] = True
+    return recipe.model_copy(
+        update={
+            "name": f"{record.folder.name}{SUFFIX}",
+            "output_dir": record.folder.resolve().parent,
+            "tags": [*recipe.tags, f"{TAG}{record.folder.name}"],
+            "monitoring": type(recipe.monitoring)(),
+            "checkpoints": recipe.checkpoints.model_copy(update={"archive": None, "weights_every_steps": None, "average": None}),
+            "training": training,
+        }
+    )
+
+
+def folder_for(recipe: Recipe) -> Path:
+    """The repetition's folder, empty; an earlier repetition gives way.
+
+    Raises:
+        ResourceError: something else lies there.
+    """
+    folder = recipe.output_dir / recipe.name
+    if not folder.exists():
+        return folder
+    try:
+        is_ours = recipe.tags[-1] in load_recipe(folder / RECIPE).tags
+    except CptError:
+        is_ours = False
+    if not is_ours:
+        raise ResourceError(f"{folder} is in the way, and no repetition of this run. Move it, then again.")
+    shutil.rmtree(folder)
+    return folder
+
+
+def run_again(record: Record, recipe: Recipe, *, steps: int | None, processes: int, launcher: str | None, quiet: bool = False) -> Run:
+    """Run it to its end, or to the log of a step.
+
+    Args:
+        quiet: what it prints goes to stderr.
+
+    Raises:
+        LaunchError: the launcher cannot be started.
+        TrainingError: the repetition failed.
+    """
+    folder = folder_for(recipe)
+    file = folder.with_name(f".{folder.name}.yaml")
+    file.write_text(dump_recipe(recipe), encoding="utf-8")
+    words = command_of_attempt([str(file), *(["--steps", str(steps)] if steps else [])], processes, launcher, PROGRAM)
+    try:
+        child = subprocess.Popen(
+            words, cwd=record.place, env=environment_of(record), start_new_session=True, stdout=sys.stderr if quiet else None
+        )
+    except OSError as problem:
+        raise LaunchError(f"--launcher: {words[0]} cannot be started: {problem.strerror}") from problem
+    try:
+        code = child.wait()
+    finally:
+        if psutil.pid_exists(child.pid):
+            kill_family(child.pid)
+        file.unlink(missing_ok=True)
+    run = Run(folder)
+    if code != 0:
+        status = run.status()
+        why = f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
+        raise TrainingError(f"the repetition failed ({why}). What it left is in {folder}.")
+    return run
+
+
+def environment_of(record: Record) -> dict[str, str]:
+    """This environment, with the variables that decide figures as they were."""
+    then: Mapping[str, str] = record.environment.get("variables", {})
+    now = deciding_variables() if "variables" in record.environment else {}
+    kept = {name: value for name, value in os.environ.items() if name not in now or name == OF_A_MACHINE}
+    wanted = {name: value for name, value in then.items() if name != OF_A_MACHINE}
+    # Python would look for modules first in the program's folder, whose files could hide others.
+    return {**kept, **wanted, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}

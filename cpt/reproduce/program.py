@@ -1,0 +1,59 @@
+"""The run that repeats another one, started by any launcher: `program.py RECIPE [--steps N]`; `cpt reproduce` starts it.
+
+Its folder must not be first on the path that modules are looked for on, whose files could hide others.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from cpt.command_line import run_command, show_log  # first: it keeps libraries quiet that the others import
+
+# isort: split
+import typer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils.logging import disable_progress_bar
+
+from cpt.errors import Interrupted
+from cpt.launchers.processes import leave_processes
+from cpt.recipe.load import load_recipe
+from cpt.stages.trainer import CPTTrainer
+from cpt.train import train
+
+
+class EnoughSteps(Interrupted):
+    """Nothing more was asked of this run."""
+
+
+class EndsAtLog(TrainerCallback):
+    """Leaves the run at the first log of a loss from a step on, when those before it have written it down."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """On all processes alike."""
+        if "loss" in kwargs["logs"] and state.global_step >= self.step:
+            raise EnoughSteps(f"it was asked for {state.global_step} steps")
+
+
+def command(
+    recipe: Annotated[Path, typer.Argument(help="The recipe of the repetition.")],
+    steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
+) -> None:
+    """Run it."""
+    show_log()
+    disable_progress_bar()
+
+    def ready(trainer: CPTTrainer) -> None:
+        if steps is not None:
+            trainer.add_callback(EndsAtLog(steps))
+
+    with suppress(EnoughSteps):
+        train(load_recipe(recipe), ready=ready)
+    leave_processes()
+
+
+if __name__ == "__main__":
+    run_command(command)

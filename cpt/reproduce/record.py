@@ -1,0 +1,95 @@
+"""What a run left of itself for whoever repeats it."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpt.errors import CheckpointError
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
+from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Of one run."""
+
+    folder: Path
+    recipe: Recipe
+    environment: dict[str, Any]
+    """Of its first start."""
+    inputs: dict[str, Any]
+    lines: list[dict[str, Any]]
+    """Of its metrics, the oldest first."""
+
+    @property
+    def processes(self) -> int:
+        """It ran in so many."""
+        return int(self.environment.get("processes", 1))
+
+    @property
+    def place(self) -> Path:
+        """The folder from which its relative paths count."""
+        return place_of(self.environment)
+
+    def first_log_from(self, step: int) -> int | None:
+        """The first step from this one on whose loss was logged: logs hold the mean since the log before."""
+        return next((int(line["step"]) for line in self.lines if "loss" in line and line["step"] >= step), None)
+
+
+def read_record(folder: Path) -> Record:
+    """All of it.
+
+    Args:
+        folder: as an absolute path.
+
+    Raises:
+        CheckpointError: it is no run, or something of it is missing or damaged.
+        RecipeError: its recipe has keys that this version does not know.
+    """
+    if not (folder / RECIPE).is_file():
+        raise CheckpointError(f"{folder} is no run's folder: it has no {RECIPE}. Name one: output_dir/name.")
+    environment, inputs = contents(folder / ENVIRONMENT), contents(folder / INPUTS)
+    lines = lines_of(folder / METRICS)
+    if not any("loss" in line for line in lines):
+        raise CheckpointError(f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log.")
+    with contextlib.chdir(place_of(environment)):
+        return Record(folder, load_recipe(folder / RECIPE), environment, inputs, lines)
+
+
+def place_of(environment: dict[str, Any]) -> Path:
+    """The folder that the run was started in; this one, where that is gone."""
+    started_in = Path(environment.get("folder", "."))
+    return started_in if started_in.is_dir() else Path.cwd()
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Of a JSON file that is an object.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise CheckpointError(f"{path} cannot be read ({problem}): without it nobody knows what the run consisted of.") from problem
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is no record of a run: it holds no object.")
+    return content
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines that are whole."""
+    lines = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and isinstance(content.get("step"), int):
+            lines.append(content)
+    return lines
