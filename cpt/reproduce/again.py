@@ -2,13 +2,12 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from cpt.errors import CptError, LaunchError, ResourceError, TrainingError
 from cpt.launchers.processes import environment_alone
@@ -79,16 +78,8 @@ def run_again(record: Record, recipe: Recipe, *, steps: int | None, processes: i
     file.write_text(dump_recipe(recipe), encoding="utf-8")
     words = command_of_attempt([str(file), *(["--steps", str(steps)] if steps else [])], processes, launcher, PROGRAM)
     try:
-        child = subprocess.Popen(
-            words, cwd=record.place, env=environment_of(record), start_new_session=True, stdout=sys.stderr if quiet else None
-        )
-    except OSError as problem:
-        raise LaunchError(f"--launcher: {words[0]} cannot be started: {problem.strerror}") from problem
-    try:
-        code = child.wait()
+        code = waited_for(words, record, quiet=quiet)
     finally:
-        if psutil.pid_exists(child.pid):
-            kill_family(child.pid)
         file.unlink(missing_ok=True)
     run = Run(folder)
     if code != 0:
@@ -96,6 +87,30 @@ def run_again(record: Record, recipe: Recipe, *, steps: int | None, processes: i
         why = f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
         raise TrainingError(f"the repetition failed ({why}). What it left is in {folder}.")
     return run
+
+
+def waited_for(words: Sequence[str], record: Record, *, quiet: bool) -> int:
+    """The exit code of the command; whoever ends this process ends it too.
+
+    Raises:
+        LaunchError: it cannot be started.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        child = subprocess.Popen(
+            words, cwd=record.place, env=environment_of(record), start_new_session=True, stdout=sys.stderr if quiet else None
+        )
+        try:
+            return child.wait()
+        finally:
+            if child.returncode is None:
+                kill_family(child.pid)
+                child.wait()
+    except OSError as problem:
+        raise LaunchError(f"--launcher: {words[0]} cannot be started: {problem.strerror}") from problem
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def environment_of(record: Record) -> dict[str, str]:

@@ -18,7 +18,7 @@ from cpt.reproduce.again import repetition_of, run_again
 from cpt.reproduce.comparison import Comparison, compare_runs
 from cpt.reproduce.inputs import refuse_changed_inputs
 from cpt.reproduce.record import METRICS, Record, contents, lines_of, read_record
-from cpt.reproduce.surroundings import Difference, differing_surroundings
+from cpt.reproduce.surroundings import Difference, changes_on_the_way, differing_surroundings
 from cpt.runs.environment import describe_environment
 from cpt.runs.record import EXPORT, INPUTS
 
@@ -52,7 +52,7 @@ def command(
         for difference in differences:
             tell(f"Other than then: {difference}.")
     again = run_again(record, repetition_of(record), steps=end, processes=number, launcher=launcher, quiet=json)
-    differences += of_rows(record.inputs, again.folder)
+    differences += [*of_rows(record.inputs, again.folder), *changes_on_the_way(record.environment, record.starts)]
     comparison = compare_runs(record.lines, lines_of(again.folder / METRICS), (record.folder / EXPORT, again.folder / EXPORT))
     kept = keep or not comparison.is_bit_equal
     if not kept:

@@ -2,14 +2,14 @@
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE
+from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE, STARTS
 
 METRICS = "metrics.jsonl"
 
@@ -25,6 +25,8 @@ class Record:
     inputs: dict[str, Any]
     lines: list[dict[str, Any]]
     """Of its metrics, the oldest first."""
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    """Its later starts: what differed from the first."""
 
     @property
     def processes(self) -> int:
@@ -58,7 +60,7 @@ def read_record(folder: Path) -> Record:
     if not any("loss" in line for line in lines):
         raise CheckpointError(f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log.")
     with contextlib.chdir(place_of(environment)):
-        return Record(folder, load_recipe(folder / RECIPE), environment, inputs, lines)
+        return Record(folder, load_recipe(folder / RECIPE), environment, inputs, lines, objects_in(folder / STARTS))
 
 
 def place_of(environment: dict[str, Any]) -> Path:
@@ -83,13 +85,18 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole."""
-    lines = []
+    """The lines of metrics that are whole."""
+    return [line for line in objects_in(path) if isinstance(line.get("step"), int)]
+
+
+def objects_in(path: Path) -> list[dict[str, Any]]:
+    """Of a JSONL file; what is none is left out."""
+    found = []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             content = json.loads(line)
         except ValueError:
             continue
-        if isinstance(content, dict) and isinstance(content.get("step"), int):
-            lines.append(content)
-    return lines
+        if isinstance(content, dict):
+            found.append(content)
+    return found

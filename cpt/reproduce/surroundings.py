@@ -1,7 +1,7 @@
 """In what the place of a repetition differs from that of the run: code, versions, hardware, launch."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 NOTHING = "none"
@@ -32,10 +32,19 @@ def differing_surroundings(then: Mapping[str, Any], now: Mapping[str, Any]) -> l
     return [*of_code(then, now), *of_versions(then, now), *of_hardware(then, now), *of_launch(then, now)]
 
 
+def changes_on_the_way(first: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]) -> list[Difference]:
+    """Where the run itself did not keep its surroundings: what its later starts (lines of starts.jsonl) had otherwise."""
+    return [
+        replace(difference, what=f"{difference.what}, from the run's own start at {start.get('started')} on:")
+        for start in starts
+        for difference in differing_surroundings(first, {**first, **start})
+    ]
+
+
 def of_code(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """This package by its content, the folder that the run was started in by what git says of it."""
-    if then.get("code") not in (None, now["code"]):
-        yield Difference("code", "of cpt (hash of its files)", then["code"][:LETTERS_OF_HASH], now["code"][:LETTERS_OF_HASH])
+    if then.get("code") not in (None, now.get("code")):
+        yield Difference("code", "of cpt (hash of its files)", short(then["code"]), short(now.get("code")))
     before, after = then.get("git") or {}, now.get("git") or {}
     if "git" in then and before.get("commit") != after.get("commit"):
         yield Difference("code", "git commit", short(before.get("commit")), short(after.get("commit")))
@@ -54,7 +63,7 @@ def of_versions(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Dif
 
 def of_hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """What can change the arithmetic; not how much memory there is."""
-    before, after = then.get("hardware", {}), now["hardware"]
+    before, after = then.get("hardware", {}), now.get("hardware", {})
     for name in ("processor", "cores", "gpus", "driver"):
         if name in before and before[name] != after.get(name):
             yield Difference("hardware", name, told(before[name]), told(after.get(name)))
@@ -62,7 +71,7 @@ def of_hardware(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Dif
 
 def of_launch(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """How many processes; their variables are set as they were."""
-    if then.get("processes", now["processes"]) != now["processes"]:
+    if "processes" in then and then["processes"] != now.get("processes"):
         yield Difference("launch", "processes", str(then["processes"]), str(now["processes"]))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import zero_profile
 from tiny import write_recipe
 
 from cpt.errors import CheckpointError, DataError
@@ -83,7 +84,7 @@ def test_the_whole_run_has_the_same_weights_and_another_loss_is_found_at_its_ste
 @pytest.mark.slow
 def test_two_processes_under_zero_2_are_repeated_bit_for_bit(files, tmp_path):
     recipe, _ = files
-    recipe["training"] |= {"deepspeed": {"zero_optimization": {"stage": 2}}}
+    recipe["training"] |= {"deepspeed": zero_profile(tmp_path, 2)}
     run = trained(recipe, tmp_path, processes=2)
     again = cpt("reproduce", run, "--steps", 3)
     assert again.returncode == 0 and "Bit-equal: 3 logged losses" in again.stdout, again.stdout + again.stderr

@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from cpt.reproduce.surroundings import differing_surroundings
+from cpt.reproduce.surroundings import changes_on_the_way, differing_surroundings
 
 PLACE = {
     "started": "2026-01-01T00:00:00+00:00",
@@ -51,3 +51,10 @@ def test_one_difference_is_told_in_one_line(path, value, told):
 def test_what_an_older_version_did_not_record_is_not_compared():
     old = {key: value for key, value in PLACE.items() if key not in ("hardware", "code", "git")}
     assert differing_surroundings(old, PLACE) == []
+
+
+def test_a_run_that_went_on_in_other_surroundings_says_from_when():
+    starts = [{"started": "2026-01-02", "processes": 2}, {"started": "2026-01-03"}]
+    assert [str(change) for change in changes_on_the_way(PLACE, starts)] == [
+        "launch: processes, from the run's own start at 2026-01-02 on: 1 -> 2"
+    ]
