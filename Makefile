@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-browser test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +40,13 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m long $(ARGS)
+
+test-browser: $(INSTALLED) ## the pages that cpt writes, opened in Chromium, which must be there: apt-get install chromium, or CHROMIUM=PATH
+	$(PYTEST) -m browser $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
