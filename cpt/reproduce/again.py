@@ -34,9 +34,9 @@ def repetition_of(record: Record) -> Recipe:
         training["use_cpu"] = True
     return recipe.model_copy(
         update={
-            "name": f"{record.folder.name}{SUFFIX}",
+            "name": f"{record.folder.resolve().name}{SUFFIX}",
             "output_dir": record.folder.resolve().parent,
-            "tags": [*recipe.tags, f"{TAG}{record.folder.name}"],
+            "tags": [*recipe.tags, f"{TAG}{record.folder.resolve().name}"],
             "monitoring": type(recipe.monitoring)(),
             "checkpoints": recipe.checkpoints.model_copy(update={"archive": None, "weights_every_steps": None, "average": None}),
             "training": training,

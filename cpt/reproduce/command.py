@@ -39,7 +39,7 @@ def command(
     """
     if "RANK" in os.environ:
         raise LaunchError("a repetition starts its processes itself: type `cpt reproduce RUN`, with --launcher where it needs another.")
-    record = read_record(run.resolve())
+    record = read_record(run)
     number = processes or record.processes
     refuse_too_few_gpus(record, number, given=processes is not None or launcher is not None)
     end = record.first_log_from(steps) if steps is not None else None
@@ -60,7 +60,7 @@ def command(
     if json:
         typer.echo(as_json(comparison, differences, again.folder if kept else None))
     else:
-        for line in told(comparison, differences, run, again.folder if kept else None):
+        for line in told(comparison, differences, run, run.parent / again.folder.name if kept else None):
             tell(line)
     if not comparison.is_bit_equal:
         raise typer.Exit(DIFFERS)
@@ -91,9 +91,9 @@ def told(comparison: Comparison, differences: list[Difference], run: Path, kept:
     """The verdict in a few lines."""
     where = f" The repetition is kept: cpt compare {run} {kept}" if kept else ""
     if comparison.is_bit_equal:
-        evaluations = f" and {comparison.evaluations} evaluations" if comparison.evaluations else ""
+        evaluations = f" and {number_of(comparison.evaluations, 'evaluation')}" if comparison.evaluations else ""
         weights = ", and so are the final weights" if comparison.weights_differ is not None else ""
-        counted = f"{comparison.logs} logged losses{evaluations} up to step {comparison.last_step}"
+        counted = f"{number_of(comparison.logs, 'logged loss')}{evaluations} up to step {comparison.last_step}"
         return [f"Bit-equal: {counted} are the same{weights}.{where}"]
     lines = []
     if (first := comparison.difference) is not None:
@@ -111,6 +111,12 @@ def told(comparison: Comparison, differences: list[Difference], run: Path, kept:
             "starts.jsonl and events.jsonl), or code of your own that draws numbers by itself."
         )
     return [*lines, where.strip()]
+
+
+def number_of(count: int, what: str) -> str:
+    """`1 logged loss`, `5 logged losses`."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{count} {what if count == 1 else plural}"
 
 
 def as_json(comparison: Comparison, differences: list[Difference], kept: Path | None) -> str:

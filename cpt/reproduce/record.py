@@ -46,9 +46,6 @@ class Record:
 def read_record(folder: Path) -> Record:
     """All of it.
 
-    Args:
-        folder: as an absolute path.
-
     Raises:
         CheckpointError: it is no run, or something of it is missing or damaged.
         RecipeError: its recipe has keys that this version does not know.
@@ -59,8 +56,9 @@ def read_record(folder: Path) -> Record:
     lines = lines_of(folder / METRICS)
     if not any("loss" in line for line in lines):
         raise CheckpointError(f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log.")
+    recipe, starts = (folder / RECIPE).resolve(), objects_in(folder / STARTS)
     with contextlib.chdir(place_of(environment)):
-        return Record(folder, load_recipe(folder / RECIPE), environment, inputs, lines, objects_in(folder / STARTS))
+        return Record(folder, load_recipe(recipe), environment, inputs, lines, starts)
 
 
 def place_of(environment: dict[str, Any]) -> Path:
