@@ -24,6 +24,17 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+NO_TELEMETRY = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    "WANDB_ERROR_REPORTING": "false",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own environment asks for it."""
+for variable, off in NO_TELEMETRY.items():
+    os.environ.setdefault(variable, off)
+
 
 def run_command(function: Callable[..., None]) -> None:
     """Run a function's command line, as `python cpt/train.py` does."""

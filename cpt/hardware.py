@@ -1,6 +1,7 @@
 """What this machine has: GPUs, memory, disk, cores, compilers. Asks the system, not torch."""
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -15,6 +16,7 @@ GIB = 2**30
 CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
+NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")  # in the names of GPUs
 INSTALL_LINES = {"g++": "apt-get install g++", "ninja": "pip install ninja"}
 
 
@@ -44,6 +46,10 @@ class GpuType:
     fp8_tflops: float | None = None
     """None where it has no fp8."""
 
+    def tflops(self, precision: str) -> float | None:
+        """Of `half`, `tf32` or `fp32`."""
+        return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[precision]
+
 
 GPU_TYPES = (
     GpuType("RTX 3090", 24, 71, 35.6, 35.6),
@@ -62,6 +68,17 @@ GPU_TYPES = (
     GpuType("L40S", 48, 362, 91.6, 183, 733),
     GpuType("B200", 180, 2250, 75, 1125, 4500),
 )
+
+
+def simplified_gpu(name: str) -> str:
+    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name has 80 GB."""
+    word = NOISE.sub("", name.upper())
+    return "H100" if word == "H10080" else "H200" if word == "H200141" else word
+
+
+def known_gpu(name: str) -> GpuType | None:
+    """The kind of GPU that its driver calls by this name; None where the table lacks it."""
+    return next((kind for kind in GPU_TYPES if simplified_gpu(kind.name) == simplified_gpu(name)), None)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 import logging
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 import typer
 
-from cpt.command_line import run_app, show_log
+from cpt.command_line import NO_TELEMETRY, run_app, show_log
 from cpt.errors import DataError
 
 
@@ -41,3 +44,23 @@ def test_information_is_shown_once_and_warnings_always(capsys):
         log.info("domain: 12 documents")
         log.warning("a file is missing")
     assert capsys.readouterr().out == "domain: 12 documents\na file is missing\na file is missing\n"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_nothing_is_sent_to_anybody_unless_the_environment_asks_for_it(asked):
+    """What the packages make of these variables, in a process of its own: most read them when they are imported."""
+    program = (
+        "import cpt.command_line; from huggingface_hub import constants; from datasets import config;"
+        "print(constants.HF_HUB_DISABLE_TELEMETRY, config.HF_UPDATE_DOWNLOAD_COUNTS)"
+    )
+    own = {"HF_HUB_DISABLE_TELEMETRY": "0", "HF_UPDATE_DOWNLOAD_COUNTS": "1"} if asked else {}
+    environment = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY} | own
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == (["False", "True"] if asked else ["True", "False"])
+
+
+def test_wandb_and_ray_know_the_names():
+    wandb = pytest.importorskip("wandb.env")
+    assert wandb.ERROR_REPORTING in NO_TELEMETRY and not wandb.error_reporting_enabled()
+    usage = pytest.importorskip("ray._common.usage.usage_constants")
+    assert usage.USAGE_STATS_ENABLED_ENV_VAR in NO_TELEMETRY

@@ -22,7 +22,7 @@ from cpt.recipe.references import REPOSITORY
 from cpt.recipe.schema import Data
 
 FOLDER = REPOSITORY / "recipes"
-PARTS = {"models", "mixtures", "presets", "demo", "pipelines"}
+PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}
 RECIPES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.relative_to(FOLDER).parts[0] not in PARTS]
 
 

@@ -122,6 +122,12 @@ class MixtureRows(Dataset[Row]):
             self.cut(numbers[line], arrays[2, line], arrays[1, line])
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
+    def documents_in(self, number: int) -> NDArray[np.int64]:
+        """Tokens of each document of a global row; none of them is read."""
+        source, turn = self.turn(number)
+        rows, row, epoch = self.sources[source].row_at(turn, f"{self.seed} {source}")
+        return rows.packing.pieces(row, epoch)[1]
+
     def turn(self, number: int) -> tuple[int, int]:
         """The source whose turn a global row is, and how many it had before."""
         if not 0 <= number < ENDLESS:

@@ -45,11 +45,22 @@ class PreparedData:
         """Of all sources once; an estimate where one is."""
         return sum(report.tokens for report in self.sources)
 
-    def shares(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's share of the tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
+    def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
+        """Each source's tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
         counts = [upto - before for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)]
-        tokens = {report.name: count * rows.filled for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)}
+        return {
+            report.name: count * rows.filled * rows.layout.sequence_length
+            for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)
+        }
+
+    def shares(self, rows: int, first: int = 0) -> dict[str, float]:
+        """Each source's share of these tokens."""
+        tokens = self.tokens(rows, first)
         return {name: number / sum(tokens.values()) for name, number in tokens.items()}
+
+    def filled(self, rows: int, first: int = 0) -> float:
+        """The share of tokens among the positions of these rows; the rest is padding."""
+        return sum(self.tokens(rows, first).values()) / ((rows - first) * self.windowed[0].layout.sequence_length)
 
     def epochs(self, rows: int) -> dict[str, float]:
         """How many times the first `rows` rows go through each source."""

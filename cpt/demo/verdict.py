@@ -160,6 +160,10 @@ def show(summary: Summary, console: Console, folder: Path) -> None:
     console.print(summary.headline, highlight=False)
     for what, place in {"The verdict": summary.page, "The summary": folder / "summary.md", "The model": folder / "model"}.items():
         console.print(f"{what + ':':13}{place}", highlight=False, soft_wrap=True)
+    first, last = (folder / summary.rows[number].run for number in (0, -1))
+    console.print("Look further:", highlight=False)
+    for words in (f"report {first}", *([f"compare {first} {last}"] if first != last else []), f"reproduce {first} --steps 100"):
+        console.print(f"  cpt {words}", highlight=False, soft_wrap=True)
 
 
 def describe_runs(summary: Summary) -> str:

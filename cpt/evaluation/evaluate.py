@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.document_losses import DocumentLosses, document_losses
+from cpt.evaluation.document_losses import document_losses
 from cpt.evaluation.domain_test import MOST_QUESTIONS, Question, domain_test
 from cpt.evaluation.judged_sets import JudgedSet, Judges, open_judged_sets
+from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.multiple_choice import answer_questions
 from cpt.evaluation.paired import FEW, FEWEST
 from cpt.evaluation.tasks import TaskChoice, TaskScore, run_tasks

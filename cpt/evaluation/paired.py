@@ -7,13 +7,14 @@ Both models saw the same items, so their difference is taken item by item: what 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpt.errors import DataError
-from cpt.evaluation.document_losses import DocumentLosses
+from cpt.evaluation.kept_losses import DocumentLosses
 
 LEVEL = 0.95
 FEWEST = 2
@@ -100,6 +101,13 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
             raise DataError(
                 f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold out more."
             )
+    ratio, error, degrees = ratio_and_error(strata)
+    reach = t_quantile(level, degrees) * error
+    return ratio - reach, ratio + reach
+
+
+def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float]:
+    """The ratio itself, its standard error, and the degrees of freedom that this error has; two documents or more in each stratum."""
     sizes = np.concatenate([sizes for _, sizes in strata])
     ratio = float(sum(differences.sum() for differences, _ in strata) / sizes.sum())
     variance = 0.0
@@ -108,10 +116,10 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
         lost = 1.0 if len(strata) == 1 else 1 - 1 / len(own)  # by taking the stratum's mean away; of one stratum it is 0 anyway
         variance += float(((residuals - residuals.mean()) ** 2 / (1 - own / sizes.sum())).sum()) / lost
     degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
-    reach = t_quantile(level, max(1.0, degrees)) * math.sqrt(variance) / float(sizes.sum())
-    return ratio - reach, ratio + reach
+    return ratio, math.sqrt(variance) / float(sizes.sum()), max(1.0, degrees)
 
 
+@lru_cache
 def t_quantile(level: float, degrees: float) -> float:
     """How far to each side this share of Student's t lies; with t = sqrt(degrees) * tan(angle) its density is cos(angle)^(degrees - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)

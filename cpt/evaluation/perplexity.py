@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cpt.data.held_out import HeldOutSet
 from cpt.data.rows import stack_rows
 from cpt.errors import DataError
+from cpt.evaluation.kept_losses import perplexity_of
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
 
@@ -84,11 +85,6 @@ def figures_of(name: str, nats: float, num_tokens: int, num_correct: int, held_o
         "accuracy": num_correct / num_tokens,
         "tokens": num_tokens,
     }
-
-
-def perplexity_of(loss: float) -> float:
-    """e to the loss; infinite where float64 would overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def totals(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on) -> tuple[float, int, int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from cpt.data.contamination import Contamination
 from cpt.data.decontamination import REASON
-from cpt.evaluation.document_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
 from cpt.evaluation.retention import Point, read_course
 from cpt.recipe.load import load_recipe

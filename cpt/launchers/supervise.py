@@ -1,80 +1,33 @@
 """Start a run, watch it, and start it again where it ended before its time or stands still, within a budget."""
 
 import os
-import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import psutil
 
 from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
+from cpt.launchers.attempts import FORWARDED, SUPERVISED, command_of_attempt, kill_family, send
 from cpt.launchers.restart_policy import Decision, Ended, next_move
+from cpt.launchers.watch import Watch, patience
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import FILE_NAME as EVENTS
 from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.record import Run, start_run
-from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS, Sign, forget_signs, read_signs
+from cpt.runs.signs import Sign, forget_signs, read_signs
+from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS
 
-TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that a supervisor started: its process number
 SECONDS_BETWEEN_LOOKS = 0.5
-LEAST_PATIENCE = 30.0  # seconds without progress in a step
-STEPS_OF_PATIENCE = 5  # median steps
-# Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a save nothing.
-PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a start
 SECONDS_FOR_STACKS = 2.0
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def seconds_before_next(endings: Sequence[Ended]) -> float:
     """Longer after each failure; what the run learned to need less memory is tried at once."""
     failures = sum(ending.error != RestartNeeded.__name__ for ending in endings)
     return 0.0 if endings[-1].error == RestartNeeded.__name__ else min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-
-
-def patience(sign: Sign) -> float:
-    """Seconds without progress after which a process counts as hung."""
-    if sign.phase != "training":
-        return PATIENCE[sign.phase]
-    if sign.seconds_per_step is None:
-        return PATIENCE["first steps"]
-    return max(LEAST_PATIENCE, STEPS_OF_PATIENCE * sign.seconds_per_step)
-
-
-@dataclass
-class Watch:
-    """Sees which process made no progress for too long, by this machine's clock."""
-
-    folder: Path
-    beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(rank, pid) -> the last count, and when it was seen first."""
-
-    def hung(self, now: float) -> Sign | None:
-        """The process that was silent for longest past its patience, if any.
-
-        Of processes that start or end one may work while the others wait for it, so there the last sign of any of them counts. On a disk
-        that is read-only nobody can give a sign, and after the run is finished nobody has to: then its verdict is being made.
-        """
-        if not os.access(self.folder, os.W_OK):
-            self.beats.clear()
-            return None
-        signs = read_signs(self.folder)
-        for sign in signs:
-            if self.beats.get((sign.rank, sign.pid), (-1, now))[0] != sign.beats:
-                self.beats[sign.rank, sign.pid] = (sign.beats, now)
-        seen = {sign: self.beats[sign.rank, sign.pid][1] for sign in signs}
-        last = max(seen.values(), default=now)
-        silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
-        late = [sign for sign in signs if silent[sign] > patience(sign)]
-        return max(late, key=lambda sign: silent[sign]) if late and Run(self.folder).status().get("state") != "finished" else None
 
 
 @dataclass
@@ -186,48 +139,6 @@ class Supervisor:
     def tell(self, kind: str, message: str, ending: Ended | None = None) -> None:
         """One event."""
         record_event(self.run.folder, kind, message, step=ending.step if ending else None)
-
-
-def kill_family(pid: int) -> None:
-    """End a process, its session and all below it, at once.
-
-    torchrun starts its processes in sessions of their own, which outlive it when it is killed: they are found by
-    CPT_SUPERVISED in their environment.
-    """
-    family = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(SUPERVISED) == str(os.getpid()):
-                family.append(process)
-        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    for process in family:
-        send(process.pid, signal.SIGKILL)
-    send(pid, signal.SIGKILL)
-    psutil.wait_procs(family, timeout=30)
-
-
-def send(pid: int, number: int) -> None:
-    """A signal, if the process is still there."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN) -> list[str]:
-    """The words that start a run.
-
-    Args:
-        arguments: of cpt/train.py.
-        processes: on this machine.
-        launcher: words of another launcher, such as `accelerate launch --config_file launch/x.yaml`.
-        program: started instead of cpt/train.py.
-    """
-    if launcher is not None:
-        return [*shlex.split(launcher), str(program), *arguments]
-    if processes == 1:
-        return [sys.executable, str(program), *arguments]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return [*torchrun, str(program), *arguments]
 
 
 def supervise_run(

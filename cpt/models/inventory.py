@@ -72,7 +72,7 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
     return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
 
 
-def flops_per_token(model: PreTrainedModel, sequence_length: int, *, trains_weights: bool = True) -> float:
+def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_weights: bool = True) -> float:
     """Floating-point operations that training on one token takes, nothing computed twice.
 
     Two for each weight of a matrix in the forward pass (the look-up in an embedding is none) and, for causal attention, two for each of

@@ -1,6 +1,7 @@
-"""Measure the time spent in training steps alone, and how much of it went by waiting for data."""
+"""Measure the time spent in training steps alone, how long one takes, and how much of it went by waiting for data."""
 
 import logging
+import statistics
 import time
 from collections import deque
 from typing import Any
@@ -15,10 +16,11 @@ BEARABLE_WAIT = 0.01  # share of the time of a step
 
 
 class TrainingClock(TrainerCallback):
-    """Adds `tokens_per_second` and `data_wait` (share of the time) to each log of the training loss.
+    """Adds `tokens`, `tokens_per_second`, `data_wait` (share of the time) and the length of a step to each log of the training loss.
 
-    Evaluation and saving stand still on this clock. It must stand before the callbacks that read its figures. It warns once where the last
-    steps waited for data more than they should; the run's first step, which has to, is not among them.
+    `step_seconds_p50` and `step_seconds_p95` are of the last 100 steps. Evaluation and saving stand still on this clock. It must stand
+    before the callbacks that read its figures. It warns once where the last steps waited for data more than they should; the run's first
+    step, which has to, is not among them.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -55,6 +57,8 @@ class TrainingClock(TrainerCallback):
             self.seconds += now - self.since
             logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / self.seconds, 1)
             logs["data_wait"] = round(self.waited_since_last_log(kwargs["train_dataloader"]) / self.seconds, 5)
+            logs["tokens"] = state.global_step * self.tokens_per_step
+            logs["step_seconds_p50"], logs["step_seconds_p95"] = middle_and_slow([seconds for seconds, _ in self.last_steps])
             self.seconds, self.steps = 0.0, 0
         self.since = time.perf_counter()
 
@@ -84,6 +88,12 @@ class TrainingClock(TrainerCallback):
                 "`cpt prepare RECIPE` does it beforehand. If the disk is slow: set CPT_CACHE to a folder on a local one. If your own rows "
                 "or collate_fn take long: `training.dataloader_num_workers: 2` makes micro-batches in processes."
             )
+
+
+def middle_and_slow(seconds: list[float]) -> tuple[float, float]:
+    """The median, and what 95 % of them stay below."""
+    twentieths = statistics.quantiles(seconds, n=20, method="inclusive") if len(seconds) > 1 else seconds * 19
+    return round(twentieths[9], 6), round(twentieths[18], 6)
 
 
 def waited_by(loader: object) -> float:

@@ -1,6 +1,5 @@
 """Tell the person at the terminal how the run goes: a progress bar, or one line for each log where output is a file."""
 
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -18,18 +17,29 @@ OF_EXAMPLES = {
 """Figures of TRL's trainers that one looks at first, by what they are called in a line."""
 
 
+OF_THE_MACHINE = {
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%}",
+    "gpu_memory_peak_gib": "GPU {:.1f} GiB",
+    "host_memory_gib": "host {:.1f} GiB",
+    "cost": "cost {:,.2f}",
+}
+"""Figures of speed and memory, as a line has them."""
+
+
 class ConsoleProgress(TrainerCallback):
-    """The main process prints loss, learning rate and speed at each log, and the evaluation's figures."""
+    """The main process prints loss, learning rate, speed, memory and the time that is left at each log, and the evaluation's figures.
+
+    It must stand behind the callbacks that add them.
+    """
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.name = name
         self.console = console or Console()
         self.progress: Progress | None = None
-        self.first_step, self.started = 0, time.perf_counter()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the bar."""
-        self.first_step, self.started = state.global_step, time.perf_counter()
         if state.is_world_process_zero and self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.progress = Progress(*columns, console=self.console)
@@ -46,7 +56,7 @@ class ConsoleProgress(TrainerCallback):
         if state.is_world_process_zero:
             line = describe_logs(kwargs["logs"])
             if line:
-                text = f"{self.name}  step {state.global_step}/{state.max_steps}{self.time_to_go(state)}  {line}"
+                text = f"{self.name}  step {state.global_step}/{state.max_steps}{time_to_go(kwargs['logs'])}  {line}"
                 with suppress(OSError):  # the output may go to a file on a disk that is full, or to a terminal that is gone
                     self.console.print(text, highlight=False, soft_wrap=True)
 
@@ -55,13 +65,14 @@ class ConsoleProgress(TrainerCallback):
         if self.progress:
             self.progress.stop()
 
-    def time_to_go(self, state: TrainerState) -> str:
-        """`  12:34 to go`, for output without a bar."""
-        done = state.global_step - self.first_step
-        if self.progress or not done or state.global_step >= state.max_steps:
-            return ""
-        seconds = round((time.perf_counter() - self.started) / done * (state.max_steps - state.global_step))
-        return f"  {seconds // 60}:{seconds % 60:02d} to go"
+
+def time_to_go(logs: dict[str, Any]) -> str:
+    """`  12:34 to go`; nothing where there is none, or nobody knows yet."""
+    seconds = round(logs.get("seconds_to_go", 0))
+    if not seconds:
+        return ""
+    hours, minutes = divmod(seconds // 60, 60)
+    return f"  {hours}:{minutes:02d}:{seconds % 60:02d} to go" if hours else f"  {minutes}:{seconds % 60:02d} to go"
 
 
 def describe_logs(logs: dict[str, Any]) -> str:
@@ -72,9 +83,7 @@ def describe_logs(logs: dict[str, Any]) -> str:
         line += f"  learning rate {logs['learning_rate']:.2e}"
         if "grad_norm" in logs:
             line += f"  gradient norm {logs['grad_norm']:.2f}"
-        if "tokens_per_second" in logs:
-            line += f"  {logs['tokens_per_second']:,.0f} tokens/s"
-        return line
+        return line + "".join(f"  {written.format(logs[name])}" for name, written in OF_THE_MACHINE.items() if name in logs)
     sets = [key.removeprefix("eval_").removesuffix("_loss") for key in logs if key.startswith("eval_") and key.endswith("_loss")]
     return "held out: " + ", ".join(f"{name} {held_out_figures(name, logs)}" for name in sets) if sets else ""
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cpt.command_line import show_log
 from cpt.errors import Interrupted, LaunchError
-from cpt.launchers.supervise import command_of_attempt
+from cpt.launchers.attempts import command_of_attempt
 from cpt.pipeline.processes import KILLED, StepProcess, refuse_a_launcher
 from cpt.pipeline.steps import Pipeline, Step, chosen, load_pipeline
 from cpt.preflight.gate import report

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cpt.launchers.supervise import FORWARDED, send
+from cpt.launchers.attempts import FORWARDED, send
 from cpt.runs.record import Run
-from cpt.safety.heartbeat import forget_signs, read_signs
+from cpt.runs.signs import forget_signs, read_signs
 
 SECONDS_BETWEEN_LOOKS = 0.2
 KILLED = 128  # what shells add to a signal's number

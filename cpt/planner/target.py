@@ -1,6 +1,5 @@
 """Which GPU is meant, and how fast it can be."""
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +8,11 @@ import torch
 
 from cpt.errors import ResourceError
 from cpt.extend import closest
-from cpt.hardware import GPU_TYPES, GpuType, find_gpus, host_memory_gib
+from cpt.hardware import GPU_TYPES, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
 
 ASSUMED_HOST_GIB = 64.0
 MATRIX = 1024
 USUAL_TFLOPS = 150.0
-NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")
 
 
 @dataclass(frozen=True)
@@ -98,14 +96,8 @@ def find_gpu_type(name: str) -> GpuType:
 
 def peak_of(name: str) -> float:
     """Operations a second of a GPU as its driver calls it; of one that is not in the table, what many have."""
-    known = {simplified_gpu(kind.name): kind.peak_tflops for kind in GPU_TYPES}
-    return known.get(simplified_gpu(name), USUAL_TFLOPS) * 1e12
-
-
-def simplified_gpu(name: str) -> str:
-    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name has 80 GB."""
-    word = NOISE.sub("", name.upper())
-    return "H100" if word == "H10080" else "H200" if word == "H200141" else word
+    kind = known_gpu(name)
+    return (kind.peak_tflops if kind is not None else USUAL_TFLOPS) * 1e12
 
 
 def cpu_peak() -> float:

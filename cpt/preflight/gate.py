@@ -25,6 +25,8 @@ from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
+from cpt.monitoring.own import check_callbacks
+from cpt.monitoring.profiler import check_profiled_steps
 from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.rounding import check_rounding
@@ -82,14 +84,7 @@ def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, r
 
 def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
     """Print what the gate found, and return the exit code of `cpt check`."""
-    chosen, unchosen = recipe, None
-    try:
-        chosen = with_chosen_values(recipe)
-    except CptError as problem:  # most often of the model, which the gate looks at by itself
-        chosen, unchosen = with_any_values(recipe), problem
-    found = check_reality(chosen)
-    if unchosen is not None and not found.mistakes:
-        found.mistakes.append(unchosen)
+    found = found_in(recipe)
     for mistake in found.mistakes:
         tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
     if found.unchecked:
@@ -100,6 +95,19 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
         tell(f"before it can start: {placed(str(excused), root)}")
     tell(f"{path}: {len(found.mistakes)} mistake(s)." if found.mistakes else f"{path}: no mistakes.")
     return 2 if found.mistakes else 0
+
+
+def found_in(recipe: Recipe) -> PreflightReport:
+    """What the gate finds in a recipe that nobody has started, where it says `auto` too."""
+    chosen, unchosen = recipe, None
+    try:
+        chosen = with_chosen_values(recipe)
+    except CptError as problem:  # most often of the model, which the gate looks at by itself
+        chosen, unchosen = with_any_values(recipe), problem
+    found = check_reality(chosen)
+    if unchosen is not None and not found.mistakes:
+        found.mistakes.append(unchosen)
+    return found
 
 
 def placed(message: str, root: Node | None) -> str:
@@ -192,6 +200,8 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
     found.run(lambda: check_rewards(recipe))
+    found.run(lambda: check_profiled_steps(recipe.monitoring.profile))
+    found.run(lambda: check_callbacks(recipe.monitoring.callbacks))
     found.run(lambda: check_reference(recipe))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import cpt
-from cpt.recipe.schema import Reward
+from cpt.recipe.schema import Reward, Watcher
 from cpt.recipe.sections import child_annotation, is_free_mapping, item_in, presets_of, section_in
 from cpt.recipe.tree import Mistakes, Node, merged
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml, shown_path
@@ -23,7 +23,7 @@ def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path,
     if section_in(annotation) or is_free_mapping(annotation):
         if isinstance(node.value, str) and node.value in presets_of(annotation):
             return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
-        if isinstance(node.value, str) and section_in(annotation) is Reward and not node.value.endswith((".yaml", ".yml")):
+        if isinstance(node.value, str) and section_in(annotation) in (Reward, Watcher) and not node.value.endswith((".yaml", ".yml")):
             return node  # its name alone
         if isinstance(node.value, str):
             return section_in_file(node, annotation, mistakes, trail)

@@ -131,6 +131,15 @@ class Checkpoints(Section):
         return Keep.model_validate({"last": self.keep}) if isinstance(self.keep, int) else self.keep
 
 
+def by_its_name(value: object) -> object:
+    """`[my_lab.watch:slack]` is short for `[{name: my_lab.watch:slack}]`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Watcher(Component):
+    """A callback that the recipe names: `{name: cost, dollars_per_gpu_hour: 2.5}`."""
+
+
 class Monitoring(Section):
     """Who watches the run."""
 
@@ -138,6 +147,12 @@ class Monitoring(Section):
     """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
     project: str | None = None
     """The tracker's project; the run is called like the recipe."""
+    profile: dict[Literal["at_step", "steps", "memory"], int | bool] | None = None
+    """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's folder. `steps: 3`
+    is how many, `memory: true` follows allocations too."""
+    callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own TrainerCallback as
+    `package.module:Class`, or `package.module:function` that is shown the figures of each log and returns a sentence for an alert."""
 
 
 class HeldOut(DocumentSource):
@@ -193,11 +208,6 @@ class Reward(Component):
     """Its factor in the sum of all rewards."""
 
 
-def named_reward(value: object) -> object:
-    """`rewards: [exact_match]` is short for `rewards: [{name: exact_match}]`."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 class Recipe(Section):
     """One YAML file is one run."""
 
@@ -224,7 +234,7 @@ class Recipe(Section):
     monitoring: Monitoring = Monitoring()
     safety: Safety = Safety()
     evaluation: Evaluation = Evaluation()
-    rewards: list[Annotated[Reward, BeforeValidator(named_reward)]] = []
+    rewards: list[Annotated[Reward, BeforeValidator(by_its_name)]] = []
     """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or your own
     `package.module:function`."""
     training: dict[str, Any] = {}

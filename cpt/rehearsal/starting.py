@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 
 from cpt.errors import LaunchError, RestartNeeded
+from cpt.launchers.attempts import SUPERVISED, command_of_attempt, kill_family
 from cpt.launchers.processes import environment_alone
-from cpt.launchers.supervise import SUPERVISED, Watch, command_of_attempt, kill_family
+from cpt.launchers.watch import Watch
 from cpt.rehearsal.watching import MOMENTS, Failure, Memory
 from cpt.runs.events import read_events
-from cpt.safety.heartbeat import forget_signs
+from cpt.runs.signs import forget_signs
 
 PROGRAM = Path(__file__).with_name("part.py")
 SECONDS_BETWEEN_LOOKS = 0.2

@@ -1,7 +1,6 @@
 """Signs of life of each process, for whoever watches the run from outside: what it does, and that it goes on doing it."""
 
 import faulthandler
-import json
 import math
 import os
 import signal
@@ -11,39 +10,23 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.hardware import GIB
 from cpt.ranks import rank
-from cpt.runs.small_files import write_whole
+from cpt.runs.signs import Phase, Sign, write_sign
 
-FOLDER, STACKS = "heartbeats", "stacks"
+STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
 STEPS_LOOKED_AT = 20
 SECONDS_BETWEEN_LOOKS = 10.0  # at the processor's time
 LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
 SIGNAL_FOR_STACKS = signal.SIGUSR2
-Phase = Literal["starting", "training", "between", "ending"]
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What one process last said."""
-
-    rank: int
-    pid: int
-    host: str
-    phase: Phase
-    """Starting: before the first step. Between: after a step that is followed by an evaluation or a save. Ending: after the last."""
-    step: int
-    beats: int
-    """Counts on as long as there is progress; whoever watches needs no clock of this machine."""
-    seconds_per_step: float | None
-    """Median of the last 20 steps; None before three of them."""
 
 
 class Heartbeat(TrainerCallback):
@@ -142,7 +125,8 @@ class Heartbeat(TrainerCallback):
             return
         self.phase, self.written = phase, now
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
-        sign = Sign(rank(), os.getpid(), socket.gethostname(), phase, step, self.beats, median)
+        peak = round(torch.cuda.max_memory_allocated() / GIB, 3) if torch.cuda.is_initialized() else None
+        sign = Sign(rank(), os.getpid(), socket.gethostname(), phase, step, self.beats, median, peak)
         write_sign(self.folder, sign)
 
 
@@ -154,28 +138,3 @@ def seconds_below() -> float:
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
-
-
-def write_sign(folder: Path, sign: Sign) -> None:
-    """Whole or not at all; a full disk must not end a run because of its pulse, nor make it look dead."""
-    path = folder / FOLDER / f"rank-{sign.rank}.json"
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(sign)))
-
-
-def read_signs(folder: Path) -> list[Sign]:
-    """What the processes of a run last said, by rank."""
-    signs = []
-    for path in sorted((folder / FOLDER).glob("rank-*.json")):
-        try:
-            signs.append(Sign(**json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError):  # another version's, or gone meanwhile
-            continue
-    return sorted(signs, key=lambda sign: sign.rank)
-
-
-def forget_signs(folder: Path) -> None:
-    """Before processes are started anew."""
-    for path in (folder / FOLDER).glob("*rank-*"):  # with what a killed process was writing
-        path.unlink(missing_ok=True)

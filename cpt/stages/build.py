@@ -11,10 +11,6 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.retention import StopWhenForgetting
 from cpt.evaluation.samples import PromptSamples
-from cpt.monitoring.clock import TrainingClock
-from cpt.monitoring.console import ConsoleProgress
-from cpt.monitoring.run_files import MetricsFile, StatusFile
-from cpt.monitoring.shares import RealisedShares
 from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
@@ -22,7 +18,8 @@ from cpt.stages.arguments import training_arguments
 from cpt.stages.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import length_of
-from cpt.stages.trainer import METRICS, CPTTrainer
+from cpt.stages.trainer import CPTTrainer
+from cpt.stages.watching import watching_callbacks
 
 
 def build_trainer(
@@ -54,17 +51,7 @@ def build_trainer(
         )
     folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)
-    clock = TrainingClock(length.tokens_per_step)
-    rows = trainer.rows_of_steps
-    for callback in (
-        clock,
-        DataPosition(data, rows),
-        RealisedShares(data, rows),
-        MetricsFile(folder / METRICS, length.tokens_per_step),
-        StatusFile(Run(folder)),
-        ConsoleProgress(folder.name),
-        *watchers,
-    ):
+    for callback in (DataPosition(data, trainer.rows_of_steps), *watching_callbacks(recipe, trainer, data), *watchers):
         trainer.add_callback(callback)
     if recipe.evaluation.retain:
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))

@@ -83,6 +83,10 @@ def test_the_summary_is_saved_for_programs_and_people_and_shown(tmp_path, base):
     assert "def [x] new" in (tmp_path / "summary.md").read_text()
     console = Console(record=True, width=80)
     show(summary, console, tmp_path)
-    for text in (console.export_text(), (tmp_path / "summary.md").read_text()):
+    printed = console.export_text()
+    runs = [tmp_path / f"code-seed{i}" for i in (1, 2)]
+    for command in (f"cpt report {runs[0]}", f"cpt compare {runs[0]} {runs[1]}", f"cpt reproduce {runs[0]} --steps 100"):
+        assert f"  {command}\n" in printed
+    for text in (printed, (tmp_path / "summary.md").read_text()):
         for figure in ("seed1", "seed2", "worst", "-20.0 %", "+1.0 %", "Passed", "It worked: so it did.", "verdict.md"):
             assert figure in text

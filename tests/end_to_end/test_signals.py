@@ -10,7 +10,7 @@ from signalling import pids_of, start, status, stops_and_goes_on, to_group, to_l
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
 from cpt.evaluation.retention import read_course
-from cpt.safety.heartbeat import read_signs
+from cpt.runs.signs import read_signs
 
 STEPS = 120
 

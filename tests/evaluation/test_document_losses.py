@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.document_losses import document_losses, kept_losses, load_losses, measure_and_keep, save_losses
+from cpt.evaluation.document_losses import document_losses, measure_and_keep
 from cpt.evaluation.judged_sets import Judges, judges_of_texts, open_judged_sets
+from cpt.evaluation.kept_losses import kept_losses, load_losses, save_losses
 from cpt.evaluation.perplexity import evaluate_held_out
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.events import read_events, write_waiting_events

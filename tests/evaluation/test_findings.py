@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from cpt.errors import DataError
-from cpt.evaluation.document_losses import DocumentLosses
 from cpt.evaluation.domain_test import Question
 from cpt.evaluation.evaluate import Answers, Measured
 from cpt.evaluation.findings import findings, says
+from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.tasks import TaskScore
 

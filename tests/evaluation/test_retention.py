@@ -4,7 +4,7 @@ import pytest
 from tiny import write_documents, write_recipe
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from cpt.evaluation.document_losses import kept_losses
+from cpt.evaluation.kept_losses import kept_losses
 from cpt.evaluation.retention import StopWhenForgetting, average, read_course
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.recipe.load import load_recipe

@@ -6,8 +6,8 @@ import pytest
 from tiny import write_recipe
 
 from cpt.data.contamination import Contamination, Hit
-from cpt.evaluation.document_losses import DocumentLosses, save_losses
 from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.verdict import NotRun, verdict_of_run
 from cpt.recipe.load import dump_recipe, load_recipe

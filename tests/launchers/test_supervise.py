@@ -1,4 +1,3 @@
-import json
 import signal
 import subprocess
 import sys
@@ -6,63 +5,9 @@ import textwrap
 import threading
 import time
 
-from full_disk import disk_of_its_own, set_read_only
-
-from cpt.launchers.supervise import Supervisor, Watch, command_of_attempt, patience
+from cpt.launchers.supervise import Supervisor
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
-from cpt.safety.heartbeat import Sign, write_sign
-
-
-def sign(**changed):
-    return Sign(**{"rank": 0, "pid": 1, "host": "h", "phase": "training", "step": 3, "beats": 4, "seconds_per_step": 2.0, **changed})
-
-
-def test_patience_follows_the_steps():
-    assert patience(sign()) == 30 and patience(sign(seconds_per_step=20.0)) == 100
-    assert patience(sign(seconds_per_step=None)) > 100 and patience(sign(phase="between")) > 1000
-
-
-def test_a_process_without_progress_is_found_by_this_clock(tmp_path):
-    watch = Watch(tmp_path)
-    write_sign(tmp_path, sign())
-    write_sign(tmp_path, sign(rank=1))
-    assert watch.hung(0) is None
-    write_sign(tmp_path, sign(beats=5))
-    assert watch.hung(25) is None
-    found = watch.hung(31)
-    assert found is not None and found.rank == 1, "rank 0 beat at 25"
-
-
-def test_where_one_process_works_while_a_run_starts_the_others_may_wait_for_it(tmp_path):
-    watch, hour = Watch(tmp_path), 3600
-    for rank in (0, 1):
-        write_sign(tmp_path, sign(rank=rank, phase="starting"))
-    assert watch.hung(0) is None
-    write_sign(tmp_path, sign(rank=0, phase="starting", beats=5))
-    assert watch.hung(0.9 * hour) is None and watch.hung(1.8 * hour) is None
-    assert watch.hung(2 * hour) is not None, "now nobody works"
-
-
-def test_a_disk_that_takes_no_sign_of_life_proves_nothing(tmp_path):
-    with disk_of_its_own(tmp_path / "disk", "64k") as disk:
-        watch = Watch(disk)
-        write_sign(disk, sign())
-        assert watch.hung(0) is None
-        set_read_only(disk, True)
-        assert watch.hung(1000) is None
-        set_read_only(disk, False)
-        assert watch.hung(1001) is None and watch.hung(1002 + 30) is not None
-
-
-def test_a_finished_run_that_is_being_judged_is_not_ended(tmp_path):
-    watch = Watch(tmp_path)
-    write_sign(tmp_path, sign(phase="ending"))
-    (tmp_path / "status.json").write_text('{"state": "finished"}')
-    assert watch.hung(0) is None and watch.hung(100_000) is None
-    (tmp_path / "status.json").write_text('{"state": "running"}')
-    assert watch.hung(100_001) is not None
-
 
 RUN = """
 import json, os, pathlib, sys, time
@@ -101,7 +46,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
 
 
 def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.launchers.supervise.LEAST_PATIENCE", 1.0)
+    monkeypatch.setattr("cpt.launchers.watch.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
     body = """
         import signal, dataclasses
@@ -166,11 +111,3 @@ def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp
     assert supervised(tmp_path, body).supervise().what == "done"
     pid = (tmp_path / "orphan").read_text()
     assert subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip() in ("", "Z")
-
-
-def test_the_command_of_an_attempt():
-    assert command_of_attempt(["r.yaml"], 1, None)[-1] == "r.yaml"
-    assert "--nproc_per_node=4" in command_of_attempt(["r.yaml"], 4, None)
-    words = command_of_attempt(["r.yaml", "seed=2"], 4, "accelerate launch --config_file 'my file.yaml'")
-    assert words[:4] == ["accelerate", "launch", "--config_file", "my file.yaml"] and words[-2:] == ["r.yaml", "seed=2"]
-    assert json.dumps(words)

@@ -8,7 +8,7 @@ from transformers import TrainerControl, TrainerState
 
 from cpt.data.loader import CPTDataLoader
 from cpt.monitoring import clock as clock_module
-from cpt.monitoring.clock import TrainingClock
+from cpt.monitoring.clock import TrainingClock, middle_and_slow
 
 
 def test_the_speed_leaves_out_evaluation_and_saving():
@@ -99,3 +99,21 @@ def test_a_run_that_waits_a_little_is_not_warned(warnings_of, waits):
 
 def test_a_run_that_begins_to_wait_later_is_warned(warnings_of):
     assert warnings_of([0.0] * 500 + [0.05] * 30) == 1
+
+
+def test_the_middle_and_the_slow_steps_are_interpolated():
+    assert middle_and_slow([float(number) for number in range(101)]) == (50.0, 95.0)
+    assert middle_and_slow([1.0, 3.0]) == (2.0, 2.9) and middle_and_slow([4.0]) == (4.0, 4.0)
+
+
+def test_steps_that_are_slow_now_and_then_show(monkeypatch):
+    now, state = [0.0], TrainerState(max_steps=200)
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock, loader = TrainingClock(tokens_per_step=10), CPTDataLoader(SlowRows(), micro_batch=1, rows_in_all=1)
+    clock.on_train_begin(None, state, TrainerControl())
+    for step in range(1, 201):
+        now[0] += 3.0 if step % 10 == 0 else 1.0
+        state.global_step = step
+        clock.on_step_end(None, state, TrainerControl(), train_dataloader=loader)
+    clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=loader)
+    assert logs["step_seconds_p50"] == 1.0 and logs["step_seconds_p95"] == 3.0 and logs["tokens"] == 2000

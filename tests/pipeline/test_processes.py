@@ -8,7 +8,7 @@ import pytest
 
 from cpt.pipeline.processes import StepProcess, refuse_a_launcher
 from cpt.runs.record import Run
-from cpt.safety.heartbeat import Sign, write_sign
+from cpt.runs.signs import Sign, write_sign
 
 RUN = """
 import json, os, pathlib, signal, sys, time

@@ -13,7 +13,7 @@ from cpt.recipe.yaml_lines import read_text, read_yaml
 RECIPES = [
     path
     for path in sorted((REPOSITORY / "recipes").rglob("*.yaml"))
-    if not {"models", "mixtures", "presets", "demo", "pipelines"} & {*path.relative_to(REPOSITORY).parts}
+    if not {"models", "mixtures", "presets", "demo", "pipelines", "search"} & {*path.relative_to(REPOSITORY).parts}
 ]
 
 

@@ -82,9 +82,10 @@ def test_the_whole_run_has_the_same_weights_and_another_loss_is_found_at_its_ste
 
 
 @pytest.mark.slow
-def test_two_processes_under_zero_2_are_repeated_bit_for_bit(files, tmp_path):
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_two_processes_under_zero_are_repeated_bit_for_bit(files, tmp_path, stage):
     recipe, _ = files
-    recipe["training"] |= {"deepspeed": zero_profile(tmp_path, 2)}
+    recipe["training"] |= {"deepspeed": zero_profile(tmp_path, stage)}
     run = trained(recipe, tmp_path, processes=2)
     again = cpt("reproduce", run, "--steps", 3)
     assert again.returncode == 0 and "Bit-equal: 3 logged losses" in again.stdout, again.stdout + again.stderr

@@ -9,7 +9,8 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
-from cpt.safety.heartbeat import Heartbeat, forget_signs, read_signs
+from cpt.runs.signs import forget_signs, read_signs
+from cpt.safety.heartbeat import Heartbeat
 
 
 def test_progress_is_told_with_phase_step_and_speed(tmp_path, monkeypatch):

@@ -1,0 +1,60 @@
+"""A run as processes of its own: the words that start it, and how all of them are ended; needs no torch."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN) -> list[str]:
+    """The words that start a run.
+
+    Args:
+        arguments: of cpt/train.py.
+        processes: on this machine.
+        launcher: words of another launcher, such as `accelerate launch --config_file launch/x.yaml`.
+        program: started instead of cpt/train.py.
+    """
+    if launcher is not None:
+        return [*shlex.split(launcher), str(program), *arguments]
+    if processes == 1:
+        return [sys.executable, str(program), *arguments]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return [*torchrun, str(program), *arguments]
+
+
+def kill_family(pid: int, mark: str | None = None) -> None:
+    """End a process, its session and all below it, at once.
+
+    torchrun starts its processes in sessions of their own, which outlive it when it is killed: they are found by
+    CPT_SUPERVISED in their environment.
+
+    Args:
+        mark: what stands there; by default this process's number.
+    """
+    family = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(SUPERVISED) == (mark or str(os.getpid())):
+                family.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    for process in family:
+        send(process.pid, signal.SIGKILL)
+    send(pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal, if the process is still there."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

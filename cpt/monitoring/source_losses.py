@@ -1,0 +1,189 @@
+"""Which source the model finds hard: the loss of each source's rows, from micro-batches that are trained on anyway."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peft import PeftModel
+from torch import nn
+from torch.nn import functional as F
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import IntervalStrategy
+
+from cpt.data.left_out import RowsOfSteps
+from cpt.data.prepared import PreparedData
+from cpt.data.rows import IGNORED
+from cpt.models.chunked_loss import ChunkedLoss
+
+log = logging.getLogger("cpt")
+MICRO_BATCHES_FOR_ONE = 20
+"""So many are trained on for each that is looked at again: that takes about a twentieth of its training."""
+BYTES_AT_ONCE = 2**27  # of logits in fp32, and of what the loss makes of them
+Totals = torch.Tensor  # [2, sources]: summed losses, tokens
+
+
+class SourceLosses(TrainerCallback):
+    """Adds `loss_<source>` to logs of the training loss: the mean over the source's tokens in the step that is logged, of all processes.
+
+    A micro-batch of a single source brings its loss along. Of one with several, the losses of its rows are computed again from the logits
+    that are there, without gradients; one in 20 micro-batches at most, so that runs that log each step have the figures now and then.
+    Where a model gives no logits while it trains (Liger), mixed micro-batches tell nothing.
+
+    Args:
+        rows: which of them a step reads.
+        autocast: the precision in which the model's layers compute.
+    """
+
+    def __init__(self, data: PreparedData, rows: RowsOfSteps, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        self.data, self.rows, self.autocast = data, rows, autocast
+        self.micro_batch, self.credit = 0, 1.0
+        self.is_looking, self.is_off, self.has_told = False, False, False
+        self.totals: Totals = torch.zeros(2, len(data.sources))
+        self.hook: Any = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Look at what the model gives. Where torch itself divides batches over GPUs, nobody knows whose rows it sees."""
+        self.totals = torch.zeros(2, len(self.data.sources), device=args.device)
+        self.is_off = args.n_gpu > 1 or args.logging_strategy != IntervalStrategy.STEPS
+        if not self.is_off and self.hook is None:
+            self.args, self.state = args, state
+            self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Whether the step that begins will be logged."""
+        step = state.global_step + 1
+        self.state, self.micro_batch = state, 0
+        self.is_looking = step % state.logging_steps == 0 or (args.logging_first_step and step == 1)
+        self.credit = min(self.credit + args.gradient_accumulation_steps / MICRO_BATCHES_FOR_ONE, args.gradient_accumulation_steps)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Add the means; all processes log at the same steps, so they can add up what they saw."""
+        if "loss" not in kwargs["logs"] or self.is_off:
+            return
+        if args.world_size > 1:
+            dist.all_reduce(self.totals)
+        sums, tokens = self.totals.tolist()
+        self.totals.zero_()
+        for source, loss, count in zip(self.data.sources, sums, tokens, strict=True):
+            if count and abs(loss) < float("inf"):  # also where it is not a number
+                kwargs["logs"][f"loss_{source.name}"] = loss / count
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Nothing stays behind in the model."""
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+
+    # --- a forward pass ----------------------------------------------------------------------------------------------------------------
+
+    def look(self, model: nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> None:
+        """A hook of the model's forward pass, which changes nothing of what it gives."""
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        if self.is_looking and isinstance(output, dict):
+            with torch.no_grad():
+                self.look_at(model, inputs, output)
+        self.micro_batch += 1
+
+    def look_at(self, model: nn.Module, inputs: dict[str, Any], output: dict[str, Any]) -> None:
+        """Add what a micro-batch tells; memory that ends here ends no step."""
+        targets = targets_of(inputs)
+        if targets is None:
+            return
+        try:
+            self.add(model, targets, inputs.get("num_items_in_batch"), output)
+        except torch.OutOfMemoryError:
+            self.is_looking, self.credit = False, -float("inf")
+            log.warning("loss_<source> is left out from here on: memory ended where the losses of single rows were computed.")
+
+    def add(self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]) -> None:
+        """Add what a micro-batch tells.
+
+        Args:
+            targets: [rows, tokens], those of the next tokens.
+        """
+        sources = [self.data.rows.turns.turn(row)[0] for row in self.rows_under_way()]
+        if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
+            tokens = (targets != IGNORED).sum()
+            self.take(sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens)
+            return
+        row_loss = loss_of_rows(model, output.get("logits"), targets, self.autocast)
+        if row_loss is None or len(targets) != len(sources):
+            self.tell_left_out()
+        elif self.credit >= 1:
+            self.credit -= 1
+            for source, row in zip(sources, range(len(targets)), strict=True):
+                self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
+
+    def take(self, source: int, loss: torch.Tensor, tokens: torch.Tensor) -> None:
+        """A summed loss, and of how many tokens."""
+        self.totals[0, source] += loss
+        self.totals[1, source] += tokens
+
+    def rows_under_way(self) -> range:
+        """Global numbers of the rows in the micro-batch that is on its way through the model, see `CPTDataLoader`."""
+        args, size = self.args, self.args.per_device_train_batch_size
+        first = self.rows.first(self.state.global_step) + (self.micro_batch * args.world_size + args.process_index) * size
+        return range(first, first + size)
+
+    def tell_left_out(self) -> None:
+        """Say once what is missing, and why."""
+        if not self.has_told:
+            self.has_told = True
+            log.info(
+                "loss_<source> leaves out micro-batches with rows of several sources: this model gives no logits while it trains "
+                "(`training.use_liger_kernel`). With `training.per_device_train_batch_size: 1` there is none of those."
+            )
+
+
+def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:
+    """What each position is to predict; None where the model is given no labels, and the loss is made elsewhere."""
+    shifted, labels = inputs.get("shift_labels"), inputs.get("labels")
+    if shifted is not None:
+        return torch.as_tensor(shifted)
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if isinstance(labels, torch.Tensor) else None
+
+
+def loss_of_rows(
+    model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor, autocast: Callable[[], AbstractContextManager[Any]]
+) -> Callable[[int], torch.Tensor] | None:
+    """What gives the summed loss of a row by its number; None where nothing can.
+
+    Args:
+        logits: [rows, tokens, vocabulary]; under `ChunkedLoss` the hidden states that its head has still to take, which draws no random
+            numbers, and needs no other process to hand over its weights.
+    """
+    if logits is None or logits.shape[:2] != targets.shape:
+        return None
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    chunked = whole.loss_function
+    if not isinstance(chunked, ChunkedLoss):
+        return lambda row: summed_loss(logits[row], targets[row])
+    if chunked.is_random or is_deepspeed_zero3_enabled():
+        return None
+
+    def through_the_head(row: int) -> torch.Tensor:
+        hidden = logits[row].to(chunked.dtype)
+        with autocast():
+            parts = zip(hidden.split(chunked.tokens), targets[row].split(chunked.tokens), strict=True)
+            return torch.stack([chunked.summed(part, wanted) for part, wanted in parts]).sum()
+
+    return through_the_head
+
+
+def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of a row, summed in fp32, some tokens at a time.
+
+    Args:
+        logits: [tokens, vocabulary].
+    """
+    tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
+    parts: Sequence[torch.Tensor] = [
+        F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
+        for some, wanted in zip(logits.split(tokens), targets.split(tokens), strict=True)
+    ]
+    return torch.stack(list(parts)).sum()

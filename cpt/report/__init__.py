@@ -1,0 +1,1 @@
+"""A run's whole story in one HTML file, made of what its folder holds."""

@@ -1,0 +1,93 @@
+import gzip
+import json
+
+import pytest
+from saved_runs import trainer_of as four_steps
+from tiny_faults import events, trainer_of
+from transformers import TrainerCallback
+
+from cpt.errors import RecipeError
+from cpt.monitoring.profiler import check_profiled_steps
+
+KINDS = ("profile", "profile_left_out")
+
+
+def profiled(recipe, folder, make=four_steps, **options):
+    return make({**recipe, "monitoring": {"profile": options}}, folder)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(1, 1), (2, 2)])
+def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, tiny_recipe, tmp_path):
+    trainer = profiled(tiny_recipe, tmp_path, at_step=first, steps=steps, memory=True)
+    trainer.train()
+    name = f"steps-{first}-{first + steps - 1}"
+    with gzip.open(trainer.run_folder / "profile" / f"{name}.json.gz") as file:
+        trace = json.load(file)["traceEvents"]
+    marks = [
+        event["name"] for event in trace if event.get("name", "").startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
+    ]
+    assert len(marks) == steps
+    # Two micro-batches of two layers each: the optimizer's kernel runs once a step, attention four times.
+    names = [event.get("name") for event in trace]
+    assert names.count("aten::scaled_dot_product_attention") == 4 * steps, "two micro-batches of two layers"
+    table = (trainer.run_folder / "profile" / f"{name}.txt").read_text()
+    assert "aten::mm" in table and "Self CPU" in table and "CPU Mem" in table
+    assert events(trainer, *KINDS) == [("profile", first)]
+
+
+def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
+    first = profiled(tiny_recipe, tmp_path, at_step=4, steps=1)
+    first.train()
+    assert events(first, *KINDS) == [("profile", 4)]
+    profiled(tiny_recipe, tmp_path, at_step=4, steps=1).train(resume_from_checkpoint=first.run_folder / "checkpoint-4")
+    assert events(first, *KINDS) == [("profile", 4)], "what is there is not missing"
+    other = profiled(tiny_recipe, tmp_path, at_step=2, steps=1)
+    other.train(resume_from_checkpoint=first.run_folder / "checkpoint-3")
+    assert events(first, *KINDS) == [("profile", 4), ("profile_left_out", 2)]
+
+
+def test_a_run_that_goes_back_profiles_when_it_comes_there_again(tiny_recipe, tmp_path):
+    recipe = {**tiny_recipe, "checkpoints": {"every_steps": 4}, "safety": {"loss_guard": {"name": "robust", "skips": 1, "window": 16}}}
+    trainer = profiled(recipe, tmp_path, lambda *given: trainer_of(*given, faults=once_bad()), at_step=7, steps=4)
+    trainer.train()
+    assert events(trainer, *KINDS) == [("profile_left_out", 7), ("profile", 7)]
+    assert (trainer.run_folder / "profile" / "steps-7-10.txt").exists()
+
+
+def once_bad():
+    """Steps 7 and 8 are bad until the run went back."""
+
+    def fault(trainer, inputs, loss):
+        is_bad = trainer.state.global_step + 1 in (7, 8) and not trainer.rows_of_steps.left_out
+        return loss * float("nan") if is_bad and loss is not None else loss
+
+    return fault
+
+
+class StopAtThree(TrainerCallback):
+    """As a signal would."""
+
+    def on_step_begin(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == 2
+
+
+def test_a_run_that_ends_earlier_tells_so(tiny_recipe, tmp_path):
+    trainer = profiled(tiny_recipe, tmp_path, at_step=2, steps=3)
+    trainer.add_callback(StopAtThree())
+    trainer.train()
+    assert events(trainer, *KINDS) == [("profile_left_out", 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({}, "`monitoring.profile` needs `at_step`"),
+        ({"at_step": 0}, "`monitoring.profile`: steps 0 to 2 cannot be profiled"),
+        ({"at_step": 9, "steps": 2}, "the last step to profile is 10, and the run has 9"),
+        ({"at_step": 1.5}, "`monitoring.profile.at_step`: expected a whole number"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(options, complaint):
+    with pytest.raises(RecipeError) as refused:
+        check_profiled_steps(options, steps=9)
+    assert complaint in str(refused.value)

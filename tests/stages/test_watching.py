@@ -1,0 +1,61 @@
+import json
+
+import pytest
+import torch
+from saved_runs import trainer_of
+from tiny_faults import weights
+
+from cpt.errors import RecipeError
+
+FIGURES = {
+    *("loss", "loss_smoothed", "grad_norm", "learning_rate", "epoch", "tokens", "tokens_per_second", "data_wait", "step_seconds_p50"),
+    *("step_seconds_p95", "share_domain", "share_general", "tokens_domain", "tokens_general", "loss_domain", "loss_general"),
+    *("host_memory_gib", "cpu_percent", "cost"),
+}
+ALL = {
+    "profile": {"at_step": 2, "steps": 2, "memory": True},
+    "callbacks": [
+        {"name": "cost", "dollars_per_gpu_hour": 2.5},
+        {"name": "alert", "figure": "loss", "above": 0.1},
+        {"name": "tiny_watchers:note", "above": 0.0},
+    ],
+}
+
+
+def logged(trainer):
+    return [json.loads(line) for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def with_dropout(recipe, **training):
+    """Random numbers that a watcher might draw from would be missed."""
+    model = {**recipe["model"], "config": {**recipe["model"]["config"], "attention_dropout": 0.3}}
+    return {**recipe, "model": model, "training": {**recipe["training"], **training}}
+
+
+@pytest.mark.parametrize("training", [{}, {"use_liger_kernel": True, "per_device_train_batch_size": 4}], ids=["logits", "chunked loss"])
+def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
+    recipe = with_dropout(tiny_recipe, **training)
+    watched, alone = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched"), trainer_of(recipe, tmp_path / "alone")
+    handler = alone.callback_handler
+    handler.callbacks = [callback for callback in handler.callbacks if not type(callback).__module__.startswith("cpt.monitoring")]
+    for trainer in (watched, alone):
+        torch.manual_seed(7)
+        trainer.train()
+    ours, theirs = weights(watched), weights(alone)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert logged(watched)[0].keys() >= FIGURES and not (alone.run_folder / "metrics.jsonl").exists()
+
+
+def test_a_profile_behind_the_end_is_refused(tiny_recipe, tmp_path):
+    with pytest.raises(RecipeError, match="the last step to profile is 5, and the run has 4"):
+        trainer_of({**tiny_recipe, "monitoring": {"profile": {"at_step": 3}}}, tmp_path)
+
+
+def test_the_same_weights_come_of_another_seed_of_the_dropout_only_by_chance(tiny_recipe, tmp_path):
+    found = []
+    for seed in (7, 8):
+        trainer = trainer_of(with_dropout(tiny_recipe), tmp_path / str(seed))
+        torch.manual_seed(seed)
+        trainer.train()
+        found.append(weights(trainer))
+    assert not all(torch.equal(found[0][name], found[1][name]) for name in found[0]), "else the test above could not fail"

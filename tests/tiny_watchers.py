@@ -1,0 +1,58 @@
+"""Callbacks and watching functions of users, good ones and others."""
+
+import torch
+from transformers import TrainerCallback
+
+from cpt.errors import DataError
+
+SEEN: list[dict[str, float]] = []
+CALLS: list[str] = []
+
+
+def note(figures: dict[str, float], *, above: float = 1e9) -> str | None:
+    """A watching function."""
+    SEEN.append(figures)
+    return f"The loss is {figures['loss']:.3f}." if figures.get("loss", 0) > above else None
+
+
+def fails(figures):
+    CALLS.append("fails")
+    raise KeyError("x")
+
+
+def answers_a_number(figures):
+    return 3
+
+
+def refuses(figures):
+    raise DataError("this is meant")
+
+
+class Adds(TrainerCallback):
+    """Adds a figure of its own, and ends the run where it is told to."""
+
+    def __init__(self, figure: str, stop_at: int = 99) -> None:
+        self.figure, self.stop_at, self.value = figure, stop_at, 7.0
+
+    def on_log(self, args, state, control, logs=None, **_):
+        logs[self.figure] = self.value
+
+    def on_step_end(self, args, state, control, **_):
+        CALLS.append("step")
+        control.should_training_stop = state.global_step >= self.stop_at
+        return control
+
+
+class AddsTensor(Adds):
+    def __init__(self) -> None:
+        super().__init__("odd")
+        self.value = torch.ones(2)
+
+
+class CannotBeMade(TrainerCallback):
+    def __init__(self) -> None:
+        raise OSError("no such channel")
+
+
+class NoCallback:
+    """A class of another kind."""
