@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-browser test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-browser test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on
 
 bench-monitoring: $(INSTALLED) ## what watching a run costs in a step: 10 minutes on a core
 	$(BIN)/python -m benchmarks.monitoring $(ARGS)
+
+bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 5 minutes on 2 cores
+	$(BIN)/python -m benchmarks.comparing $(ARGS)
 
 bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)

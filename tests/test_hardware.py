@@ -75,3 +75,23 @@ def test_the_machine_is_described_as_a_whole(tmp_path):
     assert machine.cpu_cores >= 1
     assert 0 < machine.free_host_memory_gib <= machine.host_memory_gib
     assert set(machine.programs) == {"g++", "ninja", "nvcc"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("Some Accelerator 9", None),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, kind):
+    found = hardware.known_gpu(name)
+    assert (found.name if found else None) == kind
+
+
+def test_each_precision_has_its_own_peak():
+    a100 = hardware.known_gpu("A100-80GB")
+    assert [a100.tflops(precision) for precision in ("half", "tf32", "fp32")] == [312, 156, 19.5]

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ FIGURES = {  # what a value is about
 
 def write_runs(folder: Path, number: int, steps: int) -> list[Path]:
     """Runs that differ in their seed and their learning rate."""
-    return [write_run(folder / f"run-{place:02}", place, steps) for place in range(number)]
+    folders = [folder / f"run-{place:02}" for place in range(number)]
+    with ProcessPoolExecutor() as processes:
+        return list(processes.map(write_run, folders, range(number), [steps] * number))
 
 
 def write_run(folder: Path, seed: int, steps: int) -> Path:

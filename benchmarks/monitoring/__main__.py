@@ -36,7 +36,9 @@ def main() -> None:
         folder = Path(temporary)
         prepare(folder)
         samples = {size: run(folder, size, turns) for size, turns in {"small": asked.turns, "medium": max(5, asked.turns // 20)}.items()}
-    RESULTS.write_text(json.dumps(results_of(samples), indent=1) + "\n")
+    results = results_of(samples)
+    RESULTS.with_name("monitoring_samples.json").write_text(json.dumps(results.pop("samples")) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def run(folder: Path, size: str, turns: int) -> Samples:

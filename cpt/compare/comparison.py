@@ -1,7 +1,10 @@
 """Two runs and more beside each other: exactly what differs, what they came to, and what could not be compared."""
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,10 @@ from cpt.compare.machines import code_topic, machine_topic, versions_topic
 from cpt.compare.recipes import recipe_topic
 from cpt.compare.record import Record, missing_parts, read_record, short_names
 from cpt.compare.rows import Row, Topic
+from cpt.runs.metrics import FILE_NAME as METRICS
 
+MOST_NAMED = 5  # in a title
+WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages whose loss is that of the next token of all text
 DECIDE_ABOUT_DATA = ("data.", "seed", "stage", "budget.", "model.path", "tokenizer.", "evaluation.held_out_share", "evaluation.perplexity")
 
@@ -33,6 +39,11 @@ class Comparison:
     def names(self) -> list[str]:
         """Of the runs."""
         return [record.name for record in self.records]
+
+    @property
+    def title(self) -> str:
+        """The names, as long as they are few."""
+        return " and ".join(self.names) if len(self.names) <= MOST_NAMED else f"{len(self.names)} runs beside {self.names[0]}"
 
     @property
     def num_differences(self) -> int:
@@ -72,7 +83,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     Args:
         folders: of two runs or more; the first is the one that the others are compared with.
     """
-    records = [read_record(folder, name) for folder, name in zip(folders, short_names(list(folders)), strict=True)]
+    records = read_records(folders)
     not_compared = [*given_twice(records), *still_going(records), *(sentence for record in records for sentence in missing_parts(record))]
     recipes = recipe_topic(records, same_anyway(records), not_compared)
     model = model_topic(records)
@@ -98,6 +109,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         [topic for topic in figures if not topic.is_empty],
         list(dict.fromkeys(not_compared)),
     )
+
+
+def read_records(folders: Sequence[Path]) -> list[Record]:
+    """Of all runs; many long ones by several processes, which share no interpreter."""
+    names = short_names(list(folders))
+    sizes = [path.stat().st_size for folder in folders if (path := folder / METRICS).is_file()]
+    if sum(sizes) < WORTH_PROCESSES:
+        return [read_record(folder, name) for folder, name in zip(folders, names, strict=True)]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("fork")) as processes:
+        return list(processes.map(read_record, folders, names))
 
 
 def given_twice(records: Sequence[Record]) -> list[str]:

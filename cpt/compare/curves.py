@@ -81,7 +81,7 @@ def bit_equality(first: Record, other: Record) -> str:
     if not len(common):
         return ""
     differ = np.flatnonzero(losses[mine] != other_losses[its])
-    which = f"The losses of {other.name} and {first.name}"
+    which = f"Beside {first.name}, the losses of {other.name}"
     if not len(differ):
         last = "the last log of both" if len(common) == max(len(steps), len(other_steps)) else "their last common log"
         return f"{which} are bit-equal up to step {common[-1]:.0f}, {last} ({len(common):,} compared)."

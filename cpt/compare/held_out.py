@@ -90,6 +90,8 @@ def paired(first: Record, record: Record, name: str, not_compared: list[str]) ->
 
 def told_difference(difference: Difference) -> str:
     """`-0.0123 (-0.0150 to -0.0096, 181 documents)`."""
+    if not difference.difference and difference.low == difference.high:
+        return f"none, on all {difference.items:,} documents"
     judged = "" if difference.is_clear else ", not clear"
     few = ", few" if difference.is_on_few else ""
     interval = f"95 % interval {difference.low:+.4f} to {difference.high:+.4f}"

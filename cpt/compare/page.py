@@ -30,7 +30,7 @@ def comparison_page(comparison: Comparison) -> str:
         Section("Figures", [part for table in figures for part in parts_of(table)]),
         Section("Not compared", [Listing(comparison.not_compared)] if comparison.not_compared else []),
     ]
-    return html_page(" and ".join(comparison.names), sections, comparison.headline())
+    return html_page(comparison.title, sections, comparison.headline())
 
 
 def parts_of(table: TextTable) -> Iterator[Part]:

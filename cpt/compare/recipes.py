@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from xxhash import xxh3_64_hexdigest
 
 from cpt.compare.record import Record
 from cpt.compare.rows import Row, Topic
@@ -11,6 +12,7 @@ from cpt.recipe.difference import UNSET
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location
 from cpt.recipe.words import in_yaml
+from cpt.recipe.yaml_lines import resolve_scalar
 from cpt.runs.read_back import Content
 
 ASIDE = ("name", "output_dir")  # which run it is, not what it does
@@ -153,11 +155,21 @@ def dotted(location: Location) -> str:
 
 
 def told(value: Any) -> str:
-    """As a table shows it: in one line, of a long one its beginning."""
+    """As a table shows it: in one line; of a long one its beginning, and a hash of the whole."""
     if value is UNSET:
         return "not set"
-    text = " ".join(in_yaml(without_defaults(value)).split()) if value != "" else "''"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    if isinstance(value, str) and (not value or is_taken_for_another(value)):
+        return f"'{value}'"
+    text = " ".join(in_yaml(without_defaults(value)).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({xxh3_64_hexdigest(text.encode(errors='replace'))[:8]})"
+
+
+def is_taken_for_another(text: str) -> bool:
+    """Whether it is a number or another word of YAML's when it stands without quotes."""
+    try:
+        return not isinstance(resolve_scalar(text), str)
+    except ValueError:
+        return True
 
 
 def without_defaults(value: Any) -> Any:

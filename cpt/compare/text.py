@@ -44,7 +44,7 @@ def print_table(table: TextTable, console: Console) -> None:
 def markdown(comparison: Comparison) -> str:
     """The same as one page of Markdown."""
     differences, figures = tables_of(comparison)
-    parts = [f"# {' and '.join(map(plain, comparison.names))}", plain(comparison.headline())]
+    parts = [f"# {plain(comparison.title)}", plain(comparison.headline())]
     parts += [section(table) for table in (*differences, *figures)]
     if comparison.not_compared:
         parts.append("## Not compared\n\n" + "\n".join(f"- {plain(sentence)}" for sentence in comparison.not_compared))

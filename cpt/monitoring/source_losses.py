@@ -1,8 +1,10 @@
 """Which source the model finds hard: the loss of each source's rows, from micro-batches that are trained on anyway."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from random import Random
 from typing import Any
 
 import torch
@@ -27,11 +29,13 @@ Totals = torch.Tensor  # [2, sources]: summed losses, tokens
 
 
 class SourceLosses(TrainerCallback):
-    """Adds `loss_<source>` to logs of the training loss: the mean over the source's tokens in the step that is logged, of all processes.
+    """Adds `loss_<source>` to logs of the training loss: the mean over a source's tokens in one step since the last log, of all processes.
 
-    A micro-batch of a single source brings its loss along. Of one with several, the losses of its rows are computed again from the logits
-    that are there, without gradients; one in 20 micro-batches at most, so that runs that log each step have the figures now and then.
-    Where a model gives no logits while it trains (Liger), mixed micro-batches tell nothing.
+    Which step that is, and where in it the looking begins, is drawn by their numbers: sources take turns, and the same place in each
+    stretch could show the same source again and again. A micro-batch of a single source brings its loss along. Of one with several, the
+    losses of its rows are computed again from the logits that are there, without gradients; one in 20 micro-batches at most, so that runs
+    that log each step have the figures now and then. Where a model gives no logits while it trains (Liger), mixed micro-batches tell
+    nothing.
 
     Args:
         rows: which of them a step reads.
@@ -40,8 +44,8 @@ class SourceLosses(TrainerCallback):
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.data, self.rows, self.autocast = data, rows, autocast
-        self.micro_batch, self.credit = 0, 1.0
-        self.is_looking, self.is_off, self.has_told = False, False, False
+        self.micro_batch, self.left, self.first_looked_at = 0, 0, 0
+        self.is_looking, self.is_off, self.has_told, self.has_no_memory = False, False, False, False
         self.totals: Totals = torch.zeros(2, len(data.sources))
         self.hook: Any = None
 
@@ -54,11 +58,14 @@ class SourceLosses(TrainerCallback):
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Whether the step that begins will be logged."""
-        step = state.global_step + 1
+        """Whether the step that begins is the one of its log."""
+        step, every, micro_batches = state.global_step + 1, int(state.logging_steps), args.gradient_accumulation_steps
         self.state, self.micro_batch = state, 0
-        self.is_looking = step % state.logging_steps == 0 or (args.logging_first_step and step == 1)
-        self.credit = min(self.credit + args.gradient_accumulation_steps / MICRO_BATCHES_FOR_ONE, args.gradient_accumulation_steps)
+        log = (step - 1) // every
+        self.is_looking = step == log * every + 1 + drawn(log, every) or (args.logging_first_step and step == 1)
+        if self.is_looking:
+            self.left = looks_at((log + 1) * every, every, micro_batches) if not self.has_no_memory else 0
+            self.first_looked_at = drawn(step, micro_batches - self.left + 1)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the means; all processes log at the same steps, so they can add up what they saw."""
@@ -97,7 +104,7 @@ class SourceLosses(TrainerCallback):
         try:
             self.add(model, targets, inputs.get("num_items_in_batch"), output)
         except torch.OutOfMemoryError:
-            self.is_looking, self.credit = False, -float("inf")
+            self.has_no_memory, self.left = True, 0
             log.warning("loss_<source> is left out from here on: memory ended where the losses of single rows were computed.")
 
     def add(self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]) -> None:
@@ -114,8 +121,8 @@ class SourceLosses(TrainerCallback):
         row_loss = loss_of_rows(model, output.get("logits"), targets, self.autocast)
         if row_loss is None or len(targets) != len(sources):
             self.tell_left_out()
-        elif self.credit >= 1:
-            self.credit -= 1
+        elif self.left and self.micro_batch >= self.first_looked_at:
+            self.left -= 1
             for source, row in zip(sources, range(len(targets)), strict=True):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
@@ -138,6 +145,23 @@ class SourceLosses(TrainerCallback):
                 "loss_<source> leaves out micro-batches with rows of several sources: this model gives no logits while it trains "
                 "(`training.use_liger_kernel`). With `training.per_device_train_batch_size: 1` there is none of those."
             )
+
+
+def drawn(number: int, below: int) -> int:
+    """A number from 0 on, the same for the same step in every process and after a resume."""
+    return Random(number).randrange(below)
+
+
+def looks_at(step: int, every: int, micro_batches: int) -> int:
+    """How many mixed micro-batches may be looked at for a log: a function of its step, so a run that goes on looks at the same.
+
+    Args:
+        step: that is logged.
+        every: how many steps lie between two logs.
+        micro_batches: of a step.
+    """
+    upto, before = (math.ceil(made * micro_batches / MICRO_BATCHES_FOR_ONE) for made in (step, max(0, step - every)))
+    return min(upto - before, micro_batches)
 
 
 def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:

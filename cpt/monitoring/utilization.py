@@ -1,5 +1,6 @@
 """How much of what the GPUs could compute the training computes: model FLOPs utilization."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from cpt.data.prepared import PreparedData
 from cpt.hardware import known_gpu
 from cpt.models.inventory import build_on_meta, flops_per_token
 
+log = logging.getLogger("cpt")
 ROWS_LOOKED_AT = 32
 TOKENS_PER_SECOND = "tokens_per_second"
 
@@ -42,11 +44,18 @@ class ModelFlopsUtilization(TrainerCallback):
         of_one = peak_flops(self.gpu, precision_of(args, model)) if state.is_world_process_zero else None
         if of_one is None:
             return
+        try:
+            self.flops = self.count(model, self.rows.first(state.global_step))
+        except Exception as problem:  # of a model's own code, which an estimate must not stop
+            log.info(f"mfu is left out: the operations of this model cannot be counted ({type(problem).__name__}: {problem}).")
+            return
         self.peak = of_one * max(1, args.world_size * args.n_gpu)
+
+    def count(self, model: nn.Module, first: int) -> float:
+        """Operations that training on one token needs, in documents as long as those from row `first` on."""
         config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
-        first = self.rows.first(state.global_step)
         attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_LOOKED_AT))
-        self.flops = flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
+        return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The run may have gone back."""

@@ -14,7 +14,7 @@ import numpy as np
 from cpt.runs.metric_lines import ALWAYS, Columns, Floats, columns_of, lacking
 
 FILE_NAME = "metrics.jsonl"
-BLOCK = 2**21  # bytes that one thread parses at once
+BLOCK = 2**22  # bytes that one thread parses at once
 MOST_THREADS = 8
 
 

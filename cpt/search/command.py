@@ -1,6 +1,7 @@
 """`cpt search RECIPE --space SPACE.yaml`: better values of a recipe's keys; or --learning-rates LOW HIGH, a range test."""
 
 import os
+import shlex
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -55,4 +56,7 @@ def command(
         return
     record = claim(loaded, root, wanted, new=new)
     search = import_module("cpt.search.on_ray").search_with_ray if with_ == "ray" else partial(search_here, parallel=parallel)
-    search(record, f"cpt search {recipe} --space {space}", processes=processes, launcher=launcher)
+    options = {"--parallel": parallel, "--processes": processes, "--launcher": launcher, "--with": with_}
+    given = [word for name, value in options.items() if value not in (1, None, WITH[0]) for word in (name, str(value))]
+    again = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space), *given])
+    search(record, again, processes=processes, launcher=launcher)

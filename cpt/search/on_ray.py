@@ -20,7 +20,7 @@ from cpt.search.figures import Tail
 from cpt.search.library import optuna
 from cpt.search.pruners import length
 from cpt.search.record import LOGS, SearchRecord, trial_name
-from cpt.search.results import Result, show_results
+from cpt.search.results import Result, options_of_train, show_results
 from cpt.search.samplers import build_sampler
 from cpt.search.settings import Settings
 from cpt.search.space import Space
@@ -74,7 +74,7 @@ def search_with_ray(record: SearchRecord, again: str, *, processes: int = 1, lau
         raise typer.Exit(130) from problem
     finally:
         ray.shutdown()
-    show_results(record, results_of_runs(record), {})
+    show_results(record, results_of_runs(record), {}, options_of_train(processes, launcher))
 
 
 def imported() -> Any:

@@ -16,7 +16,7 @@ from cpt.search.gates import mistakes_of
 from cpt.search.machine import environments
 from cpt.search.pruners import build_pruner
 from cpt.search.record import SearchRecord
-from cpt.search.results import importance_of, remove_weights, results_of, show_results, write_results
+from cpt.search.results import importance_of, options_of_train, remove_weights, results_of, show_results, write_results
 from cpt.search.samplers import build_sampler
 from cpt.search.search import Draw, Search
 from cpt.search.space import Space, load_space, recipes_at_ends
@@ -39,6 +39,7 @@ def search_here(record: SearchRecord, again: str, *, parallel: int = 1, processe
         typer.Exit: Ctrl-C.
     """
     shares, metric = environments(parallel, processes), record.space.settings.metric
+    launched = options_of_train(processes, launcher)
 
     def start(draw: Draw) -> TrialRun:
         words = command_of_attempt([str(record.write_trial(draw.number, draw.values))], processes, launcher)
@@ -50,12 +51,12 @@ def search_here(record: SearchRecord, again: str, *, parallel: int = 1, processe
         with storage_errors(record.folder / STUDY):
             search.run()
     except Interrupted as stopped:
-        show_results(record, results_of(study), importance_of(study))
+        show_results(record, results_of(study), importance_of(study), launched)
         if search.signals.first == signal.SIGINT:
             tell(f"Interrupted. The same command goes on: {again}")
             raise typer.Exit(130) from stopped
         raise Interrupted(f"{stopped} The same command goes on: {again}") from stopped
-    show_results(record, results_of(study), importance_of(study))
+    show_results(record, results_of(study), importance_of(study), launched)
 
 
 def fitting_space(path: Path, recipe: Recipe) -> Space:

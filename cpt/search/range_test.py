@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import typer
 
 from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.launchers.attempts import command_of_attempt
 from cpt.ranks import tell
-from cpt.recipe.load import dump_recipe
+from cpt.recipe.difference import differing_keys
+from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, Place
 from cpt.recipe.words import in_yaml
-from cpt.runs.record import Run, write_json
+from cpt.runs.record import RECIPE, Run, write_json
 from cpt.runs.small_files import write_whole
 from cpt.search.figures import Tail
 from cpt.search.gates import mistakes_of
@@ -55,7 +57,8 @@ def range_test(
 
     Raises:
         Interrupted: it was told to stop; the same command begins it anew.
-        RecipeError: the bounds cannot be, or the recipe cannot run.
+        RecipeError: the bounds cannot be, the recipe cannot run, or the folder holds another test.
+        typer.Exit: Ctrl-C.
         TrainingError: the run ended before there was anything to see.
     """
     if not 0 < low < high or not math.isfinite(high):
@@ -63,6 +66,9 @@ def range_test(
     wanted = Range(low, high, steps, steps * tokens_per_step(recipe, processes))
     tested = recipe_of_test(recipe, root, wanted, new=new)
     run = Run(tested.output_dir / tested.name)
+    if (run.folder / RECIPE).exists() and (differing := differing_keys(load_recipe(run.folder / RECIPE), tested)):
+        listing = "\n".join(f"  {line}" for line in differing)
+        raise RecipeError(f"{run.folder} holds another range test. What differs (there -> here):\n{listing}\nStart anew beside it: --new.")
     if not (run.folder / RESULT).exists():
         if mistakes := mistakes_of({"": tested})[""]:
             raise RecipeError("\n".join(mistakes))
@@ -134,6 +140,9 @@ def watched(run: Run, recipe: Recipe, wanted: Range, processes: int, launcher: s
             is_hopeless = is_hopeless or left_all_bounds(points, trial.tail)
             if ending is None and not trial.told and (signals.first or is_hopeless):
                 trial.stop(signals.first or signal.SIGTERM)
+    if signals.first == signal.SIGINT:
+        tell("Interrupted. The same command begins the range test anew.")
+        raise typer.Exit(130)
     if signals.first:
         raise Interrupted(f"{signal.Signals(signals.first).name}: the range test was stopped; the same command begins it anew.")
     if len(points) < FEWEST or not (is_hopeless or ending.state in ("complete", "failed")):
@@ -154,15 +163,8 @@ def left_all_bounds(points: list[tuple[int, float]], tail: Tail) -> bool:
 
 
 def told(run: Run, wanted: Range) -> RangeCurve:
-    """The curve of a test that is over, its picture, and what follows for the recipe.
-
-    Raises:
-        RecipeError: the test in that folder had other bounds.
-    """
+    """The curve of a test that is over, its picture, and what follows for the recipe."""
     found = json.loads((run.folder / RESULT).read_text())
-    if (before := {key: found.get(key) for key in asdict(wanted)}) != asdict(wanted):
-        differing = ", ".join(f"{key} {in_yaml(value)}" for key, value in before.items() if value != asdict(wanted)[key])
-        raise RecipeError(f"{run.folder} holds a range test with {differing}. Repeat that one, or start anew beside it: --new.")
     tokens, losses = (np.array(column, dtype=np.float64) for column in zip(*found["losses"], strict=True))
     curve = curve_of(np.array([wanted.learning_rate(at) for at in tokens]), losses, wanted.steps)
     plot_curve(curve, run.folder / PICTURE)

@@ -1,6 +1,7 @@
 """What a search found: a table of its trials, which keys mattered, and the best recipe as a file that runs."""
 
 import math
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from cpt.search.library import optuna
 from cpt.search.record import SearchRecord, trial_name
 from cpt.search.settings import Settings
 from cpt.search.space import Space, recipe_with
-from cpt.search.study import REASON, Study
+from cpt.search.study import REASON, TOKENS, Study
 
 BEST, RESULTS = "best.yaml", "results.json"
 FEWEST = 4  # complete trials, below which importance is chance
@@ -53,7 +54,8 @@ def results_of(study: Study) -> list[Result]:
         value = ended if ended is not None or last is None else trial.intermediate_values[last]
         values = {axis.key: trial.params[axis.key] for axis in study.space.axes if axis.key in trial.params}
         reason = str(trial.user_attrs.get(REASON, ""))
-        found.append(Result(trial.number, SHOWN[trial.state.name], values, value, None if ended is not None else last, reason))
+        tokens = None if ended is not None else trial.user_attrs.get(TOKENS, last)
+        found.append(Result(trial.number, SHOWN[trial.state.name], values, value, tokens, reason))
     return found
 
 
@@ -71,11 +73,12 @@ def rank(settings: Settings, one: Result) -> float:
 def table_of(space: Space, results: Sequence[Result]) -> Table:
     """One line a trial, the best one first."""
     keys = [axis.key for axis in space.axes]
-    table = Table("trial", "state", space.settings.metric, *keys, "", title_justify="left")
+    reasons = ["reason"] if any(one.state == "failed" for one in results) else []
+    table = Table("trial", "state", space.settings.metric, *keys, *reasons)
     for one in sorted(results, key=lambda one: (IN_ORDER.index(one.state), rank(space.settings, one))):
         value = "" if one.value is None else f"{one.value:.5g}" + (f" at {one.tokens:,}" if one.tokens is not None else "")
         reason = shortened(one.reason.partition("\n")[0]) if one.state == "failed" else ""
-        table.add_row(trial_name(one.number), one.state, value, *(short(one.values.get(key)) for key in keys), reason)
+        table.add_row(trial_name(one.number), one.state, value, *(short(one.values.get(key)) for key in keys), *[reason][: len(reasons)])
     return table
 
 
@@ -123,8 +126,12 @@ def write_best(record: SearchRecord, best: Result, results: Sequence[Result]) ->
     return path
 
 
-def show_results(record: SearchRecord, results: Sequence[Result], importance: Mapping[str, float]) -> None:
-    """The trials, what mattered, and the best recipe with the command that runs it."""
+def show_results(record: SearchRecord, results: Sequence[Result], importance: Mapping[str, float], launched: Sequence[str] = ()) -> None:
+    """The trials, what mattered, and the best recipe with the command that runs it.
+
+    Args:
+        launched: the options of `cpt train` that start a run as the trials were.
+    """
     Console(width=140).print(table_of(record.space, results), highlight=False, markup=False)
     if importance:
         tell("What mattered: " + ", ".join(f"{key} {share:.0%}" for key, share in importance.items()))
@@ -132,7 +139,15 @@ def show_results(record: SearchRecord, results: Sequence[Result], importance: Ma
     if best is None:
         tell("No trial came to its end yet.")
         return
-    tell(f"The best recipe is {best}. Run it: cpt train {best}\nCompare the trials: cpt compare {record.folder}/trial-*")
+    words = shlex.join(["cpt", "train", str(best), *launched])
+    tell(f"The best recipe is {best}. Run it: {words}\nCompare the trials: cpt compare {record.folder}/trial-*")
+
+
+def options_of_train(processes: int, launcher: str | None) -> list[str]:
+    """What `cpt train` needs to start a run in the same way."""
+    if launcher is not None:
+        return ["--supervise", "--launcher", launcher]
+    return ["--supervise", "--processes", str(processes)] if processes > 1 else []
 
 
 def remove_weights(record: SearchRecord, results: Sequence[Result]) -> None:

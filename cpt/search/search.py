@@ -10,7 +10,7 @@ from cpt.errors import Interrupted, RecipeError, TrainingError
 from cpt.ranks import tell
 from cpt.recipe.words import in_yaml
 from cpt.search.signals import Signals
-from cpt.search.study import PRUNED, Study
+from cpt.search.study import PRUNED, TOKENS, Study
 from cpt.search.trial import Ending, Trial
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -98,6 +98,7 @@ class Search:
                 if worse and PRUNED not in trial.user_attrs and not self.signals.first:
                     tokens, value = worse[-1]
                     reason = f"trial {trial.number} is ended at {tokens:,} tokens: {value:.4g} is not among the better ones"
+                    trial.set_user_attr(TOKENS, tokens)
                     trial.set_user_attr(PRUNED, reason)
                     run.prune(reason)
                 continue

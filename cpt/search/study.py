@@ -19,7 +19,9 @@ from cpt.search.space import Space
 STUDY = "study.db"
 NAME = "search"
 PRUNED = "pruned"  # attribute of a trial: why it was ended, noted before its process is
+TOKENS = "tokens"  # attribute of a trial: where that was
 REASON = "reason"  # attribute of a trial: why it failed
+AGAIN = "Make room or give the right to write; the same command goes on."
 CELLS = 100  # of a trial's length in which values are compared with those of others
 
 
@@ -106,7 +108,7 @@ def open_study(folder: Path, space: Space, total_tokens: int | None) -> Study:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Say what to do where the study's file cannot be read or written.
+    """Say what to do where the study's file, or what stands beside it, cannot be read or written.
 
     Raises:
         CheckpointError: it is damaged.
@@ -115,7 +117,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     library = optuna()
     try:
         yield
-    except library.exceptions.StorageInternalError as problem:
+    except (library.exceptions.StorageInternalError, OSError) as problem:
         raise told(path, problem) from problem
     except Exception as problem:  # SQLAlchemy's own, which Optuna lets through while it opens the file
         if not type(problem).__module__.startswith("sqlalchemy."):
@@ -124,11 +126,13 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def told(path: Path, problem: BaseException) -> CheckpointError | ResourceError:
-    """An error of the database in words."""
+    """An error of the disk or of the database in words."""
+    if isinstance(problem, OSError):
+        return ResourceError(f"{problem.filename or path.parent} cannot be written: {problem.strerror}. {AGAIN}")
     causes = [problem]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
     said = str(causes[-1]).splitlines()[0]
     if any(word in said for word in ("malformed", "not a database", "corrupt")):
         return CheckpointError(f"{path} is damaged ({said}). The trials' own records are whole; start the search anew with --new.")
-    return ResourceError(f"{path} cannot be written: {said}. Make room or give the right to write; the same command goes on.")
+    return ResourceError(f"{path} cannot be written: {said}. {AGAIN}")

@@ -161,6 +161,9 @@ class TrialRun:
         if own.get("state") == "failed":
             return Ending("failed", reason=f"{own.get('error')}: {own.get('message')}", is_of_values=own.get("error") == DIVERGED)
         reason = self.stood_still or self.last_words()
+        if LaunchError.__name__ in reason and self.starts < MOST_RESTARTS:  # refused by such a process, which has ended since
+            self.start()
+            return None
         self.run.write_status("failed", error="Killed", message=reason, exit_code=1)  # it could not say so itself
         return Ending("failed", reason=reason)
 

@@ -117,6 +117,12 @@ def test_a_run_that_goes_on_and_one_given_twice_are_told(tmp_path):
     assert "first (again) is the very folder of first: it was given twice." in told
 
 
+def test_a_title_names_a_few_runs_and_counts_many(tmp_path):
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
+    assert compare([first, second]).title == "first and second"
+    assert compare([first, *[second] * 6]).title == "7 runs beside first"
+
+
 FILES = ("recipe.yaml", "environment.json", "inputs.json", "status.json", "metrics.jsonl", "events.jsonl", "verdict.json", "starts.jsonl")
 
 

@@ -29,7 +29,7 @@ def test_no_losses_give_no_topic(tmp_path):
     [
         ('{"step": 50, "tokens": 1, "loss": 1}\n', ""),
         ('{"step": 5, "tokens": 5120, "loss": 4.5}\n', "bit-equal up to step 5, their last common log (1 compared)."),
-        ('{"step": 5, "tokens": 5120, "loss": 4}\n', "b and a first differ at step 5: 4.0 and 4.5."),
+        ('{"step": 5, "tokens": 5120, "loss": 4}\n', "Beside a, the losses of b first differ at step 5: 4.0 and 4.5."),
     ],
 )
 def test_bit_equality_is_of_common_steps(tmp_path, lines, told):

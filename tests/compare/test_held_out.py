@@ -42,3 +42,4 @@ def test_scores_have_standard_errors(tmp_path):
 def test_a_difference_says_how_sure_it_is():
     assert told_difference(Difference(1, 0.9, -0.1, -0.12, -0.08, 300)) == "-0.1000 (95 % interval -0.1200 to -0.0800, 300 documents)"
     assert told_difference(Difference(1, 0.9, -0.1, -0.3, 0.1, 9)).endswith("9 documents, few, not clear)")
+    assert told_difference(Difference(1, 1, 0, 0, 0, 40)) == "none, on all 40 documents"

@@ -66,4 +66,10 @@ def test_a_recipe_without_unknown_keys_is_filled_with_defaults(tmp_path):
 
 def test_values_are_told_in_one_line():
     assert [told(value) for value in (UNSET, None, "", 1e-5, "a\nb")] == ["not set", "null", "''", "1e-5", "a b"]
-    assert told({"name": "a", "options": {}, "subset": None}) == "{name: a}" and len(told("x" * 500)) == 100
+    assert told({"name": "a", "options": {}, "subset": None}) == "{name: a}"
+    assert [told(value) for value in (1, "1", True, "true", None, "null")] == ["1", "'1'", "true", "'true'", "null", "'null'"]
+
+
+def test_long_values_that_differ_at_their_end_differ_in_the_table():
+    first, second = told("x" * 500), told("x" * 499 + "y")
+    assert len(first) <= 100 and first.startswith("xxx") and first != second

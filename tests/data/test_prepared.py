@@ -20,6 +20,21 @@ def test_shares_and_epochs_are_arithmetic(prepared):
     assert sum(data.shares(1000, 500).values()) == pytest.approx(1)
 
 
+def test_tokens_and_padding_are_arithmetic(prepared):
+    data = prepared(packing="none")  # each document with its end fills a row
+    assert data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01) and data.filled(1000) == 1
+    assert sum(data.tokens(1000, 500).values()) == 500 * 16
+    assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3
+
+
+def test_rows_that_are_half_padding_are_half_filled(tokenizer, source, tmp_path):
+    data = build_data(
+        Data(sources=[source("a", ["x" * 7] * 40)], sequence_length=16, packing="none"), tokenizer, seed=1, cache_dir=tmp_path
+    )
+    assert data.filled(40) == data.filled(40, first=8) == 0.5 and data.tokens(40) == {"a": 320}
+    assert data.rows.documents_in(3).tolist() == [8]
+
+
 def test_small_sources_leave_nothing_to_be_read_ahead_nor_to_be_kept(prepared):
     data = prepared()
     assert data.read_ahead(0) is None and data.state(7) == {"fingerprint": data.fingerprint, "row": 7, "windows": {}}

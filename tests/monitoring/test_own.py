@@ -39,6 +39,7 @@ def test_a_function_is_shown_all_figures_and_its_sentences_are_alerts(trained):
     assert alerts(trainer) == [f"The loss is {line['loss']:.3f}." for line in lines[:4]]
 
 
+@pytest.mark.slow
 def test_a_short_name_is_enough(trained):
     assert alerts(trained("tiny_watchers:note")) == [] and len(SEEN) == 5
 
@@ -53,8 +54,8 @@ def test_a_class_may_add_figures_and_end_the_run(trained):
     ("name", "reason"),
     [
         ("fails", "failed in on_log and is silent from here on: KeyError: 'x'."),
-        ("answers_a_number", "it returned int, where a sentence or None is wanted"),
-        ("AddsTensor", "the figure `odd` is a Tensor"),
+        pytest.param("answers_a_number", "it returned int, where a sentence or None is wanted", marks=pytest.mark.slow),
+        pytest.param("AddsTensor", "the figure `odd` is a Tensor", marks=pytest.mark.slow),
     ],
 )
 def test_one_that_fails_costs_an_event_and_is_silent(name, reason, trained):

@@ -16,7 +16,7 @@ def profiled(recipe, folder, make=four_steps, **options):
     return make({**recipe, "monitoring": {"profile": options}}, folder)
 
 
-@pytest.mark.parametrize(("first", "steps"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("first", "steps"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)])
 def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, tiny_recipe, tmp_path):
     trainer = profiled(tiny_recipe, tmp_path, at_step=first, steps=steps, memory=True)
     trainer.train()
@@ -35,6 +35,7 @@ def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, 
     assert events(trainer, *KINDS) == [("profile", first)]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
     first = profiled(tiny_recipe, tmp_path, at_step=4, steps=1)
     first.train()
@@ -46,6 +47,7 @@ def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
     assert events(first, *KINDS) == [("profile", 4), ("profile_left_out", 2)]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_profiles_when_it_comes_there_again(tiny_recipe, tmp_path):
     recipe = {**tiny_recipe, "checkpoints": {"every_steps": 4}, "safety": {"loss_guard": {"name": "robust", "skips": 1, "window": 16}}}
     trainer = profiled(recipe, tmp_path, lambda *given: trainer_of(*given, faults=once_bad()), at_step=7, steps=4)

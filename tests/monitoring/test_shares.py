@@ -44,6 +44,7 @@ def test_the_logged_shares_are_those_of_the_tokens_that_were_read(build):
     tokens = counted(data, 1000)
     for name, number in tokens.items():
         assert logs[f"share_{name}"] == pytest.approx(number / sum(tokens.values()), abs=0.01)
+        assert logs[f"tokens_{name}"] == pytest.approx(number, rel=0.03)
 
 
 def test_counting_takes_no_time_wherever_the_run_stands(build):

@@ -29,6 +29,7 @@ def test_what_is_not_finite_counts_for_nothing():
     assert smoothed([4.0, math.nan, math.inf, 2.0])[-1] == smoothed([4.0, 2.0])[-1] and smoothed([math.nan]) == [None]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_the_same_figures(tiny_recipe, tmp_path):
     straight = trainer_of(tiny_recipe, tmp_path)
     straight.train()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from cpt.data.rows import IGNORED
 from cpt.models.chunked_loss import ChunkedLoss
 from cpt.monitoring import source_losses
-from cpt.monitoring.source_losses import SourceLosses, summed_loss
+from cpt.monitoring.source_losses import SourceLosses, drawn, looks_at, summed_loss
 
 
 @pytest.fixture
@@ -49,7 +49,10 @@ def logged(trainer):
     return [json.loads(line) for line in (trainer.run_folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("size", [4, 2, 1], ids=["mixed", "mixed and accumulated", "a row at a time"])
+SMALLER = [pytest.param(size, marks=pytest.mark.slow) for size in (2, 1)]
+
+
+@pytest.mark.parametrize("size", [4, *SMALLER], ids=["mixed", "mixed and accumulated", "a row at a time"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["logits", "chunked loss"])
 def test_each_source_has_the_loss_of_its_rows(size, chunked, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(source_losses, "MICRO_BATCHES_FOR_ONE", 1)
@@ -64,7 +67,9 @@ def test_each_source_has_the_loss_of_its_rows(size, chunked, recipe, tmp_path, m
 
 def test_a_source_that_is_easier_has_a_lower_loss(recipe, tmp_path):
     trainer = trainer_of(with_batches(recipe, 1), tmp_path)
+    hooks = len(trainer.model._forward_hooks)
     trainer.train()
+    assert len(trainer.model._forward_hooks) == hooks, "nothing stays behind in the model"
     last = [line for line in logged(trainer) if "loss_easy" in line][-1]
     assert last["loss_easy"] < last["loss"] < last["loss_hard"]
 
@@ -73,6 +78,13 @@ def test_logs_of_every_step_look_at_one_of_twenty_micro_batches(recipe, tmp_path
     trainer = four_steps(with_batches(recipe, 4), tmp_path)
     trainer.train()
     assert ["loss_easy" in line for line in logged(trainer)[:4]] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("every", "micro_batches", "looks"), [(1, 1, 3), (10, 1, 3), (10, 4, 12), (50, 8, 8), (60, 1, 1)])
+def test_looks_are_spread_over_the_run(every, micro_batches, looks):
+    """Sixty steps have 60 micro-batches, or so many times that."""
+    assert sum(looks_at(step, every, micro_batches) for step in range(every, 61, every)) == looks
+    assert looks_at(every, every, micro_batches) >= 1, "the first log has them"
 
 
 def watched(trainer):
@@ -92,6 +104,7 @@ def out_of_memory(loss):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 9])
 def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp_path):
     fails = [True]
@@ -108,6 +121,7 @@ def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp
     assert trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
 
 
+@pytest.mark.slow
 def test_rows_are_known_also_after_a_roll_back(recipe, tmp_path):
     bad = in_rows(29, 33)
     safety = {"loss_guard": {"name": "robust", "skips": 1, "window": 16}}
@@ -127,6 +141,7 @@ def test_where_memory_ends_the_figures_are_left_out_and_the_run_goes_on(recipe, 
     assert caplog.text.count("left out from here on") == 1
 
 
+@pytest.mark.slow
 def test_a_model_without_logits_is_told_of_once(recipe, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "cpt")
     monkeypatch.setattr(source_losses, "loss_of_rows", lambda *_: None)
@@ -139,16 +154,17 @@ def test_one_source_has_nothing_to_compare(recipe, tmp_path):
     assert not [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SourceLosses)]
 
 
-def test_the_model_keeps_no_hook(recipe, tmp_path):
-    trainer = four_steps(recipe, tmp_path)
-    before = len(trainer.model._forward_hooks)
-    trainer.train()
-    assert len(trainer.model._forward_hooks) == before
-
-
 def test_a_row_is_summed_in_parts(monkeypatch):
     torch.manual_seed(0)
     logits, targets = torch.randn(50, 30), torch.randint(0, 30, (50,))
     targets[::7] = IGNORED
     monkeypatch.setattr(source_losses, "BYTES_AT_ONCE", 12 * 30 * 8)
     assert summed_loss(logits, targets).item() == pytest.approx(F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("every", [2, 10, 16])
+def test_the_step_that_is_looked_at_has_no_fixed_place_between_two_logs(every):
+    """Sources take turns in patterns of some rows, which logs can be in step with."""
+    steps = [log * every + drawn(log, every) for log in range(100)]
+    assert {step % 2 for step in steps} == {0, 1} and {step % every for step in steps} == set(range(every))
+    assert steps == [log * every + drawn(log, every) for log in range(100)]

@@ -41,7 +41,7 @@ def test_the_precision_is_that_of_the_matrices(dtype, arguments, precision, tmp_
     assert precision_of(TrainingArguments(str(tmp_path), use_cpu=True, **arguments), model) == precision
 
 
-@pytest.mark.parametrize("layout", [{}, {"packing": "none"}], ids=["full rows", "padded rows"])
+@pytest.mark.parametrize("layout", [{}, pytest.param({"packing": "none"}, marks=pytest.mark.slow)], ids=["full rows", "padded rows"])
 def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.monitoring.utilization.peak_flops", lambda *_: 1e9)
     monkeypatch.setattr("cpt.monitoring.utilization.ROWS_LOOKED_AT", 600)
@@ -54,7 +54,21 @@ def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_reci
     assert metrics.curve("mfu")[1] == pytest.approx(speed * filled * of_token / 1e9, rel=0.02)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_there_is_none(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer.train()
     assert "mfu" not in read_metrics(trainer.run_folder).names
+
+
+def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(tiny_recipe, tmp_path, monkeypatch, caplog):
+    def refuse(config):
+        raise ValueError("code of its own")
+
+    caplog.set_level("INFO", "cpt")
+    monkeypatch.setattr("cpt.monitoring.utilization.peak_flops", lambda *_: 1e9)
+    monkeypatch.setattr("cpt.monitoring.utilization.build_on_meta", refuse)
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    trainer.train()
+    assert "mfu" not in read_metrics(trainer.run_folder).names
+    assert caplog.text.count("mfu is left out: the operations of this model cannot be counted (ValueError: code of its own)") == 1

@@ -71,8 +71,15 @@ def test_what_was_found_is_told_with_its_rule_and_drawn(tmp_path, capsys):
     curve = told(Run(tmp_path), WANTED)
     said = capsys.readouterr().out
     assert f"optimizer.learning_rate={curve.suggested:g}" in said and "arXiv 1506.01186" in said and (tmp_path / PICTURE).exists()
-    with pytest.raises(RecipeError, match=r"holds a range test with high 10.0"):
-        told(Run(tmp_path), Range(1e-4, 1.0, 100, 25_600))
+
+
+def test_another_test_in_the_folder_is_not_taken_for_this_one(tiny_recipe, tmp_path):
+    _, recipe, root = recipe_in(tmp_path, tiny_recipe)
+    folder = tmp_path / "runs" / "tiny-learning-rates"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe_of_test(recipe, root, WANTED, new=False)))
+    with pytest.raises(RecipeError, match=r"holds another range test.*\n  budget.tokens: 25600 -> 51200\nStart anew beside it: --new"):
+        range_test(recipe, root, 1e-4, 10.0, steps=200)
 
 
 def test_a_test_that_did_not_diverge_suggests_nothing(tmp_path, capsys):

@@ -6,7 +6,7 @@ from tiny_search import Curve, recipe_in, space_in, study_in_memory
 
 from cpt.recipe.load import load_recipe
 from cpt.search.record import claim
-from cpt.search.results import best_of, importance_of, remove_weights, results_of, show_results, table_of, write_results
+from cpt.search.results import best_of, importance_of, options_of_train, remove_weights, results_of, show_results, table_of, write_results
 from cpt.search.search import Search
 from cpt.search.trial import Ending
 
@@ -50,6 +50,11 @@ def test_the_best_recipe_is_a_file_that_says_where_it_is_from(searched, capsys):
     assert recipe.name == "tiny-search-best" and recipe.output_dir == record.recipe.output_dir
     results = json.loads((record.folder / "results.json").read_text())
     assert results["best"] == best.number and [one["state"] for one in results["trials"]].count("complete") == 6
+
+
+def test_the_command_starts_the_best_as_the_trials_were():
+    assert options_of_train(1, None) == [] and options_of_train(4, None) == ["--supervise", "--processes", "4"]
+    assert options_of_train(4, "accelerate launch") == ["--supervise", "--launcher", "accelerate launch"]
 
 
 def test_more_may_be_better(searched):

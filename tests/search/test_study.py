@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import sqlite3
@@ -28,6 +29,12 @@ def test_a_full_disk_is_told_and_spoils_nothing(tmp_path):
     assert again.values_of(unfinished) == values and again.trials[0].intermediate_values == {100: 3.0}
     again.end(unfinished, "complete", 1.0, "")
     assert again.trials[0].value == 1.0
+
+
+def test_what_else_does_not_fit_on_the_disk_is_told_too(tmp_path):
+    full = pytest.raises(ResourceError, match=r"best.yaml cannot be written: No space left.*the same command goes on")
+    with full, storage_errors(tmp_path / STUDY):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "best.yaml"))
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path):

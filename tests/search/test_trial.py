@@ -173,6 +173,15 @@ def test_a_process_that_the_search_could_not_see_yet_is_found_when_its_own_is_re
     assert to_its_end(trial)[1].state == "complete" and starts(tmp_path) == 1
 
 
+def test_a_process_that_was_refused_by_one_that_has_ended_since_is_started_again(tmp_path):
+    body = """
+        if not starts: sys.exit("LaunchError: the run is being trained already")
+        log(10, loss=1.0)
+        finish()
+    """
+    assert to_its_end(trial_of(tmp_path, body))[1].state == "complete" and starts(tmp_path) == 2
+
+
 def test_a_finished_run_is_read_and_not_started(tmp_path):
     to_its_end(trial_of(tmp_path, "log(10, loss=1.5); finish()"))
     trial = trial_of(tmp_path, "sys.exit(1)")

@@ -33,8 +33,8 @@ def test_a_notebook_builds_and_trains_with_plain_functions(tiny_recipe, tmp_path
 
 
 def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "own_lab").mkdir()
-    (tmp_path / "own_lab" / "stage.py").write_text(
+    (tmp_path / "lab_of_stages").mkdir()
+    (tmp_path / "lab_of_stages" / "stage.py").write_text(
         "from cpt.stages.cpt import COLUMNS, CONFIG\n"
         "from cpt.stages.trainer import CPTTrainer\n"
         "class Mine(CPTTrainer):\n    pass\n"
@@ -42,7 +42,7 @@ def test_a_users_stage_brings_its_own_trainer(tiny_recipe, tmp_path, monkeypatch
         "    return Mine(recipe, model, arguments, rows=data.rows, length=length, tokenizer=tokenizer)\n"
     )
     monkeypatch.chdir(tmp_path)
-    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "own_lab.stage"}, tmp_path / "recipe.yaml"))
+    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "lab_of_stages.stage"}, tmp_path / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
     trainer = build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)

@@ -17,7 +17,8 @@ from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 
-OF_THE_CLOCK = ("tokens_per_second", "data_wait", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss")
+OF_THE_CLOCK = ("tokens_per_second", "data_wait", "seconds_to_go", "step_seconds_", "train_")
+OF_THE_MACHINE = ("host_memory_gib", "cpu_percent", "disk_", "network_")
 
 
 class Signal(TrainerCallback):
@@ -58,9 +59,10 @@ def start(tiny_recipe, tmp_path, corpus):
 
 
 def lines(trainer, name="metrics.jsonl"):
-    """Without what a clock measured."""
+    """Without what a clock or a look at the machine measured."""
     told = [json.loads(line) for line in (trainer.run_folder / name).read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in OF_THE_CLOCK} for line in told if "train_runtime" not in line]
+    measured = (*OF_THE_CLOCK, *OF_THE_MACHINE)
+    return [{key: value for key, value in line.items() if not key.startswith(measured)} for line in told if "train_runtime" not in line]
 
 
 def evaluated(trainer):

@@ -32,7 +32,10 @@ def with_dropout(recipe, **training):
     return {**recipe, "model": model, "training": {**recipe["training"], **training}}
 
 
-@pytest.mark.parametrize("training", [{}, {"use_liger_kernel": True, "per_device_train_batch_size": 4}], ids=["logits", "chunked loss"])
+CHUNKED = {"use_liger_kernel": True, "per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize("training", [{}, pytest.param(CHUNKED, marks=pytest.mark.slow)], ids=["logits", "chunked loss"])
 def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
     recipe = with_dropout(tiny_recipe, **training)
     watched, alone = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched"), trainer_of(recipe, tmp_path / "alone")
@@ -51,6 +54,7 @@ def test_a_profile_behind_the_end_is_refused(tiny_recipe, tmp_path):
         trainer_of({**tiny_recipe, "monitoring": {"profile": {"at_step": 3}}}, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_same_weights_come_of_another_seed_of_the_dropout_only_by_chance(tiny_recipe, tmp_path):
     found = []
     for seed in (7, 8):
