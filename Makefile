@@ -96,7 +96,7 @@ bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on
 bench-monitoring: $(INSTALLED) ## what watching a run costs in a step: 10 minutes on a core
 	$(BIN)/python -m benchmarks.monitoring $(ARGS)
 
-bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 5 minutes on 2 cores
+bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 3 minutes on 4 cores
 	$(BIN)/python -m benchmarks.comparing $(ARGS)
 
 bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 10 minutes on 4 cores

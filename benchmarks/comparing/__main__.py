@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=7)
-    parser.add_argument("--processors", type=int, nargs="+", default=[0, 1], help="their numbers")
+    parser.add_argument("--processors", type=int, nargs="+", default=[0, 1, 2, 3], help="their numbers")
     asked = parser.parse_args()
     with TemporaryDirectory(dir=asked.folder) as scratch:
         folders = write_runs(Path(scratch) / "runs", asked.runs, asked.steps)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from cpt.preflight.disk import small_disk
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import check_memory
 from cpt.preflight.model import TEACHER, check_model, check_teacher, check_tokenizer
+from cpt.preflight.places import placed
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
 from cpt.ranks import tell
@@ -44,7 +44,7 @@ from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
-from cpt.recipe.tree import Node, place_of
+from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
@@ -59,8 +59,6 @@ TRACKERS = {
     "comet_ml": "comet_ml",
     "swanlab": "swanlab",
 }
-FIELDS = "|".join(Recipe.model_fields)
-KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
 
 
 def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> dict[str, Any] | None:
@@ -108,16 +106,6 @@ def found_in(recipe: Recipe) -> PreflightReport:
     if unchosen is not None and not found.mistakes:
         found.mistakes.append(unchosen)
     return found
-
-
-def placed(message: str, root: Node | None) -> str:
-    """The message with the file and line of the key that it speaks of first."""
-    key = KEY.search(message)
-    if root is None or key is None:
-        return message
-    location = tuple(int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group()))
-    place = place_of(root, location)
-    return message if message.startswith(f"{place.file}:") else f"{place}: {message}"
 
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:

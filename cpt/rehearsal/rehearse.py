@@ -11,7 +11,8 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.checkpoints.rotation import find_rule
 from cpt.data.store import size_of
 from cpt.errors import CheckpointError, LaunchError, RecipeError
-from cpt.preflight.gate import check_reality, placed
+from cpt.preflight.gate import check_reality
+from cpt.preflight.places import placed
 from cpt.recipe.load import dump_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
