@@ -103,6 +103,7 @@ def test_the_same_space_is_drawn_from(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_trials_on_a_local_ray_that_is_killed_and_restored(tiny_recipe, tmp_path):
     path, *_ = recipe_in(tmp_path, tiny_recipe, checkpoints={"every_steps": 2})
     space = write_recipe({**SPACE, "search": {**SPACE["search"], "trials": 2, "pruner": "none"}}, tmp_path / "space.yaml")
