@@ -16,6 +16,7 @@ TEXT_STAGES = ("pretrain", "cpt")
 OF_TRAINING = ("loss", "loss_smoothed", "grad_norm", "tokens_per_second")
 OF_SETS = ("bits_per_byte", "loss", "perplexity", "accuracy")
 WITHOUT_COMPARISON = "none"
+LOGGING_STEPS = 10  # where the recipe says nothing
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
@@ -38,11 +39,23 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
             f"{place}: `search.metric`: no run of this recipe logs `{settings.metric}`.{did_you_mean(settings.metric, known)} "
             f"There is: {', '.join(known)}"
         )
+    if not is_evaluated and (silent := never_logged(recipe)):
+        raise RecipeError(f"{place}: `search.metric`: no run of this recipe logs `{settings.metric}`: {silent}")
     if is_evaluated and "pruner" in settings.model_fields_set and not is_compared_on_the_way(settings, recipe):
         raise RecipeError(
             f"{place}: `search.pruner: {settings.pruner.name}` compares trials on their way, but `{settings.metric}` is measured before "
             "and after alone. Give the recipe `evaluation.every_tokens` (or `every_steps`), or take `pruner: none`."
         )
+
+
+def never_logged(recipe: Recipe) -> str | None:
+    """Why a run ends before its first log, where the recipe tells how many steps it has."""
+    every = recipe.training.get("logging_steps", LOGGING_STEPS)
+    tokens, of_a_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
+    if tokens is None or of_a_step is None or recipe.training.get("logging_first_step"):
+        return None
+    steps, is_silent = math.ceil(tokens / of_a_step), isinstance(every, int) and math.ceil(tokens / of_a_step) < every
+    return f"it has {steps} steps, and `training.logging_steps` is {every}. Set it lower." if is_silent else None
 
 
 def held_out_sets(recipe: Recipe) -> list[str]:

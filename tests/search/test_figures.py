@@ -22,6 +22,12 @@ def test_a_figure_that_no_run_logs_is_refused_with_those_that_are(tiny_recipe, c
         refuse_unlogged_metric(space_in(tmp_path, metric="reward"), recipe)
 
 
+def test_a_run_that_ends_before_its_first_log_is_refused(tiny_recipe, tmp_path):
+    _, recipe, _ = recipe_in(tmp_path, tiny_recipe, training={**tiny_recipe["training"], "logging_steps": 50})
+    with pytest.raises(RecipeError, match=r"it has 8 steps, and `training.logging_steps` is 50. Set it lower"):
+        refuse_unlogged_metric(space_in(tmp_path, metric="loss"), recipe)
+
+
 def test_nothing_held_out_has_no_figure(tiny_recipe, tmp_path):
     _, recipe, _ = recipe_in(tmp_path, tiny_recipe)
     with pytest.raises(RecipeError, match=r"holds nothing out. Give it `evaluation.held_out_share`"):
