@@ -47,6 +47,7 @@ def test_a_recipe_that_fits(plan):
     assert total == pytest.approx(sum(parts), abs=0.05)
 
 
+@pytest.mark.slow
 def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
     result = plan("--gpu", "RTX 4090", "--host-memory", "64")
     assert result.exit_code == 3 and "does not fit" in result.output and "The cheapest change that makes it fit:" in result.output

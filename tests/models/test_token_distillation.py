@@ -23,7 +23,9 @@ def sequences(number):
     return [torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11] for i in range(number)]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)]
+)
 def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
     model = build(model_type)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
