@@ -19,6 +19,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 ALWAYS = ("step", "tokens")
+LAST_OF_ASCII = 127
 LOOKED_AT = 4  # lines at the beginning, of which the longest tells the form
 NO_NUMBERS = (b"NaN", b"Infinity", b"-Infinity")
 """What Python's json writes, and no other reader takes."""
@@ -31,7 +32,7 @@ class OtherForm(Exception):  # noqa: N818 - it is no error of anybody
     """The lines cannot be read by their commas."""
 
 
-def columns_of(block: bytes, names: Collection[str] | None) -> Columns:
+def columns_of(block: memoryview, names: Collection[str] | None) -> Columns:
     """The columns of a block of whole lines, NaN where a line lacks a figure; always `step` and `tokens`.
 
     A value that is no finite number counts as not there; a line that is no JSON object is left out.
@@ -42,7 +43,7 @@ def columns_of(block: bytes, names: Collection[str] | None) -> Columns:
     try:
         columns = by_commas(block, names)
     except (OtherForm, pa.ArrowInvalid):
-        columns = line_by_line(block.splitlines(), names)
+        columns = line_by_line(bytes(block).splitlines(), names)
     return {name: lacking(columns) for name in ALWAYS} | columns
 
 
@@ -51,7 +52,7 @@ def lacking(columns: Columns) -> Floats:
     return np.full(len(next(iter(columns.values()), ())), math.nan)
 
 
-def by_commas(block: bytes, names: Collection[str] | None) -> Columns:
+def by_commas(block: memoryview, names: Collection[str] | None) -> Columns:
     """Where most lines have the form of the first ones.
 
     Raises:
@@ -77,15 +78,15 @@ def by_commas(block: bytes, names: Collection[str] | None) -> Columns:
     return inserted(columns, length, [place for place, _ in whole], line_by_line([line for _, line in whole], names))
 
 
-def keys_of_lines(block: bytes) -> list[str]:
+def keys_of_lines(block: memoryview) -> list[str]:
     """The keys of the longest of the first lines.
 
     Raises:
         OtherForm: there is a comma within a key or a value, or the line is none of json's.
     """
-    if not block.isascii():  # as json writes it
+    if not block or np.frombuffer(block, np.uint8).max() > LAST_OF_ASCII:  # all of it is ASCII as json writes it
         raise OtherForm
-    first = block[: 2**16].split(b"\n", LOOKED_AT)[:LOOKED_AT]
+    first = bytes(block[: 2**16]).split(b"\n", LOOKED_AT)[:LOOKED_AT]
     line = max(first, key=lambda one: one.count(b","))
     content = object_of(line)
     if not content or len(content) != line.count(b",") + 1:
@@ -93,11 +94,11 @@ def keys_of_lines(block: bytes) -> list[str]:
     return list(content)
 
 
-def read_cells(block: bytes, num_keys: int, places: set[int], set_aside: Any) -> dict[int, Any]:
+def read_cells(block: memoryview, num_keys: int, places: set[int], set_aside: Any) -> dict[int, Any]:
     """What stands between the commas at some places, as text with its key."""
     wanted = [str(place) for place in sorted(places)]
     table = pyarrow.csv.read_csv(
-        pa.BufferReader(block),
+        pa.BufferReader(pa.py_buffer(block)),
         read_options=pyarrow.csv.ReadOptions(
             use_threads=False, column_names=[str(place) for place in range(num_keys)], block_size=len(block) + 1
         ),

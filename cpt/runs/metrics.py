@@ -4,10 +4,10 @@ import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cpt.runs.metric_lines import ALWAYS, Columns, Floats, columns_of, lacking
 
 FILE_NAME = "metrics.jsonl"
 BLOCK = 2**22  # bytes that one thread parses at once
+LONGEST_LINE = 2**16  # that it has room for behind them
 MOST_THREADS = 8
 
 
@@ -70,20 +71,23 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     return Metrics({name: np.concatenate([np.empty(0), *(part.get(name, lacking(part)) for part in parts)]) for name in found})
 
 
-def parsed_by_threads(file: BinaryIO, names: Collection[str] | None) -> list[Columns]:
+def parsed_by_threads(file: BufferedReader, names: Collection[str] | None) -> list[Columns]:
     """The columns of each block, in order; each thread reads a block when it has parsed the one before."""
     parts: dict[int, Columns] = {}
     lock = Lock()
 
     def work() -> None:
+        room = memoryview(bytearray(BLOCK + LONGEST_LINE))  # used again and again: memory that is new costs more than what is read into it
         while True:
             with lock:
-                place = file.tell()
-                block = file.read(BLOCK)
-                block += file.readline()
-            if not block:
+                place, length = file.tell(), file.readinto(room[:BLOCK])
+                rest = file.readline()
+            if not length:
                 return
-            parts[place] = columns_of(block, names)
+            end = length + len(rest)
+            if end <= len(room):
+                room[length:end] = rest
+            parts[place] = columns_of(room[:end] if end <= len(room) else memoryview(bytes(room[:length]) + rest), names)
 
     num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(num_threads) as threads:
