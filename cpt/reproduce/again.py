@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import CptError, LaunchError, ResourceError, TrainingError
+from cpt.hardware import count_cpu_cores
 from cpt.launchers.processes import environment_alone
 from cpt.launchers.supervise import command_of_attempt, kill_family
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -20,6 +21,7 @@ from cpt.runs.record import RECIPE, Run
 
 PROGRAM = Path(__file__).with_name("program.py")
 SUFFIX, TAG = "-reproduced", "reproduces "
+THREADS = "OMP_NUM_THREADS"
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # whose numbers mean nothing on another one
 
 
@@ -119,5 +121,8 @@ def environment_of(record: Record) -> dict[str, str]:
     now = deciding_variables() if "variables" in record.environment else {}
     kept = {name: value for name, value in os.environ.items() if name not in now or name == OF_A_MACHINE}
     wanted = {name: value for name, value in then.items() if name != OF_A_MACHINE}
+    cores = record.environment.get("hardware", {}).get("cores")
+    if cores is not None and cores != count_cpu_cores() and record.processes == 1:
+        wanted.setdefault(THREADS, str(cores))  # which torch takes from the cores, and which decide the order of sums
     # Python would look for modules first in the program's folder, whose files could hide others.
     return {**kept, **wanted, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from tiny import write_recipe
 
 from cpt.errors import ResourceError
+from cpt.hardware import count_cpu_cores
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.reproduce.again import environment_of, folder_for, repetition_of
 from cpt.reproduce.record import Record
@@ -45,6 +48,13 @@ def test_variables_that_decide_figures_are_as_they_were(record, monkeypatch):
     variables = environment_of(record)
     assert variables["OMP_NUM_THREADS"] == "3" and "CUBLAS_WORKSPACE_CONFIG" not in variables
     assert variables["CUDA_VISIBLE_DEVICES"] == "0" and variables["HOME_OF_NOBODY"] == "kept"
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(count_cpu_cores(), None), (count_cpu_cores() + 3, str(count_cpu_cores() + 3))])
+def test_on_other_cores_there_are_as_many_threads_as_then(record, monkeypatch, cores, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environment = {"variables": {}, "hardware": {"gpus": [], "cores": cores}}
+    assert environment_of(replace(record, environment=environment)).get("OMP_NUM_THREADS") == threads
 
 
 def test_an_earlier_repetition_gives_way_and_nothing_else_does(record):
