@@ -12,6 +12,7 @@ import psutil
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
+MOST_LOOKS = 10
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -41,17 +42,27 @@ def kill_family(pid: int, mark: str | None = None) -> None:
     Args:
         mark: what stands there; by default this process's number.
     """
+    send(pid, signal.SIGKILL)
+    for _ in range(MOST_LOOKS):  # a process that is just becoming another program shows no environment for a moment
+        family = marked(mark or str(os.getpid()))
+        if not family:
+            return
+        for process in family:
+            send(process.pid, signal.SIGKILL)
+        psutil.wait_procs(family, timeout=30)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """All processes that have it, but this one and those that are dead already."""
     family = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(SUPERVISED) == (mark or str(os.getpid())):
+            is_of_it = process.pid != os.getpid() and process.environ().get(SUPERVISED) == mark
+            if is_of_it and process.status() != psutil.STATUS_ZOMBIE:
                 family.append(process)
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-    for process in family:
-        send(process.pid, signal.SIGKILL)
-    send(pid, signal.SIGKILL)
-    psutil.wait_procs(family, timeout=30)
+    return family
 
 
 def send(pid: int, number: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from cpt.errors import CptError, LaunchError, ResourceError, TrainingError
 from cpt.hardware import count_cpu_cores
 from cpt.launchers.processes import environment_alone
-from cpt.launchers.supervise import command_of_attempt, kill_family
+from cpt.launchers.supervise import SUPERVISED, command_of_attempt, kill_family
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.reproduce.record import Record
@@ -125,4 +125,5 @@ def environment_of(record: Record) -> dict[str, str]:
     if cores is not None and cores != count_cpu_cores() and record.processes == 1:
         wanted.setdefault(THREADS, str(cores))  # which torch takes from the cores, and which decide the order of sums
     # Python would look for modules first in the program's folder, whose files could hide others.
-    return {**kept, **wanted, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
+    marks = {SUPERVISED: str(os.getpid()), "PYTHONSAFEPATH": "1"}
+    return {**kept, **wanted, **marks, "PYTHONPATH": environment_alone()["PYTHONPATH"]}
