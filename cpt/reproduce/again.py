@@ -11,8 +11,8 @@ from typing import Any
 
 from cpt.errors import CptError, LaunchError, ResourceError, TrainingError
 from cpt.hardware import count_cpu_cores
+from cpt.launchers.attempts import SUPERVISED, command_of_attempt, kill_family
 from cpt.launchers.processes import environment_alone
-from cpt.launchers.supervise import SUPERVISED, command_of_attempt, kill_family
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.reproduce.record import Record
