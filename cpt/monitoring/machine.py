@@ -48,7 +48,7 @@ class MachineUse(TrainerCallback):
     def figures(self) -> dict[str, float]:
         """Of this moment, and since the last."""
         before, self.before = self.before, read_counters()
-        return {"host_memory_gib": round(memory_of_processes() / GIB, 3), **use_between(before, self.before)}
+        return {"host_memory_gib": round(memory_of_processes(psutil.Process()) / GIB, 3), **use_between(before, self.before)}
 
 
 def use_between(before: Counters, after: Counters) -> dict[str, float]:
@@ -72,11 +72,10 @@ def read_counters() -> Counters:
     return Counters(time.monotonic(), total, total - sum(times.get(name, 0.0) for name in IDLE), counted)
 
 
-def memory_of_processes() -> int:
-    """Bytes that this process and those below it have in memory; pages that several share count for each."""
-    own = psutil.Process()
-    total: int = own.memory_info().rss
-    for process in own.children(recursive=True):
+def memory_of_processes(top: psutil.Process) -> int:
+    """Bytes that a process and those below it have in memory; pages that several share count for each."""
+    total: int = top.memory_info().rss
+    for process in top.children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += process.memory_info().rss
     return total

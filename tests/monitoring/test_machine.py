@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -23,12 +22,13 @@ def test_where_nobody_counts_disks_there_is_no_rate(monkeypatch):
 
 def test_memory_is_that_of_the_process_and_of_those_below():
     ballast = "x = bytearray(50_000_000); print('there', flush=True); input()"
-    before = memory_of_processes()
-    with subprocess.Popen([sys.executable, "-c", ballast], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    above = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ballast!r}])"
+    with subprocess.Popen([sys.executable, "-c", above], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        assert 50_000_000 < memory_of_processes() - before < 150_000_000
+        top = psutil.Process(child.pid)
+        alone = top.memory_info().rss
+        assert alone < 50_000_000 < memory_of_processes(top) - alone < 150_000_000
         child.stdin.close()
-    assert abs(memory_of_processes() - psutil.Process(os.getpid()).memory_info().rss) < 50_000_000
 
 
 @pytest.mark.parametrize(
