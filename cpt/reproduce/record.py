@@ -9,6 +9,7 @@ from typing import Any
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.read_back import read_objects
 from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE, STARTS
 
 METRICS = "metrics.jsonl"
@@ -56,7 +57,7 @@ def read_record(folder: Path) -> Record:
     lines = lines_of(folder / METRICS)
     if not any("loss" in line for line in lines):
         raise CheckpointError(f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log.")
-    recipe, starts = (folder / RECIPE).resolve(), objects_in(folder / STARTS)
+    recipe, starts = (folder / RECIPE).resolve(), read_objects(folder / STARTS, [])
     with contextlib.chdir(place_of(environment)):
         return Record(folder, load_recipe(recipe), environment, inputs, lines, starts)
 
@@ -75,7 +76,7 @@ def contents(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(f"{path} cannot be read ({problem}): without it nobody knows what the run consisted of.") from problem
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is no record of a run: it holds no object.")
@@ -84,17 +85,4 @@ def contents(path: Path) -> dict[str, Any]:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics that are whole."""
-    return [line for line in objects_in(path) if isinstance(line.get("step"), int)]
-
-
-def objects_in(path: Path) -> list[dict[str, Any]]:
-    """Of a JSONL file; what is none is left out."""
-    found = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict):
-            found.append(content)
-    return found
+    return [line for line in read_objects(path, []) if isinstance(line.get("step"), int)]
