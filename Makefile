@@ -26,7 +26,7 @@ export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
-.PHONY: help setup demo test test-slow test-long test-browser test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +40,16 @@ test: $(INSTALLED) ## the test suite: no network, no GPU, about 10 minutes on 2 
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(INSTALLED) ## long runs and smaller grids
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not gpu and not network' $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'slow and not long and not browser and not cluster and not gpu and not network' $(ARGS)
 
 test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m long $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'long and not cluster' $(ARGS)
 
 test-browser: $(INSTALLED) ## the pages that cpt writes, opened in Chromium, which must be there: apt-get install chromium, or CHROMIUM=PATH
 	$(PYTEST) -m browser $(ARGS)
+
+test-cluster: $(INSTALLED) ## several hosts on this machine, as root: apt-get install openssh-server pdsh iproute2 slurm-wlm munge
+	$(PYTEST) tests/cluster -m 'cluster and not long' $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
@@ -55,7 +58,7 @@ test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
 test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
-	$(PYTEST) tests/faults -m 'not gpu and not network' $(ARGS)
+	$(PYTEST) tests/faults -m 'not cluster and not gpu and not network' $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -113,6 +116,10 @@ bench-optimizers: $(INSTALLED) ## 8-bit moments and ways to round beside fp32 we
 
 bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU; then docs/rewarming.md
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.rewarming $(ARGS)
+
+bench-scale: $(INSTALLED) ## what the data's index costs at 2e9 to 2e12 tokens: 15 minutes on a core; then the tables of docs/scaling.md
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.scale $(ARGS)
+	$(BIN)/python -m benchmarks.scale.page
 
 train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)

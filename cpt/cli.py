@@ -10,7 +10,9 @@ from cpt.command_line import run_app
 
 COMMANDS = {  # name -> (module:function, what it does)
     "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
+    "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
     "train": ("cpt.train:command", "Run a recipe; goes on by itself from its newest checkpoint."),
+    "launch": ("cpt.launchers.launch_command:command", "Write the files that start a recipe on one or many nodes, and say the command."),
     "pipeline": ("cpt.pipeline.command:command", "Run several recipes in a row, each one from what the one before learned."),
     "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
     "rehearse": ("cpt.rehearsal.command:command", "Do once, in minutes, all that a run will do, before days are spent on it."),
@@ -18,7 +20,7 @@ COMMANDS = {  # name -> (module:function, what it does)
     "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
     "data": ("cpt.data_commands.app:app", "Check and preview documents; convert PDF, HTML, DOCX and EPUB; let a model rewrite them."),
     "tokenizer": ("cpt.tokenizer_commands.app:app", "Report on a tokenizer, extend one with a domain's tokens, or train a new one."),
-    "prepare": ("cpt.prepare:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
+    "prepare": ("cpt.prepare.command:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
     "store": ("cpt.store_command:app", "List, verify or prune the tokens that are kept between runs."),
     "verify": ("cpt.verify_command:command", "Compare a run's checkpoints, or one of them, with what was written."),
     "export": ("cpt.checkpoints.export_command:command", "Write a trained model for others to load, proven by its logits."),
@@ -34,7 +36,7 @@ COMMANDS = {  # name -> (module:function, what it does)
     "reproduce": ("cpt.reproduce.command:command", "Run a run again from its record, and say whether its losses are the same."),
     "search": ("cpt.search.command:command", "Search for better values of a recipe's keys, each trial a run; learning-rate range test."),
     "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
-    "doctor": ("cpt.doctor:command", "Show what this machine has, and what each missing piece costs."),
+    "doctor": ("cpt.doctor:command", "Show what this machine has, or whether the nodes of a cluster fit together."),
     "demo": ("cpt.demo.run:command", "The whole path, offline in minutes: documents, init, check, train, verdict, served answer."),
 }
 

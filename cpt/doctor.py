@@ -1,10 +1,13 @@
-"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it."""
+"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it; with --nodes, whether several fit."""
 
 import importlib.util
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from packaging.requirements import Requirement
@@ -12,7 +15,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cpt.cluster.check import DEFAULT_SECONDS, seconds_allowed
+from cpt.cluster.node_names import read_nodes
+from cpt.cluster.one_node import check_this_node
+from cpt.cluster.over_ssh import Wish, check_over_ssh
+from cpt.cluster.place import place_of_node
+from cpt.cluster.showing import show_complaints
+from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Machine, describe_machine
+from cpt.recipe.load import load_recipe
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
@@ -45,9 +56,42 @@ class Finding:
     """Nothing runs without it."""
 
 
-def command() -> None:
-    """Show what this machine has."""
-    raise typer.Exit(run_doctor())
+def command(
+    recipe: Annotated[Path | None, typer.Argument(help="With --nodes: the recipe that they shall train.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Compare these nodes by ssh: host-0,host-1, or a hostfile.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")] = 29500,
+    node_rank: Annotated[int | None, typer.Option(help="Started on each of --nodes, without ssh: which of them this is.")] = None,
+    master: Annotated[str | None, typer.Option(help="With --node-rank: HOST:PORT where the nodes meet.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="With --nodes: the working folder there; by default as here.")] = None,
+    python: Annotated[str, typer.Option(help="With --nodes: the Python there.")] = sys.executable,
+    report: Annotated[bool, typer.Option("--report", hidden=True, help="One line for the machine that asked.")] = False,
+) -> None:
+    """Show what this machine has, or whether several machines fit together for a run."""
+    if nodes is None:
+        if recipe is not None or node_rank is not None or master is not None:
+            raise LaunchError("cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1")
+        raise typer.Exit(run_doctor())
+    names = read_nodes(nodes)
+    if node_rank is not None:
+        place = place_of_node(node_rank, names, master or f"{names[0]}:{port}")
+        raise typer.Exit(check_this_node(place, recipe, overrides or (), report=report))
+    if master is not None:
+        raise LaunchError("--master is for a check that is started on each node: add --node-rank, or leave --master out.")
+    if recipe is not None:
+        load_recipe(recipe, overrides or ())  # its mistakes are shown here, once
+    words = [*([str(recipe)] if recipe is not None else []), *(overrides or ())]
+    wish = Wish(words, names, port, (folder or Path()).absolute(), python, seconds_allowed() or DEFAULT_SECONDS)
+    raise typer.Exit(compare_nodes(wish))
+
+
+def compare_nodes(wish: Wish) -> int:
+    """Ask all nodes and print what does not fit; the exit code is 2 where something does not."""
+    complaints, fits = check_over_ssh(wish)
+    code = show_complaints(complaints, len(wish.nodes))
+    if fits:
+        Console().print(escape(fits), soft_wrap=True)
+    return code
 
 
 def run_doctor(folder: Path = Path()) -> int:
@@ -166,5 +210,11 @@ def examine_package(name: str, missing: str, remedy: str) -> Finding:
     """An optional package; the name is the one that is imported."""
     if importlib.util.find_spec(name) is None:
         return Finding(name, "missing", missing, remedy)
-    names = metadata.packages_distributions().get(name, [])
+    names = installed_packages().get(name, [])
     return Finding(name, metadata.version(names[0]) if names else "installed")
+
+
+@cache
+def installed_packages() -> Mapping[str, list[str]]:
+    """Imported name -> packages that have it; it takes a look at every file that was ever installed."""
+    return metadata.packages_distributions()

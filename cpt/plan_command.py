@@ -1,5 +1,8 @@
 """`cpt plan`: does it fit, how long does it take, and what is the cheapest change where it does not fit?"""
 
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,21 +17,27 @@ from cpt.optim.released import check_release
 from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import ACCUMULATION, Proposal, cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
+from cpt.planner.efficiency import better_ways, speed_of_one_machine
 from cpt.planner.facts import ModelFacts
 from cpt.planner.fitted import write_fitted
+from cpt.planner.host import checkpoint_bytes
+from cpt.planner.machines import Machines, machines_that_are_meant, refuse_too_many
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed, told_time_beside
+from cpt.planner.page_of_nodes import Saved, told_communication, told_saving, told_ways
+from cpt.planner.saving_interval import STORAGE, saving_of
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
-from cpt.planner.speed import ASSUMED_MFU, measured_speed, planned_speed
+from cpt.planner.speed import ASSUMED_MFU, Speed, measured_speed, planned_speed
 from cpt.planner.stage_terms import facts_for
 from cpt.planner.stages import KINDS
-from cpt.planner.target import find_target
+from cpt.planner.target import Target, find_target
 from cpt.preflight.automatic import with_chosen_values
-from cpt.preflight.disk import disk_needs
+from cpt.preflight.disk import DiskNeeds, disk_needs
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.stages.deepspeed_profile import read_profile
+from cpt.stages.fsdp_profile import refuse_for_any_machine
 
 DOES_NOT_FIT = 3  # the exit code: 2 is a mistake in the recipe
 
@@ -38,7 +47,12 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
     gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many of them.", min=1)] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many of them, on all machines together.", min=1)] = None,
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus_per_node: Annotated[int | None, typer.Option(help="How many GPUs each of them has.", min=1)] = None,
+    links: Annotated[str | None, typer.Option(help='What connects them: "nvlink4, 8 x infiniband400", "ethernet10", ...')] = None,
+    storage_gbps: Annotated[float | None, typer.Option(help="GB a second that a machine writes checkpoints with.", min=0.001)] = None,
+    hours_between_failures: Annotated[float | None, typer.Option(help="Of the whole job, where you know.", min=0.01)] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Of each, where the table does not know it.", min=0.1)] = None,
     peak_tflops: Annotated[float | None, typer.Option(help="Likewise: its dense bf16 peak.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
@@ -52,69 +66,128 @@ def command(
 ) -> None:
     """Memory, time and money of a run, before anything is downloaded."""
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    name, number = gpu_that_is_meant(gpu, gpus)
-    target = find_target(name, number, host_memory, memory=memory_gib, peak_tflops=peak_tflops)
-    number_of_processes = gpus or max(1, target.gpus)
-    check_release(loaded, deepspeed=bool(loaded.training.get("deepspeed")), processes=number_of_processes)
-    config = config_without_weights(loaded.model)
-    loaded = with_chosen_values(loaded, config=config, target=target, processes=number_of_processes, share=max_memory)
-    profile = read_profile(loaded.training["deepspeed"]) if loaded.training.get("deepspeed") else None
-    setup = setup_of(loaded, number_of_processes, profile, attention=attention_on_gpu(loaded, config), on_cpu=target.on_cpu)
-    count = partial(look_at, config)
-    facts, activations = count(setup)
-    workers, snapshot = int(loaded.training.get("dataloader_num_workers", 0)), loaded.checkpoints.in_background
-    plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
+    machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, find_gpus(), links)
+    figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}
+    planned = planned_run(loaded, machines, find_target(machines.gpu, machines.gpus, host_memory, **figures), max_memory)
+    setup, target, facts = planned.setup, planned.target, planned.facts
     tell(f"{told_setup(facts, setup, target)}\n")
-    for line in told_plan(plan, setup, target, max_memory):
+    for line in told_plan(planned.memory, setup, target, max_memory):
         tell(line)
     if exact:
-        tell(compared(config, setup, facts, activations))
+        tell(compared(planned.config, setup, facts, planned.activations))
     tell("")
-    speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
+    own = planned_speed(facts, setup, target, mfu)
+    speed = measured_speed(measured, setup.tokens_per_step) if measured is not None else own
     left_out = told_time_beside(setup, is_planned=measured is None)
-    for line in (*told_speed(speed, loaded.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out):
+    for line in (*told_speed(speed, planned.recipe.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out):
         tell(line)
-    tell(f"{told_disk(loaded, facts, setup)}\n")
-    if fits(plan, target, max_memory):
-        tell(f"Verdict: it fits {target.name} x {setup.gpus}{'' if target.host_is_known else told_host(plan)}.")
+    needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=setup.zero is not None and not setup.zero.is_fsdp)
+    tell(told_disk(needs))
+    for line in told_several(planned, own, mfu, max_memory):
+        tell(line)
+    if setup.nodes > 1 or storage_gbps is not None or hours_between_failures is not None:
+        for line in told_saves(planned, speed, needs.checkpoint, storage_gbps, hours_between_failures):
+            tell(line)
+    tell("")
+    where = f"{target.name} x {setup.gpus}"
+    if fits(planned.memory, target, max_memory):
+        tell(f"Verdict: it fits {where}{'' if target.host_is_known else told_host(planned.memory, setup)}.")
         if write is not None:
             raise RecipeError(f"--write: the recipe fits as it is, so {write} was not written.")
         return
-    tell(f"Verdict: it does not fit {target.name} x {setup.gpus}.")
-    proposal = cheapest_that_fits(setup, target, count, mfu=mfu, share=max_memory)
-    if proposal is not None:
-        proposal = without_what_follows(proposal, loaded)
-        for line in told_proposal(proposal, target):
-            tell(line)
-        if write is not None:
-            write_fitted(recipe, write, overrides or (), proposal.changes, lora=lora, force=force)
-            tell(f"{write} is written. Next: cpt check {write}")
-            return
-    else:
-        tell("Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or larger ones.")
-    raise typer.Exit(DOES_NOT_FIT)
+    tell(f"Verdict: it does not fit {where}.")
+    proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
+    tell_what_would_fit(proposal, planned, partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None)
 
 
-def gpu_that_is_meant(gpu: str | None, gpus: int | None) -> tuple[str, int]:
-    """The one that was named, or those of this machine.
+@dataclass(frozen=True)
+class Planned:
+    """A recipe on machines, counted."""
+
+    recipe: Recipe
+    config: PreTrainedConfig
+    target: Target
+    setup: Setup
+    facts: ModelFacts
+    activations: Counted
+    memory: MemoryPlan
+
+    def count(self, setup: Setup) -> tuple[ModelFacts, Counted]:
+        """Of the model in another setup."""
+        return facts_for(self.config, setup), count_activations(self.config, setup)
+
+
+def planned_run(recipe: Recipe, machines: Machines, target: Target, share: float) -> Planned:
+    """Everything that needs the model's shape.
 
     Raises:
-        ResourceError: none was named, and there is none.
+        CptError: the recipe cannot run there, or its model's config cannot be had.
     """
-    found = find_gpus()
-    if gpu is None and not found:
-        raise ResourceError('this machine has no GPU: say which one is meant, --gpu "RTX 4090", or --gpu cpu.')
-    return (gpu, gpus or 1) if gpu is not None else (found[0].name, gpus or len(found))
+    refuse_too_many(recipe, machines)
+    check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=machines.gpus)
+    refuse_for_any_machine(recipe)
+    config = config_without_weights(recipe.model)
+    recipe = with_chosen_values(recipe, config=config, target=target, processes=machines.gpus, nodes=machines.nodes, share=share)
+    profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
+    attention = attention_on_gpu(recipe, config)
+    setup = setup_of(recipe, machines.gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=machines.nodes)
+    facts, activations = facts_for(config, setup), count_activations(config, setup)
+    workers, snapshot = int(recipe.training.get("dataloader_num_workers", 0)), recipe.checkpoints.in_background
+    plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
+    return Planned(recipe, config, target, setup, facts, activations, plan)
 
 
-def told_host(plan: MemoryPlan) -> str:
+def told_several(planned: Planned, own: Speed, mfu: float, share: float) -> Iterator[str]:
+    """What goes between several machines, and what would suit their links better; nothing of one."""
+    setup, links = planned.setup, planned.target.links
+    if setup.nodes == 1 or links is None:
+        return
+    yield ""
+    yield from told_communication(own, setup, links)
+    ways = better_ways(setup, own, planned.target, planned.count, mfu=mfu, share=share)
+    alone = speed_of_one_machine(setup, planned.target, planned.count, mfu=mfu, share=share)
+    yield from told_ways(ways, own, alone, setup, links)
+
+
+def told_saves(planned: Planned, speed: Speed, checkpoint: float, storage_gbps: float | None, hours: float | None) -> Iterator[str]:
+    """Saves and failures."""
+    setup, section, tokens = planned.setup, planned.recipe.checkpoints, planned.recipe.budget.tokens
+    checkpoint, in_background = checkpoint or checkpoint_bytes(planned.facts, setup), section.in_background  # 0: of adapters alone
+    writers, gigabytes = setup.nodes if setup.zero is not None else 1, storage_gbps or STORAGE
+    saving = saving_of(
+        checkpoint, gpus=setup.gpus, writers=writers, gigabytes=gigabytes, in_background=in_background, hours_between_failures=hours
+    )
+    every, in_tokens = section.every_steps, None
+    if section.every_tokens is not None:
+        every, in_tokens = max(1, round(section.every_tokens / setup.tokens_per_step)), setup.tokens_per_step
+    steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
+    who = f"{writers} machines at {gigabytes:g} GB a second each" if writers > 1 else f"one machine at {gigabytes:g} GB a second"
+    storage = who if storage_gbps is not None else f"{who}, assumed; --storage-gbps says yours"
+    yield from told_saving(checkpoint, saving, speed, Saved(every, in_background, in_tokens, steps_of_run), storage)
+
+
+def tell_what_would_fit(proposal: Proposal | None, planned: Planned, write: Callable[[Mapping[str, Any]], Path] | None) -> None:
+    """The remedy, written where that was asked for.
+
+    Raises:
+        Exit: with the code of what does not fit, where nothing was written.
+    """
+    if proposal is None:
+        tell("Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or larger ones.")
+        raise typer.Exit(DOES_NOT_FIT)
+    proposal = without_what_follows(proposal, planned.recipe)
+    for line in told_proposal(proposal, planned.target):
+        tell(line)
+    if write is None:
+        raise typer.Exit(DOES_NOT_FIT)
+    written = write(proposal.changes)
+    tell(f"{written} is written. Next: cpt check {written}")
+
+
+def told_host(plan: MemoryPlan, setup: Setup) -> str:
     """What the verdict depends on, where nobody said what the host has."""
-    return f" in a machine with {host_that_is_needed(plan):.0f} GiB of its own memory"
-
-
-def look_at(config: PreTrainedConfig, setup: Setup) -> tuple[ModelFacts, Counted]:
-    """What the planner needs of a model."""
-    return facts_for(config, setup), count_activations(config, setup)
+    which = "a machine with" if setup.nodes == 1 else f"{setup.nodes} machines, each with"
+    return f" in {which} {host_that_is_needed(plan):.0f} GiB of its own memory"
 
 
 def config_without_weights(model: Model) -> PreTrainedConfig:
@@ -139,15 +212,15 @@ def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activati
     """
     if setup.beside.stage in KINDS:
         raise RecipeError(f"--exact: a dry run is of a language model's own loss; stage `{setup.beside.stage}` has another. Leave it out.")
+    setup = setup.as_computed
     run = dry_run(config, setup)
     alone = plan_memory(facts, setup, activations).model_alone
     difference = f"{alone / run.peak - 1:+.1%}".replace("%", " %")
     return f"  A dry run of a whole step takes {run.peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})."
 
 
-def told_disk(recipe: Recipe, facts: ModelFacts, setup: Setup) -> str:
+def told_disk(needs: DiskNeeds) -> str:
     """What checkpoints take."""
-    needs = disk_needs(recipe, facts.parameters, with_master_weights=setup.zero is not None)
     each = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once, and the model of {needs.export / GIB:.1f}"
     return f"Disk: {needs.total / GIB:,.0f} GiB: {each}."
 

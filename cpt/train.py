@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
+from cpt.cluster.launched import check_launched_nodes
 from cpt.errors import RecipeError
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
@@ -31,6 +32,7 @@ from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.record import Run, start_run
+from cpt.safety.group_timeouts import GroupTimeouts
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments
@@ -41,6 +43,7 @@ from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.model import model_for
 from cpt.stages.resuming import go_on, keep_global_batch
+from cpt.stages.roll_call import lost_processes_named
 from cpt.stages.saving_on_errors import saved_on_errors
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
@@ -70,7 +73,7 @@ def train(
     Raises:
         CptError: one of its children, for whatever the user can mend.
     """
-    launch = join_processes(recipe.training)
+    launch = join_processes(recipe.training, compare_nodes=partial(check_launched_nodes, recipe))
     try:
         run = start_run(recipe, new=new)
     except RecipeError as problem:
@@ -78,7 +81,7 @@ def train(
     if run.is_finished and resume == "latest":
         tell(f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new.")
         return run.export_folder
-    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat:
+    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_processes_named(run):
         recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
         run.record_plan(refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root))
         start_deepspeed(launch)
@@ -89,7 +92,7 @@ def train(
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
-        trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption))
+        trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts()))
         if ready is not None:
             ready(trainer)
         with saved_on_errors(trainer):

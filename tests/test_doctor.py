@@ -2,10 +2,14 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import typer
 
 from cpt import doctor
+from cpt.cluster.complaint import Complaint
+from cpt.errors import CptError
 from cpt.hardware import Gpu, describe_machine
 
 GPU = Gpu("NVIDIA H100 80GB HBM3", memory_gib=79.6, free_gib=79.0, driver="580.95", compute_capability="9.0")
@@ -77,3 +81,38 @@ def test_square_brackets_are_printed_as_they_are(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Finding("x", "missing", "speed", "pip install a[b]")])
     doctor.run_doctor()
     assert "a[b]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ({"recipe": Path("r.yaml")}, "cpt doctor RECIPE --nodes host-0,host-1"),
+        ({"node_rank": 0}, "cpt doctor RECIPE --nodes host-0,host-1"),
+        ({"nodes": "a,b", "master": "a:29500"}, "add --node-rank"),
+        ({"nodes": "a,b", "node_rank": 2}, "numbers 0 to 1"),
+        ({"nodes": "a"}, "one node has nothing to be compared with"),
+        ({"nodes": "a,b", "recipe": Path("no_such.yaml")}, "no_such.yaml"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_starts(words, complaint):
+    with pytest.raises(CptError, match=complaint):
+        doctor.command(**words)
+
+
+def test_one_node_meets_the_others_where_it_is_told(monkeypatch):
+    started = []
+    monkeypatch.setattr(doctor, "check_this_node", lambda place, *words, report: started.append((place, words)) or 2)
+    with pytest.raises(typer.Exit) as ended:
+        doctor.command(nodes="a,b", node_rank=1, port=29501)
+    (place, _), *_ = started
+    assert (place.node, place.master, place.port, ended.value.exit_code) == (1, "a", 29501, 2)
+
+
+@pytest.mark.parametrize(("complaints", "fits", "code"), [([Complaint("b", "torch is old")], "", 2), ([], "2 nodes fit together", 0)])
+def test_several_nodes_are_asked_by_ssh(monkeypatch, capsys, complaints, fits, code):
+    wishes = []
+    monkeypatch.setattr(doctor, "check_over_ssh", lambda wish: wishes.append(wish) or (complaints, fits))
+    with pytest.raises(typer.Exit) as ended:
+        doctor.command(nodes="a,b", folder=Path("/shared"))
+    assert ended.value.exit_code == code and wishes[0].folder == Path("/shared") and wishes[0].nodes == ("a", "b")
+    assert (fits or "torch is old") in capsys.readouterr().out

@@ -99,9 +99,49 @@ def test_released_gradients_are_for_one_gpu(plan):
     assert plan("--gpu", "H100", *releases).exit_code == 0
 
 
+def test_what_fsdp_cannot_train_is_not_planned(plan):
+    result = plan("training.fsdp=full_shard", "optimizer.name=muon", "--gpu", "H100", "--gpus", "8")
+    assert isinstance(result.exception, RecipeError)
+    assert "is FSDP 1's way" in str(result.exception) and "needs whole matrices" in str(result.exception)
+
+
 def test_a_stage_with_a_reference_tells_of_it(plan):
     result = plan("stage=dpo", "--gpu", "H200", "data.sequence_length=1024")
     assert "  reference model  " in result.output and "8 x 2 x 1,024 tokens at once" in result.output
     assert "Each example counts as full" in result.output
     assert "reference model  " not in plan("stage=dpo", "--lora", "--gpu", "H200", "data.sequence_length=1024").output
     assert isinstance(plan("stage=dpo", "--gpu", "H200", "--exact").exception, RecipeError)
+
+
+ZERO3 = '{"zero_optimization": {"stage": 3, "overlap_comm": true}, "bf16": {"enabled": "auto"}}'
+SMALL = ("model.config.num_hidden_layers=4", "training.deepspeed=zero3.json", "budget.global_batch_tokens=524288")
+
+
+def test_several_machines_tell_what_goes_between_them(plan, tmp_path):
+    (tmp_path / "zero3.json").write_text(ZERO3)
+    words = ("--gpu", "H100-80GB", "--nodes", "2", "--gpus-per-node", "8")
+    result = plan(*words, "--links", "8 x infiniband400", "checkpoints.every_steps=100", *SMALL)
+    assert result.exit_code == 0, result.output
+    for line in (
+        "16 x H100 in 2 machines",
+        "Memory of each machine's host:",
+        "Communication of a step:",
+        "efficiency 100%",
+        "The recipe saves each 100",
+    ):
+        assert line in result.output, line
+    assert "hopeless" not in result.output and "in 2 machines, each with" in result.output
+    slow = plan(*words, "--links", "ethernet10", *SMALL).output
+    assert "ZeRO-3 over Ethernet 10 is hopeless here" in slow and "One machine alone makes" in slow and "Better on these links" in slow
+
+
+def test_one_machine_says_nothing_of_links_and_of_saves_where_it_is_asked(plan):
+    assert "Saving:" not in plan("--gpu", "H200").output
+    result = plan("--gpu", "H200", "--storage-gbps", "2", "--hours-between-failures", "48")
+    assert "one machine at 2 GB a second" in result.output and "One failure in 2.0 days" in result.output and "Links:" not in result.output
+
+
+def test_more_machines_than_rows_are_refused(plan):
+    result = plan("--gpu", "H100", "--nodes", "64", "--gpus-per-node", "8", "budget.global_batch_tokens=524288")
+    assert isinstance(result.exception, RecipeError) and "256 rows of 2,048 tokens, fewer than the 512" in str(result.exception)
+    assert plan("--gpu", "H100", "--nodes", "0").exit_code == 2

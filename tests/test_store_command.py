@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cpt.cli import application
+from cpt.data.source_description import SourceDescription, read_description
 from cpt.data.store import hold, publish_once
 from cpt.data.token_files import TokenFiles, TokenWriter
-from cpt.data.tokenized import SourceDescription, read_description
 from cpt.errors import DataError, RecipeError
 
 DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error")

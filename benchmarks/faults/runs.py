@@ -27,7 +27,8 @@ from tests.tiny import TINY_LLAMA, write_documents
 
 ROOT = Path(__file__).parents[2]
 System = Literal["cpt", "trainer"]
-KINDS = {0: "plain", 2: "ZeRO-2 x 2", 3: "ZeRO-3 x 2"}
+FSDP = 4  # after ZeRO's stages
+KINDS = {0: "plain", 2: "ZeRO-2 x 2", 3: "ZeRO-3 x 2", FSDP: "FSDP2 x 2"}
 TOKENS_PER_STEP = 512
 DATA = "data.json"
 INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", FAULTS, SAMPLES, ATTEMPT)
@@ -77,7 +78,7 @@ class TrialRun:
     Args:
         work: the suite's folder, after `prepare`.
         name: of the run.
-        stage: ZeRO's; 0 is without DeepSpeed.
+        stage: ZeRO's; 0 is without DeepSpeed, `FSDP` with FSDP2.
     """
 
     work: Path
@@ -88,7 +89,7 @@ class TrialRun:
     every: int = 4
     micro_batch: int = 2
     processes: int = 0
-    """0: two under DeepSpeed, else one."""
+    """0: two under DeepSpeed and FSDP2, else one."""
     training: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +137,7 @@ class TrialRun:
         """The recipe."""
         training: dict[str, Any] = {"per_device_train_batch_size": self.micro_batch, "logging_steps": 1, **self.training}
         if self.stage:
-            training |= {"deepspeed": zero_profile(self.home, self.stage), "bf16": True}
+            training |= {"bf16": True, **({"fsdp": True} if self.stage == FSDP else {"deepspeed": zero_profile(self.home, self.stage)})}
         return {
             "name": "run",
             "stage": "benchmarks.faults.stage",

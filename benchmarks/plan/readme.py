@@ -49,7 +49,8 @@ RECIPES = (
 
 def main() -> None:
     """Plan them all, and write the part."""
-    README.write_text(with_part(README.read_text(), BEGIN, END, part([(one, printed(one)) for one in RECIPES]), "README.md"))
+    planned = part([(one, printed(one)) for one in RECIPES])
+    README.write_text(with_part(README.read_text(), BEGIN, END, planned, "README.md"))
 
 
 def printed(planned: Planned) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from cpt.checkpoints.agreement import NotFiniteError
 
@@ -36,11 +37,11 @@ def bytes_in(state: Any) -> int:
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
-    """The memory of the model that a training step may write to: trained parameters and buffers, ZeRO-3's parts included."""
+    """The memory of the model that a training step may write to: trained parameters and buffers, parts of ZeRO-3 and FSDP2 included."""
     changing: list[torch.Tensor] = list(model.buffers())
     for parameter in model.parameters():
         if parameter.requires_grad:
-            changing.append(parameter)
+            changing.append(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
             if "ds_tensor" in vars(parameter):
                 changing.append(vars(parameter)["ds_tensor"])
     return {memory_of(tensor) for tensor in changing}

@@ -10,7 +10,7 @@ from cpt.checkpoints.safe_load import only_data
 from cpt.errors import CheckpointError, ResourceError
 
 FOLDER = ".universal-"
-SMALL = ("*.json", "scheduler.pt")  # of the checkpoint itself, for the Trainer
+SMALL = ("*.json", "scheduler.pt", "rng_state*.pth")  # of the checkpoint itself, for the Trainer
 COPIES = 2  # the fragments of each process, and the parameters put together, lie on the disk at the same time
 
 

@@ -6,13 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpt.checkpoints.fsdp_parts import FOLDER as FSDP_PARTS
+from cpt.checkpoints.fsdp_parts import file_of_part, parts_in
 from cpt.checkpoints.manifest import MANIFEST, CheckpointDamage, damages, read_manifest, wrong_contents
 from cpt.errors import CheckpointError
 from cpt.runs.record import EXPORT
 
 FOLDERS = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
-OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state")  # what no model needs
+OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_PARTS}/")  # what no model needs
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
     if world_size is not None and world_size > 1:
         lacking += [name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names]
     parts = [name for name in names if name.endswith("optim_states.pt")]
-    if "latest" not in names and "optimizer.pt" not in names:
+    of_fsdp = parts_in(names)
+    if of_fsdp and world_size is not None:
+        lacking += [name for rank in range(world_size) if (name := file_of_part(rank, world_size)) not in of_fsdp]
+    if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
     if "latest" in names and world_size is not None and len(parts) < world_size:
         lacking.append(f"{world_size - len(parts)} of {world_size} *_optim_states.pt")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from cpt.data.bounded import disk_limit, is_ready, refuse_small_disk, why_all
 from cpt.data.contamination import with_decontamination
 from cpt.data.duplicates import Repeated, repeated_documents
 from cpt.data.fill import Wanted, make_shards
@@ -37,7 +38,6 @@ from cpt.recipe.sense_evaluation import with_public_set
 log = logging.getLogger("cpt")
 NO_EVALUATION = Evaluation()
 CLOSE_TO_ALL = 0.9  # of a source; from here on an estimate of its size will not do
-WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers, and a rest
 
 
 def build_data(
@@ -68,10 +68,7 @@ def build_data(
             or something needs the whole of a source that may not be on the disk as a whole.
         ResourceError: the cache cannot be written, or the Hub not reached.
     """
-    check_names(data, evaluation)
-    data, evaluation = with_form(data, evaluation, form)
-    form = form_of_source(data.sources[0])
-    refuse_layout(data, form)
+    data, evaluation, form = as_asked(data, evaluation, form)
     cache = cache_dir or default_cache_dir()
 
     def build() -> PreparedData:
@@ -106,13 +103,14 @@ class Builder:
         opened = open_sources(self.data, self.evaluation, self.encoder, self.cache_dir, self.seed)
         judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
         sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
-        needs_all = whole or self.why_all() is not None
-        self.refuse_small_disk(sources, needs_all=needs_all)
+        needs_all = whole or why_all(self.data, self.budget) is not None
+        limit = disk_limit(self.data, sources)
+        refuse_small_disk(self.data, self.budget, sources, limit, needs_all=needs_all)
         make_shards([*everything(judges), *(shard for source in sources for shard in self.first_shards(source, needs_all=needs_all))])
         for source in [*judges, *sources]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
-        windowed = self.windowed_rows(sources, judges)
+        windowed = self.windowed_rows(sources, judges, is_bounded=limit is not None)
         for rows in windowed:
             rows.begin(all_windows=needs_all)
         mixture, reports = self.mix(windowed)
@@ -125,7 +123,7 @@ class Builder:
         held_out = self.held_out_sets(windowed, judges)
         files = {reported_name(judge.work.source): judge.finish().files for judge in judges}
         fingerprint = self.fingerprint(mixture, windowed)
-        return PreparedData(mixture, windowed, held_out, reports, fingerprint, self.data.disk_bytes, self.form, files)
+        return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
 
     def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
         """Say what the sources are, and what the run will repeat."""
@@ -135,41 +133,16 @@ class Builder:
         if self.budget is not None:
             tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
-    def why_all(self) -> str | None:
-        """The key that needs the whole of every source before the first row."""
-        if self.data.deduplicate is not None:
-            return "data.deduplicate"
-        if self.data.temperature is not None:
-            return "data.temperature"
-        return "budget.epochs" if self.budget is not None and self.budget.epochs is not None else None
-
-    def refuse_small_disk(self, sources: Sequence[TokenizedSource], *, needs_all: bool) -> None:
-        """A bounded disk needs room for some windows, and nothing that needs all of a source.
-
-        Raises:
-            RecipeError: with the key to change.
-        """
-        large = [source for source in sources if source.plan.is_streamed]
-        if self.data.disk_bytes is None or not large:
-            return
-        if needs_all:
-            what = f"`{self.why_all()}` needs" if self.why_all() else "preparing needs"
-            raise RecipeError(f"`data.disk_bytes`: {what} the whole of each source on the disk. Leave one of the two out.")
-        least = WINDOWS_ON_DISK * len(large) * self.data.window_bytes
-        if self.data.disk_bytes < least:
-            raise RecipeError(
-                f"`data.disk_bytes` is {self.data.disk_bytes:,}, but {len(large)} source(s), read in windows of {self.data.window_bytes:,} "
-                f"bytes, need {least:,}. Raise it, or lower `data.window_bytes`."
-            )
-
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
         """What must be there before the first row."""
-        if needs_all or not source.plan.is_streamed:
+        if not source.plan.is_streamed or needs_all and not is_ready(self.data, source):
             return everything([source])
         held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
         return [(source, number) for number in [*held_out, *source.plan.windows[0]]]
 
-    def windowed_rows(self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource]) -> list[WindowedRows]:
+    def windowed_rows(
+        self, sources: Sequence[TokenizedSource], judges: Sequence[TokenizedSource], *, is_bounded: bool
+    ) -> list[WindowedRows]:
         """The rows of each source."""
         judged = [judge.documents(judge.plan.held_out).hashes for judge in judges]
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *judged]))
@@ -182,7 +155,7 @@ class Builder:
                 self.seed,
                 self.cache_dir,
                 max_epochs=allowed_epochs(self.data, recipe),
-                is_bounded=self.data.disk_bytes is not None and source.plan.is_streamed,
+                is_bounded=is_bounded and source.plan.is_streamed,
             )
             for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
         ]
@@ -264,6 +237,19 @@ class Builder:
 def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
     """All shards of some sources."""
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+
+
+def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
+    """The sections with the form of their rows, and this form.
+
+    Raises:
+        RecipeError: names are not unique, or rows of this form cannot be laid out like this.
+    """
+    check_names(data, evaluation)
+    data, evaluation = with_form(data, evaluation, form)
+    form = form_of_source(data.sources[0])
+    refuse_layout(data, form)
+    return data, evaluation, form
 
 
 def check_names(data: Data, evaluation: Evaluation) -> None:

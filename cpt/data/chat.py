@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cpt.data.documents import BadValue
+from cpt.data.sharegpt import usual_message
 
 PART = "\x1d"
 """Stands before each part of an example (`examples.py`)."""
@@ -37,6 +38,7 @@ def transcript(chat: object, column: str) -> str:
 
 def message_of(message: object, column: str) -> tuple[str, str]:
     """Role, with what the message has besides, and content of a message; it may be null beside tool calls."""
+    message = usual_message(message)
     if not isinstance(message, dict):
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     role, content = (message.get(key) for key in KEYS)

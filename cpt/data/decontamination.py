@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -157,7 +158,7 @@ class Runs:
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.{id(self)}")
+            beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
             with beside.open("wb") as file:
                 np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
             beside.replace(path)

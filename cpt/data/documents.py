@@ -11,7 +11,7 @@ DocumentView = Mapping[str, str]
 """What filters and transforms see of a document: `text`, `source` (the source's name) and `where` (file and line)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
 

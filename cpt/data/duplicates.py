@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cpt.data.bucket import bucket
 from cpt.data.store import hold, key_of, open_array, publish_once
 from cpt.data.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
@@ -64,6 +65,8 @@ def repeated_documents(sources: Sequence[StoredDocuments], deduplicate: str, cac
     parts = [part for documents in sources for part in documents.parts]
 
     def fill(folder: Path) -> None:
+        if (store := bucket()) is not None and store.get_folder(f"duplicates/{key_of(what)}.tar", folder):
+            return
         equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":

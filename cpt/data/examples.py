@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from cpt.data.chat import MARK, PART, Message, as_json, messages_of, refuse_control, shown, transcript
 from cpt.data.documents import BadValue
-from cpt.data.forms import NAMED, columns_named, form_of_source
+from cpt.data.forms import BESIDE, ELSEWHERE, NAMED, columns_named, form_of_source
+from cpt.data.templates import columns_in
+from cpt.data.turns import BEFORE, value_in, with_turns
 from cpt.recipe.schema import DocumentSource
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -40,24 +42,26 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
     """
     form, named = form_of_source(source), columns_named(source)
     tools = {"tools": named.get("tools", "tools")} if "tools" in named or "tools" in found and form != "document" else {}
-    chosen = {name: column for name, column in named.items() if name != "tools"}
+    before = {name: named[name] for name in BEFORE if name in named}
+    chosen = {name: column for name, column in named.items() if name not in BESIDE}
     if not chosen:
         chosen = usual_columns(form, found, source)
     if "text" in chosen:  # or its template's: read as in any document
         return chosen
-    for column in [*chosen.values(), *tools.values()]:
+    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
         if column not in found:
             raise BadValue("missing column", f"no column `{column}`. It has: {', '.join(map(str, found)) or 'none'}")
-    return {**chosen, **tools}
+    return {**before, **chosen, **tools}
 
 
 def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
     """Those with the names that they have in most files; of several kinds of examples, the first that is there."""
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
-    for names in NAMED[form]:
-        if set(names) <= set(found):
-            return {name: name for name in names}
+    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
+    for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):  # rather with what was asked
+        if all(columns_in(written)[0] in found for written in columns.values()):
+            return columns
     if form == "conversation" and source.text_column in found:
         return {"text": source.text_column}
     nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
@@ -79,22 +83,21 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     Raises:
         BadValue: a value is none of what it should be.
     """
-    values = {name: row[column] for name, column in columns.items()}
+    values = {name: value_in(row, column) for name, column in columns.items()}
     tools = values.pop("tools", None)
     parts = {} if not tools else {"tools": as_json(parsed(tools, columns["tools"]), f"`{columns['tools']}`")}
+    values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
         return talk if not parts else joined({**parts, "messages": talk})
     label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
-    if isinstance(values.get("prompt"), str) and holds_prompt(values.get("chosen")) and holds_prompt(values.get("rejected")):
-        del values["prompt"]  # the conversations say it again
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
     if len({text.startswith(MARK) for text in words.values()}) > 1:
         kinds = ", ".join(f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items())
         raise BadValue("texts and messages", f"{kinds}: all must be texts, or all lists of messages")
     more = {}
     if form_of_source(source) == "prompt":
-        others = {str(name): plain(value, name) for name, value in row.items() if name not in ("prompt", columns["prompt"])}
+        others = {str(name): plain(value, name) for name, value in row.items() if name not in ("prompt", *columns_in(columns["prompt"]))}
         more["columns"] = as_json(others, "a column")
     return joined({**parts, **words, **label, **more})
 
@@ -102,11 +105,6 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
 def joined(parts: Mapping[str, str]) -> str:
     """Parts as one text."""
     return "\n".join(f"{PART}{name}\n{text}" for name, text in parts.items())
-
-
-def holds_prompt(talk: object) -> bool:
-    """Whether these are messages of which the first is not an answer."""
-    return isinstance(talk, list) and bool(talk) and isinstance(talk[0], dict) and talk[0].get("role") != "assistant"
 
 
 def words_of(value: object, column: str) -> str:

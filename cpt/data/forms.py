@@ -18,13 +18,24 @@ FORMS: dict[tuple[str, ...], str] = {
     ("prompt",): "prompt",
 }
 NAMED: dict[str, tuple[tuple[str, ...], ...]] = {
-    "document": (("messages",),),
-    "conversation": (("messages",), ("prompt", "completion")),
-    "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
-    "judged": (("prompt", "completion", "label"),),
-    "prompt": (("prompt",),),
+    "document": (("messages",), ("user", "assistant")),
+    "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
+    "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
+    "judged": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
+    "prompt": (("prompt",), ("user",)),
 }
-"""What `chat` names for each form; `tools` may be named with all of them."""
+"""What `chat` names for each form; a `user` and an `assistant` are texts that are one message each."""
+BESIDE = ("tools", "system", "history")
+"""What may be named with all of them."""
+ALPACA = "{instruction}\n{input}"
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {
+    "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
+    "preference": (
+        {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
+        {"user": ALPACA, "chosen": "chosen", "rejected": "rejected"},
+    ),
+}
+"""Columns of ShareGPT's and Alpaca's files, looked for where there are none of the names above."""
 ONE_A_ROW = ("preference", "judged", "prompt")
 FORM = "form"  # the entry of `chat` that tells it; no recipe writes it
 
@@ -105,7 +116,7 @@ def refuse_other_columns(source: DocumentSource, key: str) -> None:
     Raises:
         RecipeError: with those that it has.
     """
-    form, named = form_of_source(source), tuple(name for name in columns_named(source) if name != "tools")
+    form, named = form_of_source(source), tuple(name for name in columns_named(source) if name not in BESIDE)
     if source.chat is None or (not named and form != "document"):
         return
     if set(named) not in map(set, NAMED[form]):

@@ -8,6 +8,7 @@ begins when the first, small, window is there, and never needs more than a few o
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from os.path import commonpath
 from pathlib import Path
 
@@ -50,6 +51,11 @@ class Plan:
     def is_streamed(self) -> bool:
         """Whether it may be read while most of it is not there yet."""
         return not self.is_whole and not self.is_ordered
+
+    @cached_property
+    def bytes_upto(self) -> list[int]:
+        """Bytes of the windows before each window, in the order of training, and of all."""
+        return [0, *accumulate(sum(self.num_bytes[shard] for shard in window) for window in self.windows)]
 
     @cached_property
     def fingerprint(self) -> str:

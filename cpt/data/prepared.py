@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpt.data.cache_limit import Room, cache_limit
 from cpt.data.held_out import HeldOutSet
 from cpt.data.mixture import MixtureRows
 from cpt.data.read_ahead import ReadAhead
 from cpt.data.repeats import tokens_of_epoch
 from cpt.data.report import SourceReport
+from cpt.data.tokenized import TokenizedSource
 from cpt.data.windows import WindowedRows
 from cpt.errors import DataError
 
@@ -25,10 +27,13 @@ class PreparedData:
     fingerprint: str
     """Changes when any training row, or the order of rows, does; moving or touching files changes nothing."""
     disk_bytes: int | None
+    """That large sources may take on this machine's disk."""
     form: str = "document"
     """What the rows are: see `cpt.data.forms`."""
     held_out_files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each held-out set with files of its own: file -> xxh3-128 of its content."""
+    judges: list[TokenizedSource] = field(default_factory=list)
+    """The held-out sets with files of their own, as they are stored."""
 
     @property
     def num_rows(self) -> int:
@@ -78,7 +83,10 @@ class PreparedData:
         shares = self.rows.turns.shares(first_row)
         if not ahead:
             return None
-        return ReadAhead([self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead], self.disk_bytes)
+        limit = cache_limit()
+        room = Room(self.windowed[0].cache_dir, limit) if limit is not None else None
+        chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
+        return ReadAhead(*chosen, self.disk_bytes, room)
 
     def state(self, first_row: int) -> dict[str, Any]:
         """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""

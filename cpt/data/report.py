@@ -1,16 +1,16 @@
 """What became of each source: documents, tokens, what was left out and why, how full its rows are."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from cpt.data.bad_rows import absurd_share
-from cpt.data.window_entry import WindowEntry, added
 from cpt.data.windows import WindowedRows
 from cpt.recipe.schema import Source
 from cpt.recipe.sense_data import reported_name
 
+Key = TypeVar("Key")
 log = logging.getLogger("cpt")
 
 
@@ -46,29 +46,24 @@ class SourceReport:
 
 def report_on(rows: WindowedRows) -> SourceReport:
     """What is known of a source so far; its share is known when all sources are."""
-    entries, source = rows.known_entries(), rows.tokenized.work.source
+    (known, windows), source = rows.known_so_far(), rows.tokenized.work.source
     plan, total = rows.tokenized.plan, rows.total
-    read = sum(plan.num_bytes[shard] for window in range(len(entries)) for shard in plan.windows[window])
-    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, read)
+    scale = 1.0 if total is not None else sum(plan.num_bytes) / max(1, plan.bytes_upto[windows])
 
-    def number(of: Callable[[WindowEntry], int]) -> int:
-        return round(scale * sum(map(of, entries)))
-
-    def counts(of: Callable[[WindowEntry], Mapping[Any, int]]) -> dict[Any, int]:
-        return {name: round(scale * count) for name, count in added([of(entry) for entry in entries]).items()}
+    def scaled(counts: Mapping[Key, int]) -> dict[Key, int]:
+        return {name: round(scale * count) for name, count in counts.items()}
 
     description = rows.tokenized.description
-    positions = sum(entry.positions for entry in entries)
     return SourceReport(
         name=reported_name(source),
-        documents=number(lambda entry: entry.documents),
-        held_out=number(lambda entry: entry.held_out),
-        dropped=counts(lambda entry: entry.left_out),
-        bad_rows=counts(lambda entry: entry.bad_rows),
-        lengths=dict(sorted(counts(lambda entry: entry.lengths).items())),
-        tokens=number(lambda entry: entry.tokens),
-        rows=number(lambda entry: entry.rows),
-        padding=1 - sum(entry.tokens_in_rows for entry in entries) / max(1, positions),
+        documents=round(scale * known.documents),
+        held_out=round(scale * known.held_out),
+        dropped=scaled(known.left_out),
+        bad_rows=scaled(known.bad_rows),
+        lengths=dict(sorted(scaled(known.lengths).items())),
+        tokens=round(scale * known.tokens),
+        rows=round(scale * known.rows),
+        padding=1 - known.tokens_in_rows / max(1, known.positions),
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
@@ -78,11 +73,11 @@ def report_on(rows: WindowedRows) -> SourceReport:
 
 def tell(report: SourceReport, rows: WindowedRows) -> None:
     """Say what became of a source, and warn of an absurd document."""
-    entries = rows.known_entries()
-    where, longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+    known, windows = rows.known_so_far()
+    where, longest = known.longest
     if not report.is_estimate and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
-    about = f"about, by the first {len(entries)} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
+    about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
     counts = f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%} padding)"
     bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())

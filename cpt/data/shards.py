@@ -11,6 +11,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.data.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
+from cpt.data.bucket import bucket
 from cpt.data.components import ComponentLists
 from cpt.data.documents import Document, DocumentView
 from cpt.data.filters import build_filters, reason_to_drop
@@ -18,7 +19,7 @@ from cpt.data.plan import Shard
 from cpt.data.readers.values import score_column
 from cpt.data.sources import read_piece
 from cpt.data.store import publish_once
-from cpt.data.token_files import TokenWriter
+from cpt.data.token_files import ShardDescription, TokenWriter, read_shard_description
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
 from cpt.errors import DataError
@@ -48,9 +49,51 @@ class ShardWork:
     prove_on_the_way: bool = False
     """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
 
+    is_kept: bool = False
+    """The bucket has all shards: none is to be made."""
+
     def __call__(self, shard: Shard, name: str) -> None:
-        """Make the shard in a folder of that name, if it is not there yet."""
-        publish_once(self.folder / name, lambda folder: fill_shard(self, shard, folder), durable=False)
+        """Fetch or make the shard in a folder of that name, if it is not there yet."""
+
+        def fill(folder: Path) -> None:
+            if not fetch_shard(self, name, folder):
+                fill_shard(self, shard, folder)
+
+        publish_once(self.folder / name, fill, durable=False)
+
+    def accepts(self, shard: ShardDescription) -> bool:
+        """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
+        return not shard.bad_rows or shard.on_bad_row == self.on_bad_row or self.on_bad_row == "skip"
+
+
+def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
+    """Whether the bucket, if there is one, had the shard; then its files are in `folder`.
+
+    Raises:
+        DataError: it is damaged, or not there although it should be.
+    """
+    store = bucket()
+    if store is None:
+        return False
+    where = object_of(work.folder, name)
+    if not store.get_folder(where, folder):
+        if work.is_kept:
+            raise store.missing(where)
+        return False
+    if work.accepts(read_shard_description(folder)):
+        return True
+    for path in folder.iterdir():
+        path.unlink()
+    return False
+
+
+def object_of(source: Path, shard: str) -> str:
+    """A shard's name in the bucket.
+
+    Args:
+        source: the source's folder.
+    """
+    return f"tokens/{source.name}/{shard}.tar"
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:

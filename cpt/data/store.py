@@ -1,21 +1,28 @@
 """Keep arrays in a folder that is either complete or not there, however many processes want it and whenever they die."""
 
+import errno
 import fcntl
 import json
 import os
 import shutil
+import socket
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import ResourceError
+
+CLAIMS = "claims"  # the folder, beside what is made by many machines
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
+DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was filling
 
 
 def default_cache_dir() -> Path:
@@ -31,7 +38,8 @@ def key_of(content: dict[str, Any]) -> str:
 def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = True) -> Path:
     """Make `folder` by calling `fill` on a folder beside it, then rename; where it exists already, do nothing.
 
-    One process fills, others wait for it. What a killed process left behind is removed by the next one.
+    One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file system without locks
+    between machines two may fill at once, each a folder of its own, and the first one's stays.
 
     Args:
         durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
@@ -41,14 +49,12 @@ def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = 
     """
     if folder.exists():
         return folder
-    unfinished = folder.with_name(folder.name + ".unfinished")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock_file(folder).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it when this process dies
+        with lock_file(folder).open("a+") as lock:
+            is_locked = locked(lock)
             if not folder.exists():
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir()
+                unfinished = begin_unfinished(folder, lock, is_locked=is_locked)
                 try:
                     fill(unfinished)
                     for file in [*unfinished.iterdir(), unfinished] if durable else []:
@@ -59,8 +65,48 @@ def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = 
                 if durable:
                     sync(folder.parent)
     except OSError as problem:
-        raise cannot_keep(folder.parent, problem) from problem
+        if not folder.is_dir():  # no other machine was faster
+            raise cannot_keep(folder.parent, problem) from problem
     return folder
+
+
+def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
+    """Wait for the lock of a file; False on a file system that has none."""
+    try:
+        fcntl.flock(file, how)  # the kernel frees it when this process dies
+    except OSError as problem:
+        if problem.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def begin_unfinished(folder: Path, lock: IO[str], *, is_locked: bool) -> Path:
+    """An empty folder of this process's own to fill, after those that dead ones left are removed.
+
+    The lock's file names them. One of another machine may still be being filled, for its lock may not reach here; it is dead after a day.
+    """
+    unfinished = folder.with_name(f"{folder.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    lock.seek(0)
+    for name in {*lock.read().split()} - {unfinished.name}:
+        left, is_ours = folder.with_name(name), name.startswith(f"{folder.name}.{machine()}-")
+        with suppress(FileNotFoundError):
+            if (is_ours and is_locked) or unfinished.stat().st_mtime - left.stat().st_mtime > DEAD_AFTER_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    lock.write(f"{unfinished.name}\n")
+    lock.flush()
+    return unfinished
+
+
+@cache
+def machine() -> str:
+    """This machine as long as it is up: inside it, locks hold on every file system."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return xxh3_128_hexdigest(socket.gethostname().encode())[:8]
 
 
 def lock_file(folder: Path) -> Path:
@@ -80,7 +126,7 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            locked(handle, fcntl.LOCK_SH)
             if folder.exists() and os.fstat(handle).st_ino == folder.stat().st_ino:
                 break
             os.close(handle)  # it was removed between the two
@@ -97,15 +143,21 @@ def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
     return ResourceError(f"{what}. Free space, or set CPT_CACHE to another folder.")
 
 
-def write_once(path: Path, text: str) -> None:
+def write_once(path: Path, content: str | Callable[[Path], None]) -> None:
     """Write a small file that is complete or not there, and stands a power cut.
+
+    Args:
+        content: text, or what writes a file of the name that it is given.
 
     Raises:
         ResourceError: the disk is full or not writable.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.unfinished")
+    unfinished = path.with_name(f"{path.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
     try:
-        unfinished.write_text(text)
+        if isinstance(content, str):
+            unfinished.write_text(content)
+        else:
+            content(unfinished)
         sync(unfinished)
         unfinished.rename(path)
         sync(path.parent)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cpt.data.source_description import SourceDescription, read_description
 from cpt.data.store import lock_file, size_of
 from cpt.data.token_files import TokenFiles
-from cpt.data.tokenized import SourceDescription, read_description
 from cpt.errors import DataError
 
 Kind = Literal["tokens", "rows", "duplicates"]
@@ -93,7 +93,7 @@ def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: i
 
 def remove(entry: Entry) -> bool:
     """Remove an entry; False if a running process reads or makes it."""
-    with alone(entry.folder) as nobody_reads, alone(lock_file(entry.folder.with_suffix(""))) as nobody_makes:
+    with alone(entry.folder) as nobody_reads, alone(lock_file(entry.folder.with_name(made_of(entry.folder)))) as nobody_makes:
         if not (nobody_reads and nobody_makes):
             return False
         removed = entry.folder.with_name(f"{entry.folder.stem}.removed")
@@ -102,6 +102,11 @@ def remove(entry: Entry) -> bool:
             entry.folder.rename(removed)  # half of it is never taken for the whole
         shutil.rmtree(removed, ignore_errors=True)
         return True
+
+
+def made_of(folder: Path) -> str:
+    """The name of the entry that a leftover was to become."""
+    return folder.name.partition(".")[0]
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
@@ -14,15 +15,17 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from cpt.data.bad_rows import FILE_NAME, Listed, refuse_too_many, write_bad_rows
+from cpt.data.bucket import bucket
 from cpt.data.components import ComponentLists, module_text
 from cpt.data.decontamination import key_options
 from cpt.data.filters import FilterLists, source_text
 from cpt.data.plan import FileState, Plan
 from cpt.data.readers.opening import is_url
-from cpt.data.shards import ShardWork, sample
+from cpt.data.shards import ShardWork, object_of, sample
+from cpt.data.source_description import SourceDescription, as_text, fetch_description, manifest_of, read_description
 from cpt.data.sources import hash_file, kind_of, states_of
-from cpt.data.store import hold, key_of, write_once
-from cpt.data.token_files import DESCRIPTION, FORMAT, ShardDescription, StoredDocuments, TokenFiles
+from cpt.data.store import CLAIMS, hold, key_of, write_once
+from cpt.data.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import transform_content
 from cpt.errors import DataError
@@ -30,33 +33,11 @@ from cpt.recipe.schema import DocumentSource, Source
 
 Result = TypeVar("Result")
 log = logging.getLogger("cpt")
+FEW = 100  # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
+TRIES = 2  # to find a shard as it should be; it is made anew after each
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
 # What changes how documents are used, and not their tokens.
 NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
-
-
-@dataclass(frozen=True)
-class SourceDescription:
-    """What stands beside the shards once all are there."""
-
-    name: str
-    """Of the source, with its files as they were."""
-    documents: int
-    tokens: int
-    shards: dict[str, str]
-    """Name -> digest, in the order of the source."""
-    dropped: dict[str, int]
-    """Reason -> documents that filters did not let pass."""
-    bad_rows: dict[str, int]
-    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
-    longest: tuple[str, int]
-    """Where the longest document stands, and its tokens."""
-    files: dict[str, str]
-    """File -> xxh3-128 of its content; of one behind a URL the version that its server told."""
-    made_from: dict[str, str]
-    """Source, tokenizer and the library that tokenised, for people."""
-    on_bad_row: str
-    format: int = FORMAT
 
 
 class TokenizedSource:
@@ -74,6 +55,7 @@ class TokenizedSource:
         self.folder = work.folder
         self._release = hold(self.folder, self)
         self._description: SourceDescription | None = None
+        self._has_asked = False  # a bucket
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes hold the folder themselves."""
@@ -93,11 +75,30 @@ class TokenizedSource:
         pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]]
         return self.folder / key_of({"pieces": pieces})
 
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether a bucket has all shards."""
+        store = bucket()
+        return store is not None and self.description is not None and store.has(manifest_of(self.folder))
+
+    def unmade(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are neither there nor in a bucket."""
+        missing, store = self.missing(numbers), bucket()
+        if not missing or store is None:
+            return missing
+        kept = store.names(f"tokens/{self.folder.name}")
+        return [number for number in missing if f"{self.shard_folder(number).name}.tar" not in kept]
+
     def missing(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are not there."""
-        if self.description is not None:
-            return []
-        return [number for number in numbers if not self.shard_folder(number).exists()]
+        """Which of these shards are not there, and have to be made, or fetched."""
+        return [] if self.description is not None and not self.is_kept else self.absent(numbers)
+
+    def absent(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are not on this disk."""
+        if len(numbers) < FEW:
+            return [number for number in numbers if not self.shard_folder(number).exists()]
+        present = set(os.listdir(self.folder))
+        return [number for number in numbers if self.shard_folder(number).name not in present]
 
     def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
         """A shard, made now if it is not there.
@@ -108,24 +109,28 @@ class TokenizedSource:
         Raises:
             DataError: a row is bad, or the files are not those that the plan was made from.
         """
-        for _ in range(2):
-            try:
+        for _ in range(TRIES):
+            with suppress(DataError):
                 files = TokenFiles(self.shard_folder(number))
-                if self.treats_bad_rows_as_asked(files.description) and (not verified or files.is_sound()):
-                    return files
-            except DataError:
-                pass
+                if self.work.accepts(files.description) and (not verified or files.is_sound()):
+                    break
             rmtree(self.shard_folder(number), ignore_errors=True)
             self.proven_work(self.plan.shards[number], self.shard_folder(number).name)
             self.check_files(number)
-        raise DataError(
-            f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
-            "Set CPT_CACHE to another."
-        )
+        else:
+            raise DataError(
+                f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
+                "Set CPT_CACHE to another."
+            )
+        self.check_digest(files)
+        return files
 
-    def treats_bad_rows_as_asked(self, shard: ShardDescription) -> bool:
-        """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
-        return not shard.bad_rows or shard.on_bad_row == self.work.on_bad_row or self.work.on_bad_row == "skip"
+    def check_digest(self, shard: TokenFiles) -> None:
+        """Refuse a shard out of a bucket that is not the one that the manifest lists."""
+        store = bucket()
+        if store is not None and self.is_kept and self.digests.get(shard.folder.name) != shard.description.digest:
+            rmtree(shard.folder, ignore_errors=True)
+            raise store.damaged(object_of(self.folder, shard.folder.name))
 
     def documents(self, numbers: Sequence[int], *, verified: bool = False) -> StoredDocuments:
         """The documents of some shards, one after the other."""
@@ -134,6 +139,8 @@ class TokenizedSource:
     @cached_property
     def proven_work(self) -> ShardWork:
         """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
+        if self.is_kept:
+            return replace(self.work, is_kept=True)
         if not self.states:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
@@ -159,9 +166,23 @@ class TokenizedSource:
         """Of the whole source, once all shards are there."""
         if self._description is None:
             with suppress(OSError, ValueError, TypeError):
-                found = read_description(self.folder)
-                self._description = found if found.name == self.name and found.on_bad_row == self.work.on_bad_row else None
+                self._description = self.if_ours(read_description(self.folder))
+        if self._description is None and not self._has_asked:
+            self._has_asked = True
+            kept = fetch_description(self.folder)
+            self._description = kept and self.if_ours(kept)
+            if kept is not None and self._description is not None:
+                write_once(self.folder / DESCRIPTION, as_text(kept))
         return self._description
+
+    def if_ours(self, found: SourceDescription) -> SourceDescription | None:
+        """The description, if it is of these files and of what is asked now; without the list of shards, which may be half a million."""
+        return replace(found, shards={}) if found.name == self.name and found.on_bad_row == self.work.on_bad_row else None
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each shard by its name, as the manifest lists it."""
+        return read_description(self.folder).shards
 
     def finish(self) -> SourceDescription:
         """Describe the source, all of whose shards are there.
@@ -199,10 +220,16 @@ class TokenizedSource:
         made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": ", ".join(filter(None, engines))}
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
         description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
-        write_once(self.folder / DESCRIPTION, json.dumps(asdict(description), indent=1))
+        write_once(self.folder / DESCRIPTION, as_text(description))
+        self.clear()
+        return description
+
+    def clear(self) -> None:
+        """Remove what only the making needed."""
         for lock in self.folder.glob("*.lock"):
             lock.unlink(missing_ok=True)
-        return description
+        for left in [*self.folder.glob("*.unfinished"), self.folder / CLAIMS]:
+            rmtree(left, ignore_errors=True)
 
 
 def changed(work: ShardWork) -> DataError:
@@ -239,22 +266,6 @@ def absolute(path: str) -> str:
 def order_of(source: DocumentSource) -> str | None:
     """What the source is ordered by."""
     return source.order_by if isinstance(source, Source) else None
-
-
-def read_description(folder: Path) -> SourceDescription:
-    """What stands beside the shards.
-
-    Raises:
-        DataError: another version of cpt made the folder.
-        OSError, ValueError, TypeError: it is damaged, or not there yet.
-    """
-    content = json.loads((folder / DESCRIPTION).read_text())
-    if content.get("format") != FORMAT:
-        raise DataError(
-            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is not read. Remove it: "
-            "cpt store prune --leftovers."
-        )
-    return SourceDescription(**{**content, "longest": tuple(content["longest"])})
 
 
 def beside(function: Callable[[], Result]) -> "Future[Result]":

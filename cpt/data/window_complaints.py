@@ -1,23 +1,24 @@
 """What to say of a source that turns out bad, changed, empty or used up while it is read window by window."""
 
-from collections.abc import Sequence
-
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.window_entry import WindowEntry
 from cpt.errors import DataError
 
 
-def refuse_bad_windows(tokenized: TokenizedSource, entries: Sequence[WindowEntry], window: int) -> None:
-    """Stop where more rows of these windows are bad than the recipe allows for as many as the whole source is estimated to have.
+def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: int) -> None:
+    """Stop where more rows of the windows so far are bad than the recipe allows for as many as the whole source is estimated to have.
+
+    Args:
+        known: the sum of what is known of them.
 
     Raises:
         DataError: with what to do.
     """
-    plan, bad = tokenized.plan, sum(sum(entry.bad_rows.values()) for entry in entries)
+    plan, bad = tokenized.plan, sum(known.bad_rows.values())
     if plan.is_whole or not bad:
         return
-    rows = bad + sum(entry.documents + entry.held_out + sum(entry.left_out.values()) for entry in entries)
-    read = sum(plan.num_bytes[shard] for some in plan.windows[: window + 1] for shard in some)
+    rows = bad + known.documents + known.held_out + sum(known.left_out.values())
+    read = plan.bytes_upto[window + 1]
     if bad > tokenized.max_bad_share * rows * sum(plan.num_bytes) / max(1, read):
         source, key = tokenized.work.source, tokenized.work.key
         raise DataError(

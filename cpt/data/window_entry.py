@@ -1,12 +1,14 @@
 """What is known of a window of a source once it was made, whether its tokens are still there or not."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Total:
 
     rows: int
     windows: int
+    everything: WindowEntry | None = None
+    """The sum over all windows, where this was written down."""
 
 
 def entry_of(content: Mapping[str, Any]) -> WindowEntry:
@@ -61,9 +65,32 @@ def entry_of(content: Mapping[str, Any]) -> WindowEntry:
     return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
 
 
-def added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of what is counted by reason."""
-    total: Counter[str] = Counter()
+def summed(entries: Iterable[WindowEntry]) -> WindowEntry:
+    """What is known of windows that follow each other, as if they were one."""
+    whole = START
+    for entry in entries:
+        whole = WindowEntry(
+            first_row=0,
+            rows=whole.rows + entry.rows,
+            tokens_before=0,
+            tokens=whole.tokens + entry.tokens,
+            tokens_in_rows=whole.tokens_in_rows + entry.tokens_in_rows,
+            positions=whole.positions + entry.positions,
+            documents=whole.documents + entry.documents,
+            held_out=whole.held_out + entry.held_out,
+            left_out=added([whole.left_out, entry.left_out]),
+            bad_rows=added([whole.bad_rows, entry.bad_rows]),
+            lengths=added([whole.lengths, entry.lengths]),
+            longest=max(whole.longest, entry.longest, key=lambda place: place[1]),
+            own_digest="",
+            digest=entry.digest,
+        )
+    return whole
+
+
+def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+    """The sums of what is counted by reason, or by length."""
+    total: Counter[Key] = Counter()
     for one in counts:
         total.update(one)
     return dict(total)

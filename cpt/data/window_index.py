@@ -3,24 +3,26 @@
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpt.data.order import seed_of
 from cpt.data.store import hold, write_once
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.window_complaints import all_held_out, other_documents, refuse_bad_windows, used_up
-from cpt.data.window_entry import Total, WindowEntry, entry_of
+from cpt.data.window_entry import Total, WindowEntry, entry_of, summed
+from cpt.data.window_table import entry_in, fetch_table, open_table, read_total, write_table, write_total
 from cpt.errors import DataError
 
-TOTAL = "total.json"
 MARKS = "readers"
 
 
@@ -37,6 +39,8 @@ class WindowIndex(ABC):
         self._entries: dict[int, WindowEntry] = {}
         self._near = 0  # a window whose entry is known, to search from
         self._total: Total | None = None
+        self._has_asked = False  # a bucket
+        self._sum: WindowEntry | None = None  # of the windows known when this process kept its first one, and of those kept since
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
     @abstractmethod
@@ -48,24 +52,41 @@ class WindowIndex(ABC):
         """What one time through is, once its last window was made."""
         if self._total is None:
             with suppress(OSError):
-                self._total = Total(**json.loads((self.folder / TOTAL).read_text()))
+                self._total = read_total(self.folder)
+        if self._total is None and not self._has_asked:
+            self._has_asked = True
+            if fetch_table(self.folder):
+                self._total = read_total(self.folder)
         return self._total
+
+    @cached_property
+    def table(self) -> NDArray[Any] | None:
+        """What is known of all windows; to be asked for where there is a total."""
+        try:
+            return open_table(self.folder)
+        except OSError:  # windows before those of a checkpoint that went on in an empty store
+            return None
 
     def known_entry(self, window: int) -> WindowEntry | None:
         """What is known of a window; None where it was never made."""
-        if window not in self._entries:
-            try:
-                self._entries[window] = entry_of(json.loads(self.entry_file(window).read_text()))
-            except OSError:
-                return None
+        if window in self._entries:
+            return self._entries[window]
+        if self.total is not None and self.table is not None:
+            return entry_in(self.table, window) if window < len(self.table) else None
+        try:
+            self._entries[window] = entry_of(json.loads(self.entry_file(window).read_text()))
+        except OSError:
+            return None
         return self._entries[window]
 
-    def known_entries(self) -> list[WindowEntry]:
-        """From the first window on, as many as there are without a gap."""
+    def known_so_far(self) -> tuple[WindowEntry, int]:
+        """What is known of the windows from the first on, as many as there are without a gap, as one; and how many these are."""
+        if self.total is not None and self.total.everything is not None:
+            return self.total.everything, self.total.windows
         entries: list[WindowEntry] = []
         while (entry := self.known_entry(len(entries))) is not None:
             entries.append(entry)
-        return entries
+        return summed(entries), len(entries)
 
     def entry(self, window: int) -> WindowEntry:
         """What is known of a window, which is made now if it never was, and those before it."""
@@ -74,7 +95,9 @@ class WindowIndex(ABC):
             first -= 1
         for number in range(first + 1, window + 1):
             self.make(number)
-        return self._entries[window]
+        entry = self.known_entry(window)
+        assert entry is not None, window
+        return entry
 
     def entry_file(self, window: int) -> Path:
         """Stays when the window is removed."""
@@ -103,12 +126,18 @@ class WindowIndex(ABC):
         assert self.total is not None
         if self.tokenized.plan.is_ordered:
             windows = list(range(self.total.windows))
-            return windows, list(accumulate((self.entry(window).rows for window in windows[:-1]), initial=0))
+            return windows, list(accumulate(self.rows_of(windows[:-1]), initial=0))
         if epoch not in self._orders:
             windows = np.random.default_rng(seed_of(self.seed, "windows", epoch)).permutation(self.total.windows).tolist()
-            rows = [self.entry(window).rows for window in windows]
-            self._orders = {epoch: (windows, list(accumulate(rows[:-1], initial=0)))}
+            self._orders = {epoch: (windows, list(accumulate(self.rows_of(windows[:-1]), initial=0)))}
         return self._orders[epoch]
+
+    def rows_of(self, windows: Sequence[int]) -> list[int]:
+        """How many rows each of these windows has."""
+        if self.table is not None:
+            rows: list[int] = self.table["rows"][windows].tolist()
+            return rows
+        return [self.entry(window).rows for window in windows]
 
     def window_at(self, epoch: int, place: int) -> int:
         """The window that comes at a place in the order of a time through."""
@@ -120,6 +149,9 @@ class WindowIndex(ABC):
 
     def window_of(self, row: int) -> int | None:
         """The window of a row of the first time through, made now if it is not there; None after the last."""
+        if self.total is not None and self.table is not None:
+            window = int(np.searchsorted(self.table["first_row"], row, side="right")) - 1
+            return window if row < self.total.rows else None
         window, step = self._near, 1
         if self.entry(window).first_row > row:
             window = 0
@@ -138,13 +170,19 @@ class WindowIndex(ABC):
 
     def keep(self, window: int, entry: WindowEntry, *, is_last: bool) -> None:
         """Write down what is known of a window, and after the last one what is known of all."""
-        self._entries[window] = entry
-        refuse_bad_windows(self.tokenized, [self._entries[number] for number in sorted(self._entries)], window)
+        if self._sum is None:
+            self._sum = self.known_so_far()[0]
+        self._entries[window], self._sum = entry, summed([self._sum, entry])
+        refuse_bad_windows(self.tokenized, self._sum, window)
         if is_last and not entry.end:
             raise DataError(all_held_out(self.tokenized, entry))
         write_once(self.entry_file(window), json.dumps(asdict(entry)))
         if is_last:
-            write_once(self.folder / TOTAL, json.dumps({"rows": entry.end, "windows": window + 1}))
+            entries = [known for number in range(window + 1) if (known := self.known_entry(number)) is not None]
+            if len(entries) == window + 1:
+                write_table(self.folder, entries)
+            else:  # a checkpoint went on in an empty store
+                write_total(self.folder, entry.end, window + 1)
 
     def state(self, turn: int) -> dict[str, Any]:
         """What a checkpoint keeps, so that a run goes on at turn `turn` where the store is empty: the window and what is in front of it."""

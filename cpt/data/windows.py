@@ -115,12 +115,14 @@ class WindowedRows(WindowIndex):
         window = 0
         while self.total is None and (all_windows or self.tokenized.plan.is_ordered or not self.entry(window).rows):
             self.entry(window)
+            if all_windows and self.is_bounded and window:
+                self.remove(window)  # only what is known of it was asked for
             window += 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether every window was made and none has to be made again."""
-        return self.total is not None and self.tokenized.description is not None
+        """Whether every window was made and none has to be made again, or fetched."""
+        return self.total is not None and self.tokenized.description is not None and not self.tokenized.is_kept
 
     def window_folder(self, window: int) -> Path:
         """How the window is packed; complete or not there."""

@@ -1,6 +1,7 @@
 """A run as processes of its own: the words that start it, and how all of them are ended; needs no torch."""
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -31,6 +32,12 @@ def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str |
         return [sys.executable, str(program), *arguments]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     return [*torchrun, str(program), *arguments]
+
+
+def names_several_hosts(launcher: str) -> bool:
+    """Whether a launcher's words start one host's part of a run, as `torchrun --nnodes 2` or `deepspeed --no_ssh` do."""
+    counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
+    return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
 
 
 def kill_family(pid: int, mark: str | None = None) -> None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,8 @@ from accelerate.utils import DeepSpeedPlugin
 
 from cpt.errors import LaunchError, ResourceError
 from cpt.hardware import Gpu, find_gpus, require_programs, scripts_folder
+from cpt.launchers.agree_on_fsdp import agree_on_fsdp
+from cpt.launchers.agree_on_parallelism import agree_on_parallelism
 from cpt.launchers.lost_processes import refuse_lost_processes
 from cpt.ranks import is_main_process, leave, name_of_launcher, rank, world_size
 
@@ -50,24 +52,29 @@ class LaunchedAs:
     """How long a process waits for the others."""
 
 
-def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
+def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], None] | None = None) -> LaunchedAs:
     """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after the checks.
 
     Args:
         training: the recipe's `training:` section.
+        compare_nodes: looks whether the nodes fit together, before any of them takes its GPUs; it is told whether the run is on the CPU.
 
     Raises:
-        LaunchError: the launcher started less than it was told to, or contradicts the recipe.
+        LaunchError: the launcher started less than it was told to, or contradicts the recipe; the nodes do not fit together.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     refuse_lost_processes()
     refuse_half_an_environment()
     refuse_another_precision(training)
     deepspeed_config = agree_on_deepspeed(training)
+    agree_on_fsdp(training)
+    agree_on_parallelism(training)
     on_cpu = bool(training.get("use_cpu")) or os.environ.get("ACCELERATE_USE_CPU") == "True" or not torch.cuda.is_available()
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
     launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config, timeout)
     quiet_known_noise()
+    if compare_nodes is not None:
+        compare_nodes(on_cpu)
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate asks DeepSpeed for its device even where it is not used
     else:
@@ -75,7 +82,9 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
         turn_off_missing_links(find_gpus())
     if deepspeed_config is not None:
         prepare_deepspeed(on_cpu)
-    if deepspeed_config is not None or launched.world_size > 1:
+    if deepspeed_config is not None or training.get("fsdp"):
+        join_alone()
+    if deepspeed_config is not None or training.get("fsdp") or launched.world_size > 1:
         start_process_group(on_cpu, timeout)
     return launched
 
@@ -157,11 +166,15 @@ def turn_off_missing_links(gpus: list[Gpu]) -> None:
 
 
 def prepare_deepspeed(on_cpu: bool) -> None:
-    """What DeepSpeed expects to find before it is imported: its device, a compiler, and a launcher's variables."""
+    """What DeepSpeed expects to find before it is imported: its device and a compiler."""
     if on_cpu:
         require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
     if not shutil.which("ninja"):  # torch looks for it on the PATH only, where a virtual environment may be missing
         os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def join_alone() -> None:
+    """What a launcher would have told a single process: engines that shard want a group, though it be of one."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
         alone["MASTER_PORT"] = str(free_port())

@@ -56,7 +56,8 @@ def next_move(endings: Sequence[Ended], *, restarts: int, resumes: bool = True) 
     if last.own_code == CptError.exit_code and last.error != LaunchError.__name__:
         return Decision("give up", last.message, CptError.exit_code)
     how = "stood still" if last.hung else f"ended with code {last.code}"
-    why = f"the run {how} after step {last.step}" + (f" ({last.error}: {last.message})" if last.error else "")
+    cause = ": ".join(filter(None, (last.error, last.message)))
+    why = f"the run {how} after step {last.step}" + (f" ({cause})" if cause else "")
     if not resumes:
         return Decision("give up", f"{why}; `safety.on_error: abort` starts nothing again", last.own_code or 1)
     failures = [ending for ending in endings if ending.error != RestartNeeded.__name__]

@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
-from cpt.launchers.attempts import FORWARDED, SUPERVISED, command_of_attempt, kill_family, send
+from cpt.launchers.attempts import FORWARDED, SUPERVISED, command_of_attempt, kill_family, names_several_hosts, send
 from cpt.launchers.restart_policy import Decision, Ended, next_move
 from cpt.launchers.watch import Watch, patience
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import FILE_NAME as EVENTS
 from cpt.runs.events import read_events, record_event, write_waiting_events
 from cpt.runs.record import Run, start_run
-from cpt.runs.signs import Sign, forget_signs, read_signs
+from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS
 
 SECONDS_BETWEEN_LOOKS = 0.5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a start
 SECONDS_FOR_STACKS = 2.0
+SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes
 
 
 def seconds_before_next(endings: Sequence[Ended]) -> float:
@@ -91,30 +92,37 @@ class Supervisor:
                 self.forward(forwarded, child.pid)
             hung = watch.hung(time.monotonic())
             if hung is not None:
-                self.end_hung(hung, child.pid)
+                self.end_hung(hung, watch.gone(time.monotonic()), child.pid)
                 break
+        gone = [sign for sign in watch.gone(time.monotonic()) if not is_of_this_host(sign)]
         code = child.wait()
         kill_family(child.pid)  # what a launcher that was killed left behind
         ended = self.ending(code, hung is not None, known)
+        if gone and not ended.message:  # a library ended the others: NCCL's watchdog
+            ended = replace(ended, message=self.without_life(gone))
         # A rank that ran out of memory may be the only one that could say so: the others wait for it on their GPUs.
         learned = [event for event in read_events(self.run.folder)[before:] if event["kind"] == "out_of_memory" and event.get("restart")]
         return replace(ended, error=RestartNeeded.__name__, message=learned[-1]["message"]) if learned else ended
 
     def forward(self, number: int, launcher: int) -> None:
         """Tell the run's own processes: launchers pass signals on in ways of their own."""
-        pids = [sign.pid for sign in read_signs(self.run.folder)] or [launcher]
-        for pid in pids:
+        for pid in pids_here(self.run.folder) or [launcher]:
             send(pid, number)
 
-    def end_hung(self, sign: Sign, launcher: int) -> None:
+    def without_life(self, gone: Sequence[Sign]) -> str:
+        """Which processes the others wait for."""
+        return f"{name_processes(gone, read_signs(self.run.folder))} gives no sign of life"
+
+    def end_hung(self, sign: Sign, gone: Sequence[Sign], launcher: int) -> None:
         """Write down where every process stands, then end them all."""
+        cause = f" {self.without_life(gone)}." if gone else ""
         self.tell(
             "hang",
-            f"process {sign.rank} (pid {sign.pid}) made no progress for {patience(sign):.0f} s after step {sign.step} ({sign.phase}). "
-            f"The stacks are in {self.run.folder / STACKS}; all processes are ended.",
+            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after step {sign.step} "
+            f"({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of this host are ended.",
         )
-        for other in read_signs(self.run.folder):
-            send(other.pid, SIGNAL_FOR_STACKS)
+        for pid in pids_here(self.run.folder):
+            send(pid, SIGNAL_FOR_STACKS)
         time.sleep(SECONDS_FOR_STACKS)
         kill_family(launcher)
 
@@ -167,7 +175,10 @@ def supervise_run(
             "--supervise starts the run's processes itself. Type `cpt train RECIPE --supervise --processes N`, or with another launcher: "
             '--launcher "accelerate launch --config_file FILE".'
         )
-    run = start_run(recipe, new=new)
+    several = launcher is not None and names_several_hosts(launcher)
+    if several and new:
+        raise LaunchError("--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=...")
+    run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0)
     if run.lock is not None:
         run.lock.close()  # the attempts take it
     if run.folder.name != recipe.name:

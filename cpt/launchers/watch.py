@@ -1,15 +1,20 @@
-"""Whether a run that was started still makes progress, seen from outside by its signs of life."""
+"""Whether a run that was started still makes progress, seen from outside by its signs of life.
+
+Each host's supervisor answers for the processes of its own host. One that starts processes on other hosts only, from a login node,
+answers for all.
+"""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpt.runs.record import Run
-from cpt.runs.signs import Sign, read_signs
+from cpt.runs.signs import Sign, is_of_this_host, read_signs
 
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
 STEPS_OF_PATIENCE = 5  # median steps
 # Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a save nothing.
+SECONDS_TO_BE_GONE = 10.0  # five pulses
 PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 
 
@@ -29,6 +34,8 @@ class Watch:
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """(rank, pid) -> the last count, and when it was seen first."""
+    pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    """The same of what shows only that the process is there."""
 
     def hung(self, now: float) -> Sign | None:
         """The process that was silent for longest past its patience, if any.
@@ -38,13 +45,26 @@ class Watch:
         """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
+            self.pulses.clear()
             return None
         signs = read_signs(self.folder)
         for sign in signs:
-            if self.beats.get((sign.rank, sign.pid), (-1, now))[0] != sign.beats:
-                self.beats[sign.rank, sign.pid] = (sign.beats, now)
+            note(self.beats, sign, sign.beats, now)
+            note(self.pulses, sign, sign.pulse, now)
         seen = {sign: self.beats[sign.rank, sign.pid][1] for sign in signs}
         last = max(seen.values(), default=now)
         silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
-        late = [sign for sign in signs if silent[sign] > patience(sign)]
+        own = [sign for sign in signs if is_of_this_host(sign)] or signs
+        late = [sign for sign in own if silent[sign] > patience(sign)]
         return max(late, key=lambda sign: silent[sign]) if late and Run(self.folder).status().get("state") != "finished" else None
+
+    def gone(self, now: float) -> list[Sign]:
+        """The processes that gave no sign of life for a while, as far as they did not say that they end."""
+        signs = [sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses]
+        return [sign for sign in signs if now - self.pulses[sign.rank, sign.pid][1] > SECONDS_TO_BE_GONE]
+
+
+def note(counts: dict[tuple[int, int], tuple[int, float]], sign: Sign, count: int, now: float) -> None:
+    """When a process's count was seen first."""
+    if counts.get((sign.rank, sign.pid), (-1, now))[0] != count:
+        counts[sign.rank, sign.pid] = (count, now)

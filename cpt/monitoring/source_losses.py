@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -40,10 +41,18 @@ class SourceLosses(TrainerCallback):
     Args:
         rows: which of them a step reads.
         autocast: the precision in which the model's layers compute.
+        sharing_rows: processes that train on parts of the same rows.
     """
 
-    def __init__(self, data: PreparedData, rows: RowsOfSteps, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self.data, self.rows, self.autocast = data, rows, autocast
+    def __init__(
+        self,
+        data: PreparedData,
+        rows: RowsOfSteps,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        *,
+        sharing_rows: int = 1,
+    ) -> None:
+        self.data, self.rows, self.autocast, self.sharing_rows = data, rows, autocast, sharing_rows
         self.micro_batch, self.left, self.first_looked_at = 0, 0, 0
         self.is_looking, self.is_off, self.has_told, self.has_no_memory = False, False, False, False
         self.totals: Totals = torch.zeros(2, len(data.sources))
@@ -134,7 +143,8 @@ class SourceLosses(TrainerCallback):
     def rows_under_way(self) -> range:
         """Global numbers of the rows in the micro-batch that is on its way through the model, see `CPTDataLoader`."""
         args, size = self.args, self.args.per_device_train_batch_size
-        first = self.rows.first(self.state.global_step) + (self.micro_batch * args.world_size + args.process_index) * size
+        groups, group = args.world_size // self.sharing_rows, args.process_index // self.sharing_rows
+        first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
 
     def tell_left_out(self) -> None:
@@ -187,7 +197,7 @@ def loss_of_rows(
     chunked = whole.loss_function
     if not isinstance(chunked, ChunkedLoss):
         return lambda row: summed_loss(logits[row], targets[row])
-    if chunked.is_random or is_deepspeed_zero3_enabled():
+    if chunked.is_random or is_deepspeed_zero3_enabled() or isinstance(chunked.head, FSDPModule):
         return None
 
     def through_the_head(row: int) -> torch.Tensor:

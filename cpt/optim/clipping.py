@@ -1,16 +1,24 @@
-"""The norm of gradients in half precision, taken in fp32: torch's own has the gradients' type, and 3 digits of it."""
+"""The norm of gradients in fp32, whole or in parts on several processes: torch's own has the gradients' type, and 3 digits of it."""
 
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all together, in fp32; 0 where there are none."""
+    """Of all together, in fp32; 0 where there are none. Of what lies in parts on several processes, every one of them must call it."""
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(tuple(gradients), 2.0, dtype=torch.float32)
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norms = torch._foreach_norm(tuple(parts_here(gradients)), 2.0, dtype=torch.float32)
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    first = gradients[0]
+    if not isinstance(first, DTensor):
+        return norm
+    squared = norm.square()
+    dist.all_reduce(squared, group=first.device_mesh.get_group())
+    return squared.sqrt()
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -20,5 +28,10 @@ def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.
         The norm before.
     """
     norm = gradient_norm(gradients)
-    torch._foreach_mul_(tuple(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_mul_(tuple(parts_here(gradients)), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
+
+
+def parts_here(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What this process has of them."""
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]

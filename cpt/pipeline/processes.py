@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cpt.launchers.attempts import FORWARDED, send
 from cpt.runs.record import Run
-from cpt.runs.signs import forget_signs, read_signs
+from cpt.runs.signs import forget_signs, pids_here
 
 SECONDS_BETWEEN_LOOKS = 0.2
 KILLED = 128  # what shells add to a signal's number
@@ -57,7 +57,7 @@ class StepProcess:
 
     def forward(self, launcher: int) -> None:
         """To the run's own processes where they gave a sign of life, else to what was started."""
-        pids = [] if self.forwards_itself else [sign.pid for sign in read_signs(self.run.folder)]
+        pids = [] if self.forwards_itself else pids_here(self.run.folder)
         for pid in pids or [launcher]:
             send(pid, self.told)
 

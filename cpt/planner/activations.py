@@ -48,6 +48,7 @@ class SavedBytes:
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
+    setup = setup.as_computed
     model = model_on_meta(config, setup)
     if any(RECURRENT.search(type(module).__name__) for module in model.modules()):  # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)

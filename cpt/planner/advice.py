@@ -99,6 +99,8 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
         if path is not None:
             changed = replace(changed, half=True, weights_bytes=2)
             changes["training.deepspeed"] = path
+            if setup.zero is not None and setup.zero.is_fsdp:
+                changes |= {"training.fsdp": None, "training.fsdp_config": None}
             if not setup.half:
                 changes["training.bf16"] = True
         yield with_micro_batch(changed, micro_batch, changes)
@@ -112,7 +114,7 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[st
     lora = replace(lora, weights_bytes=2 if lora.half else 4)
     for candidate, changes in with_all_parameters(lora, target):
         if candidate.zero is None:
-            dropped = {"training.deepspeed": None} if setup.zero is not None else {}
+            dropped = {} if setup.zero is None else {f"training.{'fsdp' if setup.zero.is_fsdp else 'deepspeed'}": None}
             half = {"training.bf16": True} if lora.half and not setup.half else {}
             yield candidate, {"model.lora": {"r": 16}} | dropped | half | changes
 

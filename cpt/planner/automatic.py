@@ -74,7 +74,8 @@ def fastest_that_fits(
         if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
             tokens = min(BUSY_TOKENS, candidate.tokens_at_once)
             idle = HALVED ** math.log2(BUSY_TOKENS / tokens)
-            speed = planned_speed(facts, candidate, target, ASSUMED_MFU).tokens_per_second
+            # The start of a run knows no links, and must choose what the plan told.
+            speed = planned_speed(facts, candidate, replace(target, links=None), ASSUMED_MFU).tokens_per_second
             judged.append((speed / idle, -rows, candidate))
     if not judged:
         return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))

@@ -14,7 +14,7 @@ from cpt.recipe.words import in_yaml
 
 def write_fitted(
     recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool = False, force: bool = False
-) -> None:
+) -> Path:
     """Write it beside the recipe with its comments, or elsewhere with every key that it means.
 
     Args:
@@ -32,7 +32,7 @@ def write_fitted(
     can_keep_comments = output.resolve().parent == recipe.resolve().parent and not overrides and not lora
     if not can_keep_comments:  # what the file refers to lies beside it
         output.write_text(dump_recipe(whole), encoding="utf-8")
-        return
+        return output
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 1000
@@ -45,6 +45,7 @@ def write_fitted(
     if load_recipe(output) != whole:
         output.unlink()
         raise RecipeError(f"{recipe} could not be rewritten with its comments. Give --write a file in another folder.")
+    return output
 
 
 def put(tree: CommentedMap, steps: Sequence[str], value: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
+from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import head_gradient, logits_before, logits_of, ready_gradient, uses_liger
 from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
@@ -137,13 +138,16 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     frozen = 0 if setup.lora is None else facts.parameters
     if zero is None:
         return Term("weights", weight_bytes(facts, setup), bytes_note(setup)), states_on_gpu(facts, setup), *held_besides(facts, setup)
+    if zero.is_fsdp:
+        return fsdp_states(facts, setup, zero)
     whole = setup.weights_bytes * (frozen + trained)
     states: tuple[Term, ...]
     if zero.stage == 3:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
         of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
         in_use = Term("layers in use", setup.weights_bytes * gathered(facts, zero), "gathered from all GPUs or from the host")
-        states = (Term("weights", here, of_part), in_use, *held_besides(facts, setup))
+        second = Term("second copy of the weights", second_copy(facts, setup, zero), f"over {zero.secondary} GPUs")
+        states = (Term("weights", here, of_part), second, in_use, *held_besides(facts, setup))
     else:
         states = (Term("weights", whole, bytes_note(setup)), *held_besides(facts, setup))
     if zero.offload_optimizer:
@@ -154,9 +158,16 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     )
 
 
+def second_copy(facts: ModelFacts, setup: Setup, zero: Zero) -> float:
+    """On one GPU, of weights that a few GPUs hold once more among them; where the weights are on the host, it is there."""
+    if zero.secondary == 1 or zero.offload_parameters:
+        return 0.0
+    return setup.weights_bytes * facts.parameters / zero.secondary
+
+
 def is_kept_by_engine(setup: Setup) -> bool:
     """DeepSpeed has one place for the gradients from the first step on."""
-    return setup.zero is not None
+    return setup.zero is not None and not setup.zero.is_fsdp
 
 
 def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
@@ -165,6 +176,8 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
         return float(each * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
+    if zero.is_fsdp:
+        return fsdp_gradients(facts, setup)
     if zero.offload_optimizer:
         return 0.0
     share = 1 if zero.stage == 1 else setup.gpus
@@ -175,6 +188,8 @@ def gradient_note(setup: Setup) -> str:
     """Where they are."""
     if setup.releases:
         return "one at a time"
+    if setup.zero is not None and setup.zero.is_fsdp and setup.accumulation > 1:
+        return "whole in fp32 until the step's last micro-batch"
     return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
 
 
@@ -221,6 +236,8 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         each = 4 if setup.lora is not None else setup.weights_bytes
         buckets = (Term("gradient buckets", float(each * facts.trained), "DDP's copy"),) if setup.gpus > 1 else ()
         return (*buckets, *whole_again(facts, setup))
+    if zero.is_fsdp:
+        return fsdp_buffers(facts, setup)
     reduce = setup.weights_bytes * min(zero.reduce_bucket, facts.trained) * (2 if zero.overlap_comm else 1)
     gather = setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
     moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
@@ -235,7 +252,7 @@ def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero = setup.zero
     if zero is None:
         return update_bytes(facts, setup)
-    if zero.offload_optimizer:
+    if zero.offload_optimizer or zero.is_fsdp:
         return ()
     part = facts.trained / setup.gpus
     if zero.stage == 3:

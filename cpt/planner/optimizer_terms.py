@@ -53,7 +53,7 @@ def states_on_host(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """Those that are paged, in pinned memory, of which torch makes each block a power of two."""
     if setup.optimizer != PAGED or setup.zero is not None:
         return ()
-    states = setup.gpus * state_bytes(facts, setup)
+    states = setup.gpus_per_node * state_bytes(facts, setup)
     return (
         Term("optimizer", states, f"{setup.optimizer}, pinned"),
         Term("rounding of pinned blocks", states * (facts.rounding_to_powers - 1), "each becomes a power of two"),

@@ -17,8 +17,17 @@ from cpt.recipe.words import in_yaml
 def told_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
     """What is planned, in a sentence."""
     trained = "all trained" if setup.lora is None else f"{facts.trained / 1e6:,.0f}M of them trained, in adapters"
-    where = f"{setup.gpus} x {target.name}" if not target.on_cpu else f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    where = (
+        f"{setup.gpus} x {target.name}{told_machines(setup)}"
+        if not target.on_cpu
+        else f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
+    )
     return f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {told_rows(setup)}; {where}."
+
+
+def told_machines(setup: Setup) -> str:
+    """In how many."""
+    return f" in {setup.nodes} machines" if setup.nodes > 1 else ""
 
 
 def told_rows(setup: Setup) -> str:
@@ -38,6 +47,8 @@ def told_zero(setup: Setup) -> str:
     """Where the states are."""
     if setup.zero is None:
         return "no ZeRO"
+    if setup.zero.is_fsdp:
+        return "FSDP2"
     parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
     on_host = " and ".join(part for part, there in parts.items() if there)
     return f"ZeRO-{setup.zero.stage}" + (f" with {on_host} on the host" if on_host else "")
@@ -60,7 +71,7 @@ def told_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0
         yield from table(f"Memory of each GPU, at its peak ({plan.peak.name}):", plan.peak)
         yield told_room(target.name, gpu_room(plan, target, share), target.memory_gib, USABLE * share, plan.peak.size)
         yield ""
-        yield from table("Memory of the host:", plan.host)
+        yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
         if target.host_is_known:
             room = host_room(plan, target)
             yield told_room(f"the host ({target.host_source})", room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)

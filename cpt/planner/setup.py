@@ -1,14 +1,15 @@
 """What of a recipe decides how much memory its run takes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from cpt.data.form_of_stage import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
+from cpt.parallelism import read_parallelism
 from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
@@ -30,6 +31,16 @@ class Zero:
     max_live: int = LIVE
     max_reuse_distance: int = LIVE
     sub_group: int = SUB_GROUP
+    secondary: int = 1
+    """GPUs that hold a second copy of the weights among them, for the backward pass (`zero_hpz_partition_size`)."""
+    quantized_weights: bool = False
+    """Gathered in 8 bit."""
+    quantized_gradients: bool = False
+    """Brought together in 4 bit."""
+    is_fsdp: bool = False
+    """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
+    keeps_gathered: bool = False
+    """Of FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,19 @@ class Setup:
     """Each gradient is used and dropped as soon as it is there."""
     beside: Beside = Beside()
     """What the stage holds and makes besides."""
+    nodes: int = 1
+    """Machines, each with as many of the GPUs."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Of each machine."""
+        return self.gpus // self.nodes
+
+    @property
+    def as_computed(self) -> Self:
+        """With the weights as layers see them: FSDP2 gathers them in the precision that computes."""
+        is_cast = self.zero is not None and self.zero.is_fsdp and self.half
+        return replace(self, weights_bytes=2) if is_cast else self
 
     @property
     def sequences(self) -> int:
@@ -103,26 +127,30 @@ class Setup:
         return self.rows_at_once * self.accumulation * self.sequence_length
 
 
-def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, attention: str, on_cpu: bool = False) -> Setup:
+def setup_of(
+    recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, attention: str, on_cpu: bool = False, nodes: int = 1
+) -> Setup:
     """Read it from the recipe.
 
     Args:
         gpus: processes; where the recipe gives a global batch, accumulation follows from them.
         profile: the DeepSpeed profile's content.
         attention: what `model.attention: auto` means there; on a GPU, `attention_on_gpu`.
+        nodes: machines that hold them.
 
     Raises:
         CptError: see `beside_of`.
     """
-    training, length = recipe.training, recipe.data.sequence_length
+    training = recipe.training
+    length = recipe.data.sequence_length // read_parallelism(training).sp_size  # what a process has of a row
     micro_batch = int(training.get("per_device_train_batch_size", 8))
     accumulation = int(training.get("gradient_accumulation_steps", 1))
     if recipe.budget.global_batch_tokens is not None:
         accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
     half = bool(training.get("bf16") or training.get("fp16"))
-    zero = zero_of(profile) if profile is not None else None
+    zero = zero_of(profile) if profile is not None else fsdp_of(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
-    automatic = 2 if half and (zero is not None or recipe.model.lora is not None) else 4
+    automatic = 2 if half and (profile is not None and zero is not None or recipe.model.lora is not None) else 4
     return Setup(
         gpus=gpus,
         on_cpu=on_cpu,
@@ -142,8 +170,20 @@ def setup_of(recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, at
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
-        beside=beside_of(recipe),
+        beside=with_sharing(beside_of(recipe), training),
+        nodes=nodes,
     )
+
+
+def with_sharing(beside: Beside, training: Mapping[str, Any]) -> Beside:
+    """What processes that share rows send each other is told as left out; so is all else that sharing changes beside a row's length."""
+    sharing = read_parallelism(training)
+    if sharing.sharing_rows == 1:
+        return beside
+    what = "what processes that share a row send each other"
+    if sharing.sharing_rows > sharing.sp_size:
+        what = "tensor and context parallelism: the plan is of processes that hold whole layers and rows of their own"
+    return replace(beside, uncounted=(*beside.uncounted, f"{what} (`training.parallelism_config`)"))
 
 
 def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
@@ -181,7 +221,19 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         max_live=size(LIVE, "stage3_max_live_parameters", "max_live_parameters"),
         max_reuse_distance=size(LIVE, "stage3_max_reuse_distance", "max_reuse_distance"),
         sub_group=size(SUB_GROUP, "sub_group_size"),
+        secondary=max(1, size(1, "zero_hpz_partition_size")) if stage == 3 else 1,
+        quantized_weights=stage == 3 and bool(section.get("zero_quantized_weights", False)),
+        quantized_gradients=stage == 3 and bool(section.get("zero_quantized_gradients", False)),
     )
+
+
+def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
+    """What `training.fsdp` divides; None without it."""
+    if not training.get("fsdp"):
+        return None
+    written = training.get("fsdp_config") or {}
+    options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()} if isinstance(written, Mapping) else {}
+    return Zero(3, is_fsdp=True, keeps_gathered=options.get("reshard_after_forward", True) is False)
 
 
 def is_on_host(section: Mapping[str, Any], key: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpt.errors import RecipeError
+from cpt.planner.communication import Waiting, waiting_for
 from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
@@ -14,6 +15,7 @@ COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
 HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
 PCIE_BANDWIDTH = 22e9  # bytes a second each way, of 16 lanes of PCIe 4.0
+NOTED = 0.02  # of a step: less is not worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 LINE_WITH_SPEED = "tokens_per_second"
 
@@ -26,6 +28,15 @@ class Speed:
     source: str
     waits: str = ""
     """What the GPU waits for, where it does."""
+    seconds: float = 0.0
+    """Of a step; 0 where only the rate was measured."""
+    waiting: Waiting = Waiting((), 0.0, 0.0)
+    """Of a step, for other GPUs."""
+
+    @property
+    def efficiency(self) -> float:
+        """Share of a step that communication leaves."""
+        return 1 - self.waiting.exposed / self.seconds if self.seconds else 1.0
 
     def hours(self, tokens: int) -> float:
         """For so many tokens; evaluation and saving come on top."""
@@ -39,17 +50,19 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     peak = target.peak(setup.precision)
     computing = operations / (peak * mfu)
     moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
-    step = setup.accumulation * max(computing, moving) + updating
+    forward = computing / (3 * (1 + again))
+    waiting = waiting_for(facts, setup, target.links, forward=forward, backward=computing - forward)
+    step = setup.accumulation * max(computing, moving) + updating + waiting.exposed
     waits = ""
-    if updating > 0.1 * step:
-        waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
     if moving > computing:
-        waits = (
-            f"moving weights and gradients over PCIe takes {moving / computing:.1f} times the computing: more tokens in a micro-batch help"
-        )
-    return Speed(
-        setup.tokens_per_step / step, f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}", waits
-    )
+        times = moving / computing
+        waits = f"moving weights and gradients over PCIe takes {times:.1f} times the computing: more tokens in a micro-batch help"
+    elif target.links is not None and setup.nodes == 1 and waiting.exposed > max(updating, NOTED * step):
+        waits = f"{waiting.exposed / step:.0%} of a step is waiting for the other GPUs, over {target.links.within.name}"
+    elif updating > 0.1 * step:
+        waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
+    source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
+    return Speed(setup.tokens_per_step / step, source, waits, step, waiting)
 
 
 def flops_beside(facts: ModelFacts, setup: Setup) -> float:
@@ -67,7 +80,7 @@ def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
     passes = 3 if setup.checkpointing else 2
     down = setup.weights_bytes * facts.trained
     up = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
-    return max(down / setup.gpus, up) / PCIE_BANDWIDTH
+    return max(down, up) / setup.gpus / PCIE_BANDWIDTH  # each its part; what others bring comes over the links between GPUs
 
 
 def update_seconds(facts: ModelFacts, setup: Setup) -> float:
@@ -75,12 +88,15 @@ def update_seconds(facts: ModelFacts, setup: Setup) -> float:
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         return 0.0
-    back = 0.0 if zero.offload_parameters else setup.weights_bytes * facts.trained / PCIE_BANDWIDTH
-    return ADAM_TRAFFIC * facts.trained / HOST_BANDWIDTH + back
+    back = 0.0 if zero.offload_parameters else setup.weights_bytes * facts.trained / setup.gpus / PCIE_BANDWIDTH
+    return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
 
 
-def measured_speed(run: Path) -> Speed:
+def measured_speed(run: Path, tokens_per_step: int) -> Speed:
     """From a run's own figures, its first ones left out.
+
+    Args:
+        tokens_per_step: of the run that is planned.
 
     Raises:
         RecipeError: it has none.
@@ -90,4 +106,5 @@ def measured_speed(run: Path) -> Speed:
     figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
     if not figures:
         raise RecipeError(f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained.")
-    return Speed(figures[len(figures) // 2], f"the median of {len(figures)} measurements in {run}")
+    rate = figures[len(figures) // 2]
+    return Speed(rate, f"the median of {len(figures)} measurements in {run}", seconds=tokens_per_step / rate)

@@ -52,9 +52,9 @@ def on_host_besides(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         return ()
     beside, terms = setup.beside, list[Term]()
     if beside.reference and setup.lora is None:
-        terms.append(Term("reference model", float(setup.weights_bytes * facts.parameters), "half precision, pinned"))
+        terms.append(Term("reference model", setup.weights_bytes * facts.parameters / setup.nodes, "half precision, pinned"))
     if beside.teacher is not None:
-        terms.append(Term("teacher", float(beside.teacher.weights_bytes * beside.teacher.parameters), "pinned"))
+        terms.append(Term("teacher", beside.teacher.weights_bytes * beside.teacher.parameters / setup.nodes, "pinned"))
     return tuple(terms)
 
 

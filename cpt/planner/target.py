@@ -9,6 +9,7 @@ import torch
 from cpt.errors import ResourceError
 from cpt.extend import closest
 from cpt.hardware import GPU_TYPES, GpuType, find_gpus, host_memory_gib, known_gpu, simplified_gpu
+from cpt.planner.links import Links, links_of
 
 ASSUMED_HOST_GIB = 64.0
 MATRIX = 1024
@@ -33,6 +34,8 @@ class Target:
     """False where nobody said how much the host has, and its figure is only assumed."""
     other_peaks: Mapping[str, float] = field(default_factory=dict)
     """Of `fp32` and `tf32`, where the table knows them."""
+    links: Links | None = None
+    """Between the GPUs; None where nobody asked how fast they are."""
 
     def peak(self, precision: str) -> float:
         """Operations a second with matrices in `half`, `tf32` or `fp32`."""
@@ -44,16 +47,28 @@ class Target:
         return self.gpus == 0
 
 
-def find_target(gpu: str, gpus: int, host_memory: float | None, *, memory: float | None = None, peak_tflops: float | None = None) -> Target:
+def find_target(
+    gpu: str,
+    gpus: int,
+    host_memory: float | None,
+    *,
+    memory: float | None = None,
+    peak_tflops: float | None = None,
+    nodes: int = 1,
+    links: str | None = None,
+) -> Target:
     """The machine that `--gpu "RTX 4090" --gpus 2` means.
 
     Args:
-        host_memory: GiB, where the user knows; else this machine's if it has that GPU, or else an assumption.
+        gpus: on all machines together.
+        host_memory: GiB of each, where the user knows; else this machine's if it has that GPU, or else an assumption.
         memory: GiB of each GPU, for one that is not in the table.
         peak_tflops: its dense bf16 peak, likewise.
+        nodes: machines that hold the GPUs.
+        links: between them, as the user wrote it.
 
     Raises:
-        ResourceError: no such GPU, with the one that was probably meant.
+        ResourceError: no such GPU or link, with the one that was probably meant.
     """
     here = host_memory_gib()
     if gpu.strip().lower() == "cpu":
@@ -72,7 +87,8 @@ def find_target(gpu: str, gpus: int, host_memory: float | None, *, memory: float
     others = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
     peaks = {precision: 1e12 * tflops for precision, tflops in others.items() if tflops is not None}
     number, of_each = max(1, gpus), memory or kind.memory_gib
-    return Target(kind.name, number, of_each, kind.peak_tflops * 1e12, peak_source, in_host, source, known, peaks)
+    between = links_of(kind.name, number // nodes, links)
+    return Target(kind.name, number, of_each, kind.peak_tflops * 1e12, peak_source, in_host, source, known, peaks, between)
 
 
 def find_gpu_type(name: str) -> GpuType:

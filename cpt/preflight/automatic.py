@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from cpt.cluster.place import place_of_process
 from cpt.errors import RecipeError
 from cpt.hardware import find_gpus, host_memory_gib
 from cpt.models.config import load_config
+from cpt.parallelism import groups_of_rows
 from cpt.planner.activations import count_activations
 from cpt.planner.automatic import chosen_values
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
@@ -30,6 +32,7 @@ def with_chosen_values(
     config: PreTrainedConfig | None = None,
     target: Target | None = None,
     processes: int | None = None,
+    nodes: int | None = None,
     share: float = 1.0,
 ) -> Recipe:
     """The recipe with numbers where it says `auto`, each of them told; the same one where it says it nowhere.
@@ -39,6 +42,7 @@ def with_chosen_values(
         config: of the model, where the caller has it.
         target: the machine that is meant; by default the one that this process is on.
         processes: by default those that run now.
+        nodes: machines that hold them, likewise.
         share: of a GPU's memory that the run may have.
 
     Raises:
@@ -48,7 +52,7 @@ def with_chosen_values(
     if not automatic_keys(recipe.training):
         return recipe
     number = processes or world_size()
-    values = main_process_decides(partial(values_here, recipe, deepspeed, config, target, number, share))
+    values = main_process_decides(partial(values_here, recipe, deepspeed, config, target, number, nodes or nodes_here(), share))
     for key in automatic_keys(recipe.training):
         value = values[key]
         tell(f"training.{key}: auto is {'decided by the others' if value is None else value} {'here' if target is None else 'there'}.")
@@ -69,6 +73,7 @@ def values_here(
     config: PreTrainedConfig | None,
     target: Target | None,
     processes: int,
+    nodes: int,
     share: float,
 ) -> Mapping[str, Any]:
     """What is chosen, by key; None leaves a key out."""
@@ -83,8 +88,8 @@ def values_here(
     shape = config if config is not None else load_config(recipe.model)
     on_cpu = target.on_cpu if target is not None else bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(told, shape)
-    setup = setup_of(told, processes, read_profile(profile) if profile else None, attention=attention, on_cpu=on_cpu)
-    rows = (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * processes)
+    setup = setup_of(told, processes, read_profile(profile) if profile else None, attention=attention, on_cpu=on_cpu, nodes=nodes)
+    rows = (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * groups_of_rows(recipe.training, processes))
 
     def count(of: Setup) -> Any:
         return facts_for(shape, of), count_activations(shape, of)
@@ -98,6 +103,12 @@ def values_here(
             f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned ({type(problem).__name__}: {problem}). "
             "Write a number; `cpt rehearse` tries it."
         ) from problem
+
+
+def nodes_here() -> int:
+    """Machines of the run that this process is part of; 1 where they are not alike."""
+    place = place_of_process()
+    return place.num_nodes if place is not None and place.world_size % place.num_nodes == 0 else 1
 
 
 def this_machine(processes: int, *, on_cpu: bool) -> Target:

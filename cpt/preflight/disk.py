@@ -45,7 +45,8 @@ def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool) ->
     if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
         return DiskNeeds(0, export, checkpoints_at_once(recipe))
     states = MOMENTS.get(recipe.optimizer.name, 0) + (4 + bytes_each if with_master_weights else beside_half(recipe) if half else 0)
-    return DiskNeeds(export + round(parameters * states), export, checkpoints_at_once(recipe))
+    parts = bytes_each if recipe.training.get("fsdp") else 0  # FSDP's weights once more, each process its own
+    return DiskNeeds(export + round(parameters * (states + parts)), export, checkpoints_at_once(recipe))
 
 
 def beside_half(recipe: Recipe) -> int:

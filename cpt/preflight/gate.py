@@ -39,7 +39,7 @@ from cpt.preflight.model import TEACHER, check_model, check_teacher, check_token
 from cpt.preflight.places import placed
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
-from cpt.ranks import tell
+from cpt.ranks import tell, world_size
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
@@ -48,7 +48,9 @@ from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
 from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
 from cpt.stages.find import find_stage
+from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
+from cpt.stages.parallel_groups import check_parallelism
 from cpt.stages.rewards.find import check_rewards
 
 TRACKERS = {
@@ -121,6 +123,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_tokenizer(recipe, model, found)
     check_teacher(recipe, model, found)
     check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
+    found.run(lambda: check_parallelism(recipe, profile, model, processes=world_size(), elsewhere=is_for_another_machine(recipe)))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
     if model is not None:
@@ -181,6 +184,7 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: try_optimizer(recipe, profile))
     found.run(lambda: check_release(recipe, deepspeed=profile is not None))
     found.run(lambda: check_rounding(recipe))
+    found.mistakes += [RecipeError(complaint) for complaint in found.run(lambda: check_fsdp(recipe)) or ()]
     zero3 = profile is not None and zero_stage(profile) == 3
     found.run(lambda: check_quantization(recipe.model.lora, zero3=zero3))
     found.run(lambda: check_adapter_under_zero3(recipe.model.lora, zero3=zero3))

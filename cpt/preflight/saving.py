@@ -23,11 +23,6 @@ def check_saving(recipe: Recipe) -> None:
         find_rule(recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:
         check_archive(recipe.checkpoints.archive)
-    if recipe.training.get("fsdp"):
-        raise RecipeError(
-            "`training.fsdp`: what FSDP saves cannot be published whole or not at all, nor be resumed from. Use `training.deepspeed`: "
-            "ZeRO-3 shards the same, deepspeed_configs/ has profiles."
-        )
 
 
 def check_archive(place: str) -> None:

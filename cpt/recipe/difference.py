@@ -22,10 +22,14 @@ SAME_RUN_ANYWAY = (
     "training.log_*",
     "training.dataloader_*",
     "training.ddp_timeout",
+    "training.parallelism_config",
     "training.push_to_hub",
     "training.hub_*",
+    "training.deepspeed",
+    "training.fsdp",
+    "training.fsdp_config",
 )
-"""What may change between a run and its continuation: who watches over it, and how it is launched."""
+"""What may change between a run and its continuation: who watches over it, how it is launched, and how its processes share the model."""
 
 
 def differing_keys(before: Recipe, after: Recipe, ignoring: Sequence[str] = SAME_RUN_ANYWAY) -> list[str]:

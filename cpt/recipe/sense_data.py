@@ -16,7 +16,7 @@ DEFAULT_MICRO_BATCH = 8
 
 DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
 COMPRESSED_FILES = {".gz", ".zst"}
-PARTS_OF_EXAMPLES = ("messages", "prompt", "completion", "chosen", "rejected", "label", "tools")
+PARTS_OF_EXAMPLES = ("messages", "prompt", "completion", "user", "assistant", "chosen", "rejected", "label", "tools", "system", "history")
 """What `chat` of a source may name a column for."""
 
 Named = list[tuple[Location, str]]

@@ -65,7 +65,7 @@ class SavesAndStops(TrainerCallback):
 def longest_rows(trainer: CPTTrainer, reports: Path) -> None:
     """Full rows only; nothing but steps."""
     arguments = trainer.args
-    rows_at_once = arguments.per_device_train_batch_size * arguments.world_size
+    rows_at_once = arguments.per_device_train_batch_size * arguments.world_size // trainer.sharing_rows
     trainer.rows = longest_examples(trainer, rows_at_once)
     arguments.eval_on_start = False
     trainer.remove_callback(PromptSamples)

@@ -23,11 +23,13 @@ from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import write_waiting_events
+from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
 LOCK = ".lock"
+SECONDS_BETWEEN_ASKING = 0.2
 
 log = logging.getLogger("cpt")
 PROGRESS = ("step", "steps", "checkpoint", "stopped")  # of the status: what stays true when the state changes
@@ -62,12 +64,16 @@ class Run:
     def write_status(self, state: str, **details: Any) -> None:
         """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
         if is_main_process():
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            try:
-                progress = {key: value for key, value in self.status().items() if key in PROGRESS}
-                write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
-            except OSError as problem:  # a full disk ends no run
-                log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
+            self.put_status(state, **details)
+
+    def put_status(self, state: str, **details: Any) -> None:
+        """The same from any process, for where the main one cannot."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            progress = {key: value for key, value in self.status().items() if key in PROGRESS}
+            write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+        except OSError as problem:  # a full disk ends no run
+            log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
 
     def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]]) -> None:
         """Record what the run reads, or make sure that the data are those it began with.
@@ -117,11 +123,12 @@ class Run:
                 log.warning("%d event(s) of this run found no room in %s: this log has them.", lost, self.folder)
 
 
-def start_run(recipe: Recipe, *, new: bool = False) -> Run:
+def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Run:
     """Make the run's folder and record, or find the one that this recipe has already.
 
     Args:
         new: where the name is taken, append -2, -3, ... instead of going on there.
+        patience: seconds that another process may still hold the run.
 
     Raises:
         LaunchError: another process trains this run right now.
@@ -133,8 +140,9 @@ def start_run(recipe: Recipe, *, new: bool = False) -> Run:
         if not is_main_process() or run.is_finished:
             return run
         refuse_unwritable(run.folder)
-        lock = hold(run.folder)
+        lock = hold(run.folder, patience)
         record_start(run.folder)
+        forget_signs(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
     return main_process_first(claim)
@@ -153,15 +161,19 @@ def record_start(folder: Path) -> None:
     LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
 
 
-def hold(folder: Path) -> IO[str] | None:
+def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     """The run's lock: two trainings of one run would overwrite each other's checkpoints. The kernel frees it when this process dies.
+
+    Args:
+        patience: seconds after which it is asked for the last time.
 
     Raises:
         LaunchError: another process has it.
     """
-    lock = (folder / LOCK).open("a+")
+    lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
+        while not is_taken(lock, give_up=time.monotonic() >= end):
+            time.sleep(SECONDS_BETWEEN_ASKING)
     except (BlockingIOError, PermissionError) as problem:
         lock.seek(0)
         raise LaunchError(
@@ -175,6 +187,17 @@ def hold(folder: Path) -> IO[str] | None:
     lock.write(f"process {os.getpid()} on {socket.gethostname()}")
     lock.flush()
     return lock
+
+
+def is_taken(lock: IO[str], give_up: bool) -> bool:
+    """Whether the lock is ours now; raises what the system says where nobody asks again."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, forked workers do not inherit it
+    except (BlockingIOError, PermissionError):
+        if give_up:
+            raise
+        return False
+    return True
 
 
 def claim_folder(recipe: Recipe) -> Path:
@@ -215,7 +238,7 @@ def write_record(recipe: Recipe, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / ENVIRONMENT, describe_environment())
-        (folder / RECIPE).write_text(dump_recipe(recipe))
+        write_whole(folder / RECIPE, dump_recipe(recipe))  # another host's supervisor may read it meanwhile
     except OSError as problem:
         raise RecipeError(
             f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."

@@ -1,6 +1,8 @@
 """What the processes of a run last said of themselves, for whoever watches them from outside; read without torch."""
 
 import json
+import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,10 @@ class Sign:
     """Median of the last 20 steps; None before three of them."""
     gpu_peak_gib: float | None = None
     """The most that torch held of its GPU since it began; None without one."""
+    pulse: int = 0
+    """Counts on as long as the process is there, also while it waits for others."""
+    ended: str | None = None
+    """The error that ended it; empty where it ended because of others, None while it runs."""
 
 
 def write_sign(folder: Path, sign: Sign) -> None:
@@ -47,6 +53,27 @@ def read_signs(folder: Path) -> list[Sign]:
         except (OSError, ValueError, TypeError):  # another version's, or gone meanwhile
             continue
     return sorted(signs, key=lambda sign: sign.rank)
+
+
+def is_of_this_host(sign: Sign) -> bool:
+    """Whether its process runs here."""
+    return sign.host == socket.gethostname()
+
+
+def pids_here(folder: Path) -> list[int]:
+    """Numbers of the run's processes on this host: those of other hosts are here those of strangers."""
+    return [sign.pid for sign in read_signs(folder) if is_of_this_host(sign)]
+
+
+def name_processes(some: Sequence[Sign], everyone: Sequence[Sign]) -> str:
+    """`host-1 (process 4, 5)` where they are all of a host, else `process 4, 5 on host-1`."""
+    names = []
+    for host in sorted({sign.host for sign in some}):
+        ranks = [sign.rank for sign in some if sign.host == host]
+        listed = f"process {', '.join(map(str, ranks))}"
+        is_whole = len(ranks) == sum(sign.host == host for sign in everyone)
+        names.append(f"{host} ({listed})" if is_whole else f"{listed} on {host}")
+    return " and ".join(names)
 
 
 def forget_signs(folder: Path) -> None:

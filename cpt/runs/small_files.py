@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -78,7 +79,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it is not, or there is no right to write.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")  # in containers all hosts have the same few numbers
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)

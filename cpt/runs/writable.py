@@ -1,6 +1,7 @@
 """Whether a run's folder takes what a run writes, asked before anything is loaded."""
 
 import os
+import socket
 from pathlib import Path
 
 from cpt.errors import RecipeError
@@ -14,7 +15,7 @@ def refuse_unwritable(folder: Path) -> None:
     Raises:
         RecipeError: one of these cannot be done.
     """
-    probe = folder / f".probe-{os.getpid()}"
+    probe = folder / f".probe-{socket.gethostname()}-{os.getpid()}"
     renamed = folder / f"{probe.name}-renamed"
     try:
         with probe.open("wb") as file:

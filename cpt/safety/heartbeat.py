@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
@@ -20,9 +21,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.hardware import GIB
 from cpt.ranks import rank
 from cpt.runs.signs import Phase, Sign, write_sign
+from cpt.safety.lost_others import own_words
 
 STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
+SECONDS_BETWEEN_PULSES = 2.0
 STEPS_LOOKED_AT = 20
 SECONDS_BETWEEN_LOOKS = 10.0  # at the processor's time
 LEAST_WORK = 0.01  # share of the time of one core, which waiting does not take and a slow disk still lets through
@@ -30,7 +33,10 @@ SIGNAL_FOR_STACKS = signal.SIGUSR2
 
 
 class Heartbeat(TrainerCallback):
-    """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes write nothing.
+    """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes count no beats on.
+
+    A thread writes it every two seconds at least, so that others see that the process is there, whatever it waits for. At the end of its
+    context the process says there which error of its own ended it.
 
     Progress is a step, a micro-batch, a batch of an evaluation. Before the first step and after the last, while its context is open, it
     is the processor's time: hashing checkpoints, converting them, tokenising, compiling and merging take as long as they need.
@@ -43,7 +49,8 @@ class Heartbeat(TrainerCallback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.beats = 0
+        self.beats = self.pulse = 0
+        self.ended: str | None = None
         self.seconds: deque[float] = deque(maxlen=STEPS_LOOKED_AT)
         self.step_began, self.written = 0.0, -math.inf
         stacks = folder / STACKS / f"rank-{rank()}.txt"
@@ -57,15 +64,26 @@ class Heartbeat(TrainerCallback):
         self.beat("starting", 0)
 
     def __enter__(self) -> "Heartbeat":
-        """Look at the processor's time from here on."""
-        self.watcher = threading.Thread(target=self.watch_work, name="cpt-heartbeat", daemon=True)
-        self.watcher.start()
+        """Show from here on that the process is there, and look at the processor's time."""
+        self.threads = [threading.Thread(target=work, name="cpt-heartbeat", daemon=True) for work in (self.watch_work, self.give_pulse)]
+        for thread in self.threads:
+            thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         """The run is over."""
         self.is_over.set()
-        self.watcher.join()
+        for thread in self.threads:
+            thread.join()
+        self.ended = own_words(problem)
+        self.tell()
+
+    def give_pulse(self) -> None:
+        """Write where nothing was written for a while."""
+        while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
+            with self.lock:
+                if time.perf_counter() - self.written >= SECONDS_BETWEEN_PULSES:
+                    self.tell()
 
     def watch_work(self) -> None:
         """Beat where this process, or one that it started, works; one that waits for others takes next to no time.
@@ -123,10 +141,15 @@ class Heartbeat(TrainerCallback):
         now = time.perf_counter()
         if phase == self.phase and now - self.written < SECONDS_BETWEEN_WRITES:
             return
-        self.phase, self.written = phase, now
+        self.phase = phase
+        self.tell()
+
+    def tell(self) -> None:
+        """Write what is so now."""
+        self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         peak = round(torch.cuda.max_memory_allocated() / GIB, 3) if torch.cuda.is_initialized() else None
-        sign = Sign(rank(), os.getpid(), socket.gethostname(), phase, step, self.beats, median, peak)
+        sign = Sign(rank(), os.getpid(), socket.gethostname(), self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
         write_sign(self.folder, sign)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import typer
 from cpt.errors import RecipeError, ResourceError, TrainingError
 from cpt.launchers.attempts import command_of_attempt, send
 from cpt.ranks import tell
-from cpt.runs.signs import read_signs
+from cpt.runs.signs import pids_here
 from cpt.search.figures import Tail
 from cpt.search.library import optuna
 from cpt.search.pruners import length
@@ -145,9 +144,8 @@ def draw_all(space: Space, trial: Any) -> dict[str, int]:
 def stop_trials(record: SearchRecord) -> None:
     """Tell those of this machine to save and end; on others they come to their end, and are found again."""
     for folder in record.folder.glob("trial-*"):
-        for sign in read_signs(folder) if is_held(folder) else []:
-            if sign.host == socket.gethostname():
-                send(sign.pid, signal.SIGTERM)
+        for pid in pids_here(folder) if is_held(folder) else []:
+            send(pid, signal.SIGTERM)
 
 
 @dataclass

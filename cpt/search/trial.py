@@ -16,7 +16,7 @@ from cpt.launchers.attempts import SUPERVISED, kill_family, send
 from cpt.launchers.watch import Watch
 from cpt.runs.events import record_event
 from cpt.runs.record import Run, hold
-from cpt.runs.signs import forget_signs, read_signs
+from cpt.runs.signs import forget_signs, pids_here
 from cpt.search.figures import Tail
 
 MOST_RESTARTS = 12  # of a run that learns by running out of memory: each halves its micro-batch
@@ -194,8 +194,7 @@ class TrialRun:
     def stop(self, number: int) -> None:
         """See `Trial`; the run's own processes are told, for launchers pass signals on in ways of their own."""
         self.told, self.told_at = number, time.monotonic()
-        pids = [sign.pid for sign in read_signs(self.run.folder)] or ([self.child.pid] if self.child is not None else [])
-        for pid in pids:
+        for pid in pids_here(self.run.folder) or ([self.child.pid] if self.child is not None else []):
             send(pid, number)
 
     def kill(self) -> None:
@@ -204,8 +203,8 @@ class TrialRun:
             kill_family(self.child.pid, self.mark)
             self.child.wait()
         elif self.is_adopted:
-            for sign in read_signs(self.run.folder):
-                send(sign.pid, signal.SIGKILL)
+            for pid in pids_here(self.run.folder):
+                send(pid, signal.SIGKILL)
 
 
 def is_held(folder: Path) -> bool:

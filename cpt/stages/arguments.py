@@ -12,6 +12,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage
 from cpt.stages.length import RunLength, length_of
+from cpt.stages.parallel_groups import parallelism_config
 
 
 def training_arguments(
@@ -46,6 +47,7 @@ def training_arguments(
         "ignore_data_skip": True,  # our loader starts at the row where the checkpoint stands
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
+        "parallelism_config": parallelism_config(recipe.training),
         **saving_arguments(recipe, length),
         **evaluation_arguments(recipe, length, evaluates=bool(data.held_out)),
     }

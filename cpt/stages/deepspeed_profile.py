@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
+from cpt.parallelism import PIPELINE
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]
@@ -152,6 +153,15 @@ def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
         yield "train_batch_size", '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
 
 
+def splits_stand_in_recipe(profile: Profile, recipe: Recipe) -> Complaints:
+    """Who reads which rows follows from how processes split them, and the loader knows only the recipe."""
+    for key, ours in {"sequence_parallel_size": "sp_size", "tensor_parallel": "tp_size"}.items():
+        if key in profile:
+            yield key, f"`{key}` stands in the recipe, as `training.parallelism_config.{ours}`. Remove it here"
+    if "pipeline" in profile:
+        yield "pipeline", f"`pipeline` asks for {PIPELINE}. Remove it here"
+
+
 def must_follow(profile: Profile, key: str, ours: object, name: str) -> Complaints:
     """A value that is written here must be `auto` or the recipe's."""
     value = profile.get(key, "missing")
@@ -212,6 +222,7 @@ def whole_model_is_saved(profile: Profile, recipe: Recipe) -> Complaints:
 
 RULES = [
     ours_are_used,
+    splits_stand_in_recipe,
     batch_follows_recipe,
     clipping_follows_recipe,
     precision_follows_recipe,

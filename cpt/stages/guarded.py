@@ -66,6 +66,7 @@ class GuardedSteps(RollingBack, SmallerBatches):
     def begin_guarding(self) -> None:
         """Take the places from which a step can be judged."""
         self.open_vote()
+        self.reshard()
         model: Any = self.model
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         accelerator: Any = self.accelerator

@@ -61,7 +61,7 @@ class LeanSteps(Trainer):
         self.is_plain = self.only_needs_backward()
         model, inner = options["model"], self.model
         assert inner is not None, "the Trainer was built with a model"
-        with old_objects_set_apart(), without_walks(model, inner, zeroes=not self.is_deepspeed_enabled):
+        with old_objects_set_apart(), without_walks(model, inner, zeroes=not (self.is_deepspeed_enabled or self.is_fsdp_enabled)):
             super()._run_epoch(**options)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
@@ -145,7 +145,7 @@ def without_walks(model: nn.Module, inner: nn.Module, *, zeroes: bool = True) ->
     Args:
         model: what the Trainer calls, which may wrap `inner`.
         inner: the model itself, which evaluations put into their mode.
-        zeroes: the gradients are the parameters' own, and not an engine's.
+        zeroes: the gradients are those of the parameters that are there now: not an engine's, nor of others that FSDP2 puts in their place.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -158,6 +158,7 @@ def without_walks(model: nn.Module, inner: nn.Module, *, zeroes: bool = True) ->
         for parameter in parameters if set_to_none else ():
             parameter.grad = None
 
+    model.train()  # once through all: an adapter is made in training, around layers that `from_pretrained` left in evaluation
     quick = {"train": train, "zero_grad": zero_grad} if zeroes else {"train": train}
     vars(model).update(quick)
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
+from cpt.parallelism import groups_of_rows
 from cpt.ranks import world_size
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import learned_micro_batch
@@ -64,15 +65,17 @@ def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = Non
         RecipeError: the global batch does not divide into micro-batches over the processes.
     """
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
-    rows_at_once = micro_batch * world_size()
+    readers = groups_of_rows(recipe.training, world_size())  # processes, where none share rows
+    rows_at_once = micro_batch * readers
     if recipe.budget.global_batch_tokens is None:
         accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
     else:
         accumulation, rest = divmod(recipe.budget.global_batch_tokens, rows_at_once * recipe.data.sequence_length)
         if rest or not accumulation:
+            who = "process(es)" if readers == world_size() else "group(s) of processes"
             raise RecipeError(
                 f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into "
-                f"{world_size()} process(es) x per_device_train_batch_size {micro_batch} x sequence_length {recipe.data.sequence_length:,} "
+                f"{readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length {recipe.data.sequence_length:,} "
                 f"= {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a multiple of that."
             )
     rows_of_step: Callable[[Mapping[str, Any], int], int] | None = vars(find_stage(recipe.stage)).get("rows_of_step")

@@ -10,12 +10,14 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from cpt.checkpoints.resume import newest_sound, published_checkpoints, set_aside, step_of
 from cpt.checkpoints.safe_load import only_data
+from cpt.checkpoints.ways import is_zero
 from cpt.data.left_out import RowsOfSteps
 from cpt.errors import TrainingError
 from cpt.ranks import is_main_process, main_process_decides
 from cpt.runs.events import record_event
 from cpt.safety.loss_guard import Judged, LossGuard
 from cpt.safety.skip_budget import SkipBudget, Skipped
+from cpt.stages.other_ways import way_written
 from cpt.stages.resuming import written_for
 from cpt.stages.saving import TransactionalSaves
 
@@ -119,8 +121,8 @@ class RollingBack(TransactionalSaves):
         before = bad[0].step - 1
         self.wait_for_saves()
         checkpoint = main_process_decides(lambda: newest_sound(self.run_folder, up_to=before))
-        if checkpoint is not None and self.is_deepspeed_enabled and written_for(checkpoint) != self.args.world_size:
-            checkpoint = None  # only a start can read what another number of processes wrote
+        if checkpoint is not None and not self.can_read_now(checkpoint):
+            checkpoint = None
         if is_main_process():
             steps = ", ".join(str(skipped.step) for skipped in bad)
             where = f"the run goes back to {checkpoint.name}" if checkpoint is not None else "there is no checkpoint from before them"
@@ -136,6 +138,14 @@ class RollingBack(TransactionalSaves):
             )
         if checkpoint is not None:
             raise RollBack(checkpoint)
+
+    def can_read_now(self, checkpoint: Path) -> bool:
+        """Only a start can read ZeRO's parts of another number of processes, of another stage, or with states that moved."""
+        written = way_written(checkpoint)
+        if self.is_of_other_kernel(checkpoint):
+            return False
+        is_own = written in (None, self.way) and written_for(checkpoint) == self.args.world_size
+        return is_own or not is_zero(written or self.way)
 
     def why_it_stops(self) -> str:
         """The last word, with what to do."""
@@ -158,11 +168,14 @@ class RollingBack(TransactionalSaves):
         at_end = self.state.global_step >= self.state.max_steps
         self._init_training_state(self.state.max_steps, num_steps, self.state.num_train_epochs, str(checkpoint), None)
         with only_data(checkpoint, trust=False):
-            if self.is_deepspeed_enabled:
+            if self.reads_by_name(checkpoint):
+                self.load_by_name(checkpoint, trust=False)
+            elif self.is_deepspeed_enabled:
                 deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=self.recipe.model.lora is None)
             else:
                 self._load_from_checkpoint(str(checkpoint))
-            self._load_optimizer_and_scheduler(str(checkpoint))
+            if not self.reads_by_name(checkpoint):
+                self._load_optimizer_and_scheduler(str(checkpoint))
         self._load_scaler(str(checkpoint))
         self.restore_safety(read_safety(checkpoint))
         budget, self.rows_of_steps.left_out = learned

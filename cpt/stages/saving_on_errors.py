@@ -11,6 +11,7 @@ from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.errors import CptError
 from cpt.ranks import is_main_process, world_size
 from cpt.runs.events import record_event
+from cpt.safety.lost_others import lost_others
 from cpt.stages.saving import TransactionalSaves
 
 
@@ -34,7 +35,7 @@ def saved_on_errors(trainer: TransactionalSaves) -> Iterator[None]:
     """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the run goes on from.
 
     With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of the next step.
-    A mistake that the user can mend (CptError) is one that was expected, and passes.
+    A mistake that the user can mend (CptError) is expected, and passes. Which processes were lost is said by `lost_processes_named`.
     """
     boundary = StepBoundary()
     trainer.add_callback(boundary)
@@ -48,7 +49,7 @@ def saved_on_errors(trainer: TransactionalSaves) -> Iterator[None]:
         if world_size() == 1 and not boundary.is_within and step > max(known, default=0):
             trainer.save_once("full")
             trainer.in_flight.wait()
-        if is_main_process():
+        if is_main_process() and not lost_others(problem):
             record_event(folder, "failed", f"{what_failed(problem, step)} {goes_on_from(folder)}", step=step)
         raise
 

@@ -28,10 +28,15 @@ class SmallerBatches(Trainer):
     is_updating = False
     """From the moment on when the optimizer may have changed weights."""
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether an engine gathers and scatters within the step."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
     def open_vote(self) -> None:
-        """Ranks that meet only in the last backward can redo a step; under DeepSpeed, or with buffers to share, they meet before."""
+        """Ranks that meet only in the last backward can redo a step; sharded, or with buffers to share, they meet before."""
         arguments = self.args
-        meets_once = not (self.is_deepspeed_enabled or arguments.ddp_broadcast_buffers or arguments.torch_compile)
+        meets_once = not (self.is_sharded or arguments.ddp_broadcast_buffers or arguments.torch_compile)
         if arguments.world_size > 1 and meets_once and self.recipe.safety.on_oom == "split_batch" and self.vote is None:
             self.vote = MemoryVote()
             model: Any = self.model
@@ -58,11 +63,11 @@ class SmallerBatches(Trainer):
         Raises:
             ResourceError: one row is all there is, or the recipe says abort.
             RestartNeeded: this process cannot know what of the step was done already: inside the update, once gradients of ranks began to
-                meet, and always under DeepSpeed.
+                meet, and always under DeepSpeed and FSDP, which leave a layer gathered where memory ends.
         """
         arguments, step = self.args, self.state.global_step + 1
         mine = not isinstance(problem, OtherRankOutOfMemoryError)
-        redoes = not self.is_deepspeed_enabled and not self.is_updating and (arguments.world_size == 1 or self.vote is not None)
+        redoes = not self.is_sharded and not self.is_updating and (arguments.world_size == 1 or self.vote is not None)
         if mine and self.vote is not None:
             redoes = redoes and not self.vote.has_voted
             if redoes:

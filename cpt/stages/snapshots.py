@@ -15,6 +15,7 @@ from torch import nn
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from cpt.checkpoints.agreement import Agreement
+from cpt.checkpoints.fsdp_parts import file_of_part, gathered_later, part_here
 from cpt.checkpoints.read_back import saved_parameters
 from cpt.checkpoints.snapshot import HostCopies, changed_by_steps, copy_beside_training, memory_of, refuse_non_finite, tensors_in
 from cpt.checkpoints.transaction import Contents, Weights
@@ -78,9 +79,14 @@ class Snapshots(ExactResume):
         taken = self.snapshot = Contents()
         nowhere = str(Path(str(self.args.output_dir)) / f"step-{self.state.global_step}")
         stage = None if self.zero_section is None else self.zero_section.get("stage")
+        self.reshard()
         try:
             if stage == 3:
                 self._save(nowhere, self.plan_gathering(taken, beside_training=beside_training))
+            elif self.is_fsdp_enabled:
+                taken.parts = gathered_later(self.saved_model, only_trained=isinstance(self.model, PeftModel))
+                taken.gather = partial(taken.parts.put_together, self.agreement)
+                self._save(nowhere)
             elif stage is not None:  # the Trainer copies the model, on every process
                 self._save(nowhere, self.saved_model.state_dict())
             else:
@@ -194,6 +200,9 @@ class Snapshots(ExactResume):
             return
         if self.is_deepspeed_enabled:
             self.keep_deepspeed(self.snapshot, output_dir)
+        elif self.is_fsdp_enabled:
+            part = part_here(self.saved_model, self.kernel)
+            self.snapshot.states[file_of_part(self.args.process_index, self.args.world_size)] = part
         elif self.args.should_save:
             assert self.optimizer is not None, "the Trainer makes it before the first step"
             self.snapshot.states["optimizer.pt"] = self.optimizer.state_dict()

@@ -31,11 +31,12 @@ from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.lean_steps import LeanSteps
 from cpt.stages.length import RunLength
 from cpt.stages.released_steps import ReleasedSteps
+from cpt.stages.sequence_parallel import SharedRows
 
 METRICS = "metrics.jsonl"
 
 
-class CPTTrainer(ReleasedSteps, LeanSteps):
+class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -113,18 +114,24 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             self.rows,
             micro_batch=arguments.per_device_train_batch_size,
             rows_in_all=self.length.rows,
-            rank=arguments.process_index,
-            world_size=arguments.world_size,
+            rank=arguments.process_index // self.sharing_rows,
+            world_size=arguments.world_size // self.sharing_rows,
             first_row=self.first_step * self.length.rows_per_step,
             left_out=self.rows_of_steps.left_out,
             num_workers=workers,
             pin_memory=arguments.dataloader_pin_memory,
             persistent_workers=arguments.dataloader_persistent_workers,
             prefetch_factor=arguments.dataloader_prefetch_factor if workers else None,
-            # torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
-            complete=add_document_bounds if collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1 else None,
+            complete=self.part_of_rows or self.bounds_of_batch(collate),
             collate_fn=collate or stack_rows,
         )
+
+    def bounds_of_batch(self, collate: Callable[[list[Any]], Any] | None) -> Callable[[Any], Any] | None:
+        """What adds the documents' bounds, where the model wants them.
+
+        torch's DataParallel, without a launcher, cuts each tensor by rows: bounds too, which are not of rows.
+        """
+        return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """What makes a micro-batch of rows that are examples; None where rows are tensors of one length, which are stacked."""
@@ -138,6 +145,8 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
             self.optimizer = build_optimizer(
                 self.recipe.optimizer, trained, offloaded=self.offloads_optimizer, partitioned=self.is_deepspeed_enabled
             )
+            names = {id(parameter): name for name, parameter in trained.named_parameters()}
+            self.parameter_names = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
         return self.optimizer
 
     def create_scheduler(
@@ -198,6 +207,8 @@ class CPTTrainer(ReleasedSteps, LeanSteps):
         except RuntimeError as problem:
             self.refuse_out_of_memory(problem)
             raise
+        finally:
+            self.reshard()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -62,7 +62,7 @@ def test_a_message_keeps_the_keys_that_are_null_to_itself():
         ("Hi.", "not a chat", "`messages` is 'Hi.'"),
         (["Hi."], "not a chat", "`messages` holds 'Hi.'"),
         ([{"role": "user"}], "not a chat", "`messages` holds {'role': 'user'}"),
-        ([{"from": "human", "value": "Hi."}], "not a chat", "`messages` holds {'from': 'human', 'value': 'Hi.'}"),
+        ([{"speaker": "a", "value": "Hi."}], "not a chat", "`messages` holds {'speaker': 'a', 'value': 'Hi.'}"),
         ([{"role": "user", "content": ["Hi."]}], "not a chat", "`messages` holds"),
         ([{"role": " ", "content": "Hi."}], "not a chat", "`messages` holds"),
         ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),

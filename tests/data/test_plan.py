@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpt.data import plan
-from cpt.data.plan import SHARD_BYTES, in_windows, plan_of
+from cpt.data.plan import SHARD_BYTES, Plan, in_windows, plan_of
 from cpt.data.sources import states_of
 from cpt.recipe.schema import Source
 
@@ -73,3 +73,7 @@ def test_moving_the_files_changes_no_fingerprint_and_other_sizes_do(folder, tmp_
     assert planned(there, window_bytes=100).fingerprint == before.fingerprint
     (tmp_path / "there" / "a.txt").write_text("another length")
     assert planned(there, window_bytes=100).fingerprint != before.fingerprint
+
+
+def test_the_bytes_before_each_window_are_known():
+    assert Plan([[]] * 4, [1, 2, 3, 4], [[2], [0, 3], [1]], []).bytes_upto == [0, 3, 8, 10]

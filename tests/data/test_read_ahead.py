@@ -2,10 +2,13 @@ import json
 import time
 
 import pytest
+from faulty_store import FaultyStore
 
-from cpt.data import plan
+from cpt.data import plan, shards
+from cpt.data.bucket import bucket
 from cpt.data.build import build_data
 from cpt.data.store import size_of
+from cpt.data.uploading import upload
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000
@@ -24,9 +27,9 @@ def large(tmp_path, monkeypatch):
 
 @pytest.fixture
 def build(tokenizer, tmp_path, large):
-    def run(cache="cache", **data):
+    def run(cache="cache", *, whole=False, **data):
         recipe = Data(**{"sources": large, "sequence_length": 64, "window_bytes": WINDOW, **data})
-        return build_data(recipe, tokenizer, seed=1, cache_dir=tmp_path / cache)
+        return build_data(recipe, tokenizer, seed=1, cache_dir=tmp_path / cache, whole=whole)
 
     return run
 
@@ -137,3 +140,34 @@ def test_an_error_ends_it_and_the_reader_meets_it(build, large, tmp_path, caplog
     assert "Reading ahead ended" in caplog.text and "a.jsonl:1991: a NUL byte" in caplog.text
     with pytest.raises(Exception, match="a.jsonl:1991: a NUL byte"):
         all_rows(prepared, range(2000))
+
+
+@pytest.mark.slow
+def test_a_bucket_is_read_through_a_bounded_cache_ahead_of_need(build, tmp_path, monkeypatch):
+    numbers = range(2200)  # more than twice through the smaller source
+    straight = all_rows(build("straight", whole=True), numbers)
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setenv("CPT_STORE", f"faulty://{tmp_path}/bucket")
+    upload(build("first", whole=True), bucket())
+    monkeypatch.setenv("CPT_CACHE_LIMIT", "180KB")
+    monkeypatch.setenv("CPT_WORKERS", "0")  # the store of the test is known in this process only
+    monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
+    monkeypatch.setattr("cpt.data.cache_limit.SECONDS_BETWEEN_LOOKS", 0.2)
+    (tmp_path / "other" / "tokens" / "unused" / "shard").mkdir(parents=True)
+    (tmp_path / "other" / "tokens" / "unused" / "shard" / "tokens.bin").write_bytes(bytes(80_000))
+    FaultyStore.asked.clear()
+    monkeypatch.setattr(FaultyStore, "seconds", 0.002)
+    prepared = build("other")
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    largest, rows = 0, []
+    for number in numbers:
+        rows.append(prepared.rows[number]["input_ids"].tolist())
+        if number % 50 == 0:
+            largest = max(largest, size_of(tmp_path / "other"))
+            time.sleep(0.1)
+    ahead.stop()
+    assert rows == straight
+    assert largest < 1.1 * 180_000 < 0.6 * size_of(tmp_path / "first"), (largest, size_of(tmp_path / "first"))
+    assert not (tmp_path / "other" / "tokens" / "unused").exists(), "others' leftovers made room"
+    assert len([call for call, _ in FaultyStore.asked if call == "get_file"]) > 50

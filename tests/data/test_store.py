@@ -1,5 +1,8 @@
+import errno
+import fcntl
 import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +10,7 @@ import time
 
 import pytest
 
-from cpt.data.store import hold, key_of, publish_once, size_of, write_once
+from cpt.data.store import begin_unfinished, hold, key_of, publish_once, size_of, write_once
 from cpt.errors import DataError, ResourceError
 
 SLOW_FILL = """
@@ -110,3 +113,36 @@ def test_a_size_is_that_of_all_files_below(tmp_path):
     (tmp_path / "a" / "b").write_text("123")
     (tmp_path / "c").write_text("45")
     assert size_of(tmp_path) == 5
+
+
+def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_path, monkeypatch):
+    """As on a file system whose locks do not reach other machines, or that has none."""
+
+    def no_lock(*_):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+
+    def slow(folder):
+        (folder / "content").write_text("first half, ")
+        monkeypatch.setattr("cpt.data.store.machine", lambda: "other")
+        publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
+        with (folder / "content").open("a") as file:
+            file.write("second half")
+
+    publish_once(tmp_path / "a", slow)
+    assert (tmp_path / "a" / "content").read_text() == "all of the other"
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a"]
+
+
+def test_what_another_machine_is_filling_is_removed_only_when_it_is_surely_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.data.store.machine", lambda: "other")
+    for name in ("alive", "dead"):
+        with (tmp_path / f"{name}.lock").open("a+") as lock:
+            begin_unfinished(tmp_path / name, lock, is_locked=True)
+    day = 86_400 + 60
+    os.utime(next(tmp_path.glob("dead.*unfinished")), (time.time() - day,) * 2)
+    monkeypatch.undo()
+    for name in ("alive", "dead"):
+        publish_once(tmp_path / name, write_a_file)
+    assert [path.name.split(".")[0] for path in tmp_path.glob("*.unfinished")] == ["alive"]

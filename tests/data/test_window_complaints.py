@@ -29,13 +29,13 @@ FOUR = Tokenized(Plan([[], [], [], []], [100] * 4, [[0], [1], [2], [3]], []))
 
 def test_bad_rows_end_a_run_when_the_rest_cannot_make_up_for_them():
     entry = replace(START, documents=98, bad_rows={"null": 2})
-    refuse_bad_windows(FOUR, [entry], 0)  # of some 400 rows four may be bad
+    refuse_bad_windows(FOUR, entry, 0)  # of some 400 rows four may be bad
     with pytest.raises(DataError, match="5 of the first 100 rows are bad.*data.max_bad_share.*cpt data check"):
-        refuse_bad_windows(FOUR, [replace(entry, documents=95, bad_rows={"null": 5})], 0)
+        refuse_bad_windows(FOUR, replace(entry, documents=95, bad_rows={"null": 5}), 0)
 
 
 def test_a_source_of_one_window_is_judged_when_all_of_it_was_read():
-    refuse_bad_windows(Tokenized(Plan([[]], [100], [[0]], [0])), [replace(START, bad_rows={"null": 9})], 0)
+    refuse_bad_windows(Tokenized(Plan([[]], [100], [[0]], [0])), replace(START, bad_rows={"null": 9}), 0)
 
 
 def test_each_complaint_names_the_source_and_what_to_do():

@@ -3,7 +3,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from cpt.data.window_entry import START, added, by_power_of_two, entry_of
+from cpt.data.window_entry import START, added, by_power_of_two, entry_of, summed
 
 
 def test_lengths_are_counted_by_powers_of_two():
@@ -17,3 +17,10 @@ def test_an_entry_comes_back_from_json():
 
 def test_counts_are_added_by_reason():
     assert added([{"a": 1}, {"b": 2, "a": 3}]) == {"a": 4, "b": 2}
+
+
+def test_windows_that_follow_each_other_add_up_to_one():
+    first = replace(START, rows=3, tokens=5, lengths={1: 2}, longest=("a:1", 5), digest="d")
+    second = replace(START, first_row=3, rows=4, tokens=6, lengths={1: 1, 2: 1}, longest=("b:1", 4), digest="e")
+    assert summed([first, second]) == replace(START, rows=7, tokens=11, lengths={1: 3, 2: 1}, longest=("a:1", 5), digest="e")
+    assert summed([]) == START

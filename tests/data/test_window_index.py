@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpt.data.window_entry import START, Total
+from cpt.data.window_entry import START
 from cpt.data.window_index import WindowIndex
 
 ROWS = [3, 0, 5, 1, 8, 2]
@@ -38,7 +38,7 @@ def test_a_row_is_in_the_window_that_holds_it_and_no_further_one_is_made(index):
 
 def test_after_the_last_window_the_next_time_through_begins(index):
     windows = index()
-    assert windows.find(sum(ROWS))[0] == 1 and windows.total == Total(sum(ROWS), len(ROWS))
+    assert windows.find(sum(ROWS))[0] == 1 and (windows.total.rows, windows.total.windows) == (sum(ROWS), len(ROWS))
     places = [windows.find(turn) for turn in range(sum(ROWS), 2 * sum(ROWS))]
     assert sorted((window, place) for _, window, place in places) == [(w, p) for w, rows in enumerate(ROWS) for p in range(rows)]
     assert [windows.find(turn) for turn in range(3)] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
@@ -58,3 +58,25 @@ def test_a_restored_window_needs_none_before_it(index):
     other.made = []
     other.restore(state)
     assert other.find(9) == (0, 4, 0) and not other.made
+
+
+def test_once_all_are_known_one_table_answers_for_them(index):
+    first = index()
+    places = [first.find(turn) for turn in range(40)]
+    for file in first.folder.glob("0*.json"):
+        file.unlink()
+    again = index()
+    again.made = []
+    assert [again.find(turn) for turn in range(40)] == places and not again.made
+    assert [again.entry(window).rows for window in range(len(ROWS))] == ROWS
+    known, windows = again.known_so_far()
+    assert (known.rows, windows) == (sum(ROWS), len(ROWS))
+    assert again.state(9)["entry"]["digest"] == "4"
+
+
+def test_without_the_windows_before_a_checkpoint_there_is_a_total_and_no_table(index):
+    state = index().state(9)
+    other = index("other")
+    other.restore(state)
+    assert other.find(9) == (0, 4, 0) and other.find(sum(ROWS) - 1) == (0, 5, 1)
+    assert (other.total.rows, other.table, other.known_so_far()[1]) == (sum(ROWS), None, 0)

@@ -10,7 +10,8 @@ from tiny import write_recipe
 from cpt.runs.events import read_events
 
 FAULTY = "tests.end_to_end.faulty_stage"
-KINDS = [(0, False), (2, False), (2, True), (3, False), (3, True)]  # ZeRO's stage (0: DDP), and whether states are in host memory
+# ZeRO's stage (0: DDP) or FSDP2, and whether states are in host memory
+KINDS = [(0, False), (2, False), (2, True), (3, False), (3, True), ("fsdp", False)]
 SKIPPED = ("nan_skipped", "spike_skipped", "rolled_back")
 
 
@@ -19,7 +20,9 @@ class Faulty:
 
     def __init__(self, sections, folder, *, name="tiny", stage=0, offload=False, micro_batch=2, steps=16, every=4):
         training = {**sections["training"], "per_device_train_batch_size": micro_batch, "bf16": offload}
-        if stage:
+        if stage == "fsdp":
+            training["fsdp"] = True
+        elif stage:
             training["deepspeed"] = zero_profile(folder, stage, offload=offload)
         budget = {"tokens": steps * 512, "global_batch_tokens": 512}
         changes = {

@@ -19,20 +19,11 @@ def run_losses(sections, tmp_path, *, way, processes=1, stage=0, via_yaml=False)
 
 
 @pytest.mark.slow
-def test_one_process_and_two_have_the_same_losses(tiny_recipe, tmp_path):
-    alone = run_losses(tiny_recipe, tmp_path, way="python")
-    together = run_losses(tiny_recipe, tmp_path, way="torchrun", processes=2)
-    assert len(alone) == 8 and alone[-1] < alone[0]
-    assert together == pytest.approx(alone, rel=1e-5)
-
-
-@pytest.mark.slow
 def test_all_five_launches_have_the_same_losses(tiny_recipe, tmp_path):
     alone = {way: run_losses(tiny_recipe, tmp_path, way=way) for way in ("cpt", "python", "accelerate")}
     ddp = {way: run_losses(tiny_recipe, tmp_path, way=way, processes=2) for way in ("torchrun", "accelerate")}
     zero2 = {way: run_losses(tiny_recipe, tmp_path, way=way, processes=2, stage=2) for way in ("torchrun", "deepspeed")}
-    zero3 = {way: run_losses(tiny_recipe, tmp_path, way=way, processes=2, stage=3) for way in ("torchrun", "deepspeed")}
-    zero3["accelerate"] = run_losses(tiny_recipe, tmp_path, way="accelerate", processes=2, stage=3, via_yaml=True)
+    zero3 = {"accelerate": run_losses(tiny_recipe, tmp_path, way="accelerate", processes=2, stage=3, via_yaml=True)}
     assert {*alone, *ddp, *zero2, *zero3} == set(WAYS)
     for same_backend in (alone, ddp, zero2, zero3):
         first, *others = same_backend.values()

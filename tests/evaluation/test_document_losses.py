@@ -137,7 +137,7 @@ def test_a_damaged_file_is_told(corpus, tokenizer, model, tmp_path):
         load_losses(tmp_path / "x.npz")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_give_the_same_losses(corpus, tokenizer, model, tokenizer_folder, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.faults.kills import Killed, judge, kill_one_run, kill_runs, slow_run, total
 from benchmarks.faults.moments import Timetable, save_times
+from benchmarks.faults.runs import KINDS
 
 
 def test_what_several_runs_came_to_is_added_up():
@@ -33,7 +34,7 @@ def test_a_run_killed_in_a_save_goes_on_and_the_plain_trainers_stays_blocked(sui
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", KINDS)
 def test_no_kill_costs_a_resume_a_row_or_a_bit(suite, stage):
     found = kill_runs(suite.work, system="cpt", stage=stage, kills=10, workers=1)
     assert found["kills"] == 10 and found["inside_saves"] >= 5

@@ -10,11 +10,12 @@ from benchmarks.faults.disks import may_mount
 from benchmarks.faults.goodput import disturb_jobs, effective
 from benchmarks.faults.processes import FAULTS as PROCESSES
 from benchmarks.faults.results import of_time
+from benchmarks.faults.runs import KINDS
 from benchmarks.faults.signals import NUMBERS, TARGETS, signalled
 from benchmarks.faults.trials import Suite, last_error
 from tests.tiny_run import DAMAGES
 
-IN_EVERY_KIND = pytest.mark.parametrize("stage", [0, 2, 3])
+IN_EVERY_KIND = pytest.mark.parametrize("stage", KINDS)
 
 
 @pytest.mark.long

@@ -74,7 +74,7 @@ def test_adapters_learn_ten_times_faster_and_embeddings_as_slowly_as_before(choi
     assert full.embedding_rate is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_are_as_long_as_the_base_had_them(choices):
     assert choices(path="EleutherAI/pythia-410m").sequence_length == 2048
     assert choices().sequence_length == 4096 and choices("mamba", "cpu").sequence_length == 512

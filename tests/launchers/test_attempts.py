@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
-from cpt.launchers.attempts import SUPERVISED, command_of_attempt, kill_family, send
+from cpt.launchers.attempts import SUPERVISED, command_of_attempt, kill_family, names_several_hosts, send
 
 
 def test_the_command_of_an_attempt():
@@ -27,3 +28,19 @@ def test_what_a_launcher_started_in_a_session_of_its_own_is_ended_with_it():
     send(below, 0)  # nobody is there any more, which is no error
     for pid in (child.pid, below):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("launcher", "several"),
+    [
+        ("torchrun --nnodes 2 --node_rank 1", True),
+        ("torchrun --nnodes=1:4 --rdzv_endpoint a:1", True),
+        ("accelerate launch --num_machines=2", True),
+        ("deepspeed --hostfile h --no_ssh --node_rank 1", True),
+        ("deepspeed --hostfile h", False),
+        ("torchrun --nnodes=1 --nproc_per_node 8", False),
+        ("torchrun --standalone", False),
+    ],
+)
+def test_a_launcher_that_starts_one_hosts_part_is_known(launcher, several):
+    assert names_several_hosts(launcher) is several

@@ -87,7 +87,7 @@ def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
     assert [s["deepspeed_world"] for s in said] == [2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_deepspeed_launcher_starts_two(tmp_path):
     command = ["deepspeed", "--num_gpus", "2", "--master_port", str(processes.free_port())]
     said = what_they_said(tmp_path, start(tmp_path, *command, training={"deepspeed": ZERO2}, DS_ACCELERATOR="cpu"))
@@ -179,3 +179,12 @@ def test_a_process_that_goes_on_alone_has_nothing_of_its_launcher_left(monkeypat
     left = processes.environment_alone()
     assert left["CPT_CACHE"] == "/somewhere" and {*LAUNCHERS_VARIABLES, "CROSS_SIZE"} & set(left) == {"DS_ACCELERATOR"}
     assert not any(name.startswith(("TORCHELASTIC", "ACCELERATE", "LOCAL_")) for name in left)
+
+
+def test_nodes_are_compared_before_anything_is_joined(monkeypatch):
+    def refuse(on_cpu):
+        raise LaunchError(f"the nodes do not fit together, on the CPU: {on_cpu}")
+
+    monkeypatch.setattr(processes, "start_process_group", lambda *_: pytest.fail("it is too late then"))
+    with pytest.raises(LaunchError, match="do not fit together, on the CPU: True"):
+        processes.join_processes({"use_cpu": True}, compare_nodes=refuse)

@@ -4,8 +4,15 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
-from cpt.launchers.supervise import Supervisor
+import pytest
+
+from cpt.errors import LaunchError
+from cpt.launchers.restart_policy import Decision
+from cpt.launchers.supervise import Supervisor, supervise_run
+from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
 from cpt.runs.record import Run
 
@@ -24,6 +31,25 @@ def supervised(tmp_path, body, **options):
     program = tmp_path / "run.py"
     program.write_text(RUN + textwrap.dedent(body))
     return Supervisor(Run(tmp_path), [sys.executable, str(program), str(tmp_path)], **options)
+
+
+@contextmanager
+def held_by_another(folder: Path):
+    """The run's lock, in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    program = "import sys; from pathlib import Path; from cpt.runs.record import hold; kept = hold(Path(sys.argv[1])); print(); input()"
+    other = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    other.stdout.readline()
+    try:
+        yield other
+    finally:
+        other.kill()
+        other.wait()
+
+
+def recipe(folder):
+    model, data = {"path": "some/model"}, {"sources": [{"path": "a.txt"}]}
+    return Recipe.model_validate({"name": "a-run", "output_dir": folder, "model": model, "data": data, "budget": {"tokens": 1000}})
 
 
 def test_a_run_that_dies_is_started_again_until_it_is_done(tmp_path):
@@ -49,11 +75,11 @@ def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path
     monkeypatch.setattr("cpt.launchers.watch.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
     body = """
-        import signal, dataclasses
+        import signal, socket
         signal.signal(signal.SIGUSR2, lambda *_: (folder / "asked").touch())
         (folder / "heartbeats").mkdir(exist_ok=True)
         if tries == 0:
-            sign = dict(rank=0, pid=os.getpid(), host="h", phase="training", step=4, beats=9, seconds_per_step=0.1)
+            sign = dict(rank=0, pid=os.getpid(), host=socket.gethostname(), phase="training", step=4, beats=9, seconds_per_step=0.1)
             (folder / "heartbeats" / "rank-0.json").write_text(json.dumps(sign))
             time.sleep(60)
             time.sleep(60)
@@ -111,3 +137,35 @@ def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp
     assert supervised(tmp_path, body).supervise().what == "done"
     pid = (tmp_path / "orphan").read_text()
     assert subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip() in ("", "Z")
+
+
+def test_what_others_wait_for_is_named_where_they_could_not_say_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.launchers.watch.SECONDS_TO_BE_GONE", 0.5)
+    body = """
+        import signal, socket
+        (folder / "heartbeats").mkdir(exist_ok=True)
+        if tries == 1:
+            status(state="finished", exit_code=0)
+            sys.exit()
+        for pulse in range(15):
+            for rank, host in enumerate((socket.gethostname(), "host-9")):
+                sign = dict(rank=rank, pid=1 if rank else os.getpid(), host=host, phase="training", step=4, beats=9, seconds_per_step=9.9)
+                sign["pulse"] = 0 if rank else pulse
+                (folder / "heartbeats" / f"rank-{rank}.json").write_text(json.dumps(sign))
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGABRT)  # as NCCL's watchdog does
+    """
+    assert supervised(tmp_path, body).supervise().what == "done"
+    assert "host-9 (process 1) gives no sign of life" in read_events(tmp_path)[0]["message"]
+
+
+def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
+    launcher = "torchrun --nnodes=2 --node_rank 1"
+    with pytest.raises(LaunchError, match="name=..."):
+        supervise_run(recipe(tmp_path), [], new=True, launcher=launcher)
+    monkeypatch.setattr("cpt.launchers.supervise.Supervisor.supervise", lambda self: Decision("done"))
+    with held_by_another(tmp_path / "a-run"), pytest.raises(LaunchError, match="trained already"):
+        supervise_run(recipe(tmp_path), [])
+    with held_by_another(tmp_path / "a-run") as other:  # another host's supervisor looks at the folder
+        threading.Timer(0.5, other.kill).start()
+        supervise_run(recipe(tmp_path), [], launcher=launcher)

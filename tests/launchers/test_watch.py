@@ -1,3 +1,5 @@
+import socket
+
 from full_disk import disk_of_its_own, set_read_only
 
 from cpt.launchers.watch import Watch, patience
@@ -52,3 +54,22 @@ def test_a_finished_run_that_is_being_judged_is_not_ended(tmp_path):
     assert watch.hung(0) is None and watch.hung(100_000) is None
     (tmp_path / "status.json").write_text('{"state": "running"}')
     assert watch.hung(100_001) is not None
+
+
+def test_each_host_answers_for_its_own_processes_and_a_login_node_for_all(tmp_path):
+    watch = Watch(tmp_path)
+    write_sign(tmp_path, sign(rank=1, host="another"))
+    assert watch.hung(0) is None and watch.hung(31) is not None, "nobody here"
+    write_sign(tmp_path, sign(rank=0, host=socket.gethostname()))
+    assert watch.hung(32) is None and watch.hung(63).rank == 0
+
+
+def test_who_only_waits_is_there_and_who_gives_no_pulse_is_gone(tmp_path):
+    watch = Watch(tmp_path)
+    for rank in range(3):
+        write_sign(tmp_path, sign(rank=rank, host=f"host-{rank}"))
+    watch.hung(0)
+    write_sign(tmp_path, sign(rank=0, host="host-0", pulse=1))
+    write_sign(tmp_path, sign(rank=2, host="host-2", ended=""))
+    watch.hung(11)
+    assert [gone.host for gone in watch.gone(12)] == ["host-1"]

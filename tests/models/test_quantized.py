@@ -93,6 +93,7 @@ def recipe_of(sections, folder, base, name="qlora", **changes):
     return load_recipe(write_recipe({**sections, **changes}, folder / f"{name}.yaml"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, tmp_path, tokenizer_folder):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     base = tmp_path / "base"

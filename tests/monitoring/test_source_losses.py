@@ -1,5 +1,6 @@
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -119,6 +120,16 @@ def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp
     agree = watched(trainer)
     trainer.train()
     assert trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
+
+
+def test_processes_that_share_rows_see_the_same_ones():
+    looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
+    looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
+    seen = []
+    for rank in range(4):
+        looks.args = SimpleNamespace(per_device_train_batch_size=3, world_size=4, process_index=rank)
+        seen.append(looks.rows_under_way())
+    assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 import pytest
 import torch
+from one_process_group import alone_in_a_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from cpt.optim.clipping import clip_gradients, gradient_norm
 
@@ -26,3 +29,12 @@ def test_they_are_scaled_down_to_the_limit_and_left_alone_below_it(dtype):
 
 def test_no_gradients_have_no_norm():
     assert gradient_norm([]) == 0
+
+
+def test_parts_have_the_norm_of_the_whole_and_are_clipped_in_place():
+    with alone_in_a_group():
+        mesh = init_device_mesh("cpu", (1,))
+        parts = [distribute_tensor(gradient, mesh, [Shard(0)]) for gradient in gradients(torch.float32)]
+        before = clip_gradients(parts, 2.0)
+        assert type(before) is torch.Tensor and before == gradient_norm(gradients(torch.float32))
+        assert gradient_norm(parts).item() == pytest.approx(2.0, rel=1e-5)

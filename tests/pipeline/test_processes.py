@@ -69,9 +69,10 @@ def test_a_signal_is_passed_on_and_the_checkpoint_waited_for(tmp_path):
 
 def test_the_runs_own_process_is_told_and_not_its_launcher(tmp_path):
     body = f"""
+        import socket
         child = os.fork()
         if child:  # the launcher: would die of the signal
-            sign = dict(rank=0, pid=child, host="h", phase="training", step=1, beats=1, seconds_per_step=None)
+            sign = dict(rank=0, pid=child, host=socket.gethostname(), phase="training", step=1, beats=1, seconds_per_step=None)
             (folder / "heartbeats").mkdir(exist_ok=True)
             (folder / "heartbeats" / "rank-0.json").write_text(json.dumps(sign))
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)

@@ -32,5 +32,31 @@ def test_two_gpus_share_what_is_offloaded():
     assert found["optimizer and fp32 weights"] == 12_000 and found["gradients"] == 6_000
 
 
+def test_each_of_several_machines_has_its_part():
+    zero = Zero(3, offload_optimizer=True, offload_parameters=True, sub_group=250)
+    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=zero)
+    whole, each = sizes(setup, snapshot=True), sizes(replace(setup, nodes=2), snapshot=True)
+    for name in (
+        "weights",
+        "optimizer and fp32 weights",
+        "gradients",
+        "gradients in fp32",
+        "copy of the checkpoint that is written",
+        "processes",
+    ):
+        assert each[name] == whole[name] / 2, name
+
+
+def test_without_an_engine_the_first_machine_copies_the_whole_checkpoint():
+    assert sizes(replace(AUTOCAST, gpus=2, nodes=2), snapshot=True)["copy of the checkpoint that is written"] == 12_000
+    assert sizes(replace(AUTOCAST, gpus=2, nodes=2))["weights while they are loaded"] == 4000
+
+
+def test_a_second_copy_of_offloaded_weights_is_on_the_host_too():
+    zero = Zero(3, offload_optimizer=True, offload_parameters=True, secondary=2)
+    found = sizes(replace(AUTOCAST, gpus=4, nodes=2, weights_bytes=2, zero=zero))
+    assert found["second copy of the weights"] == 2000
+
+
 def test_pinned_blocks_are_rounded_up():
     assert rounding(1024) == 1.0 and rounding(1025) == pytest.approx(2048 / 1025)

@@ -46,9 +46,9 @@ def test_pairs_have_twice_the_tokens_and_other_models_take_a_third_or_what_they_
 def test_a_measured_run_counts_by_its_median(tmp_path):
     lines = [{"loss": 3.0, "tokens_per_second": rate} for rate in (10, 1000, 1010, 990, 1005)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    assert measured_speed(tmp_path).tokens_per_second == 1000
+    assert measured_speed(tmp_path, 1).tokens_per_second == 1000
     with pytest.raises(RecipeError, match="no tokens_per_second"):
-        measured_speed(tmp_path / "elsewhere")
+        measured_speed(tmp_path / "elsewhere", 1)
 
 
 def test_fp32_is_as_slow_as_its_own_peak():
@@ -59,3 +59,20 @@ def test_fp32_is_as_slow_as_its_own_peak():
     }
     assert seconds["tf32"] == pytest.approx(2 * seconds["half"])
     assert seconds["fp32"] == pytest.approx(16 * seconds["half"])
+
+
+def test_waiting_for_others_makes_a_step_longer_and_is_told_on_one_machine():
+    large = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9, largest_layer=10**8, largest_matrix=10**7)
+    setup = replace(PLAIN, gpus=8, zero=Zero(3))
+    cards = find_target("RTX 4090", 8, 64.0)
+    slow, alone = planned_speed(large, setup, cards, 0.4), planned_speed(large, setup, replace(cards, links=None), 0.4)
+    assert slow.efficiency < 0.5 and alone.efficiency == 1 and "waiting for the other GPUs, over PCIe 4 through the host" in slow.waits
+    assert slow.tokens_per_second == pytest.approx(slow.efficiency * alone.tokens_per_second)
+    fast = planned_speed(large, replace(setup, micro_batch=16), find_target("H100", 8, 64.0), 0.4)
+    assert fast.efficiency > 0.99 and not fast.waits
+
+
+def test_a_measured_step_takes_its_tokens_at_the_measured_rate(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"tokens_per_second": 500.0}))
+    found = measured_speed(tmp_path, 1000)
+    assert found.seconds == 2 and found.efficiency == 1

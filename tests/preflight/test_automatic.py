@@ -5,7 +5,7 @@ from cpt.errors import RecipeError
 from cpt.hardware import Gpu
 from cpt.planner.target import find_target
 from cpt.preflight import automatic
-from cpt.preflight.automatic import this_machine, with_any_values, with_chosen_values
+from cpt.preflight.automatic import nodes_here, this_machine, with_any_values, with_chosen_values
 from cpt.recipe.schema import Recipe
 
 
@@ -81,3 +81,15 @@ def test_micro_batches_that_decide_how_much_is_sampled_are_no_choice():
     written = recipe(per_device_train_batch_size="auto", steps_per_generation=4)
     with pytest.raises(RecipeError, match="generation_batch_size"):
         with_chosen_values(written.model_copy(update={"stage": "grpo"}))
+
+
+def test_machines_of_a_run_are_counted_by_its_launcher(monkeypatch):
+    assert nodes_here() == 1
+    told = {"WORLD_SIZE": "6", "RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert nodes_here() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert nodes_here() == 2, "4 and 2"
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+    assert nodes_here() == 1, "six processes are not the same number on four machines"

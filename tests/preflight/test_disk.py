@@ -28,6 +28,8 @@ def test_a_checkpoint_is_weights_and_moments_and_master_weights_under_deepspeed(
     assert (needs.checkpoint, needs.export, needs.total) == (1200, 400, 1600)
     bf16 = disk_needs(load(training={"per_device_train_batch_size": 2, "bf16": True}), 100, with_master_weights=True)
     assert (bf16.checkpoint, bf16.export) == (1600, 200)
+    parts = disk_needs(load(training={"per_device_train_batch_size": 2, "bf16": True, "fsdp": True}), 100, with_master_weights=False)
+    assert (parts.checkpoint, parts.export) == (1600, 400)
     adapters = disk_needs(
         load(model={"path": "x", "lora": {}}, training={"per_device_train_batch_size": 2}), 100, with_master_weights=False
     )

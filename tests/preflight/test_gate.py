@@ -55,6 +55,8 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"model": {"path": "./nowhere"}}, "./nowhere does not exist"),
         ({"output_dir": "/proc/runs"}, "`output_dir`: cannot write to /proc"),
         ({"training": {**MICRO_BATCH, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),
+        ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "with a profile of ZeRO-1, 2 or 3"),
+        ({"training": {**MICRO_BATCH, "parallelism_config": {"pp_size": 2}}}, "no schedule for stages of layers"),
     ],
 )  # fmt: skip
 def test_one_thing_wrong_is_one_complaint_with_its_remedy(load, sections, complaint):

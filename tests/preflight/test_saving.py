@@ -14,7 +14,6 @@ from cpt.preflight.saving import check_saving
         ({"checkpoints": {"archive": "nowhere://x"}}, RecipeError, "`checkpoints.archive`: nowhere://x: Protocol not known"),
         ({"checkpoints": {"archive": "adl://x/y"}}, ResourceError, "`checkpoints.archive`: adl://x/y needs a package"),
         ({"checkpoints": {"archive": "/proc/archive"}}, RecipeError, "`checkpoints.archive`: cannot write to /proc"),
-        ({"training": {"per_device_train_batch_size": 2, "fsdp": "full_shard"}}, RecipeError, "`training.fsdp`: .* ZeRO-3"),
     ],
 )
 def test_what_cannot_be_done_is_a_mistake_at_the_gate(load, sections, kind, complaint):

@@ -33,6 +33,8 @@ def test_who_watches_a_run_does_not_make_it_another(load):
         "output_dir=o",
         "training.logging_steps=1",
         "training.dataloader_num_workers=2",
+        "training.fsdp=true",
+        "training.fsdp_config={cpu_offload: true}",
     )
     assert differing_keys(load(), watched) == []
 

@@ -1,6 +1,7 @@
 import json
+import socket
 
-from cpt.runs.signs import Sign, forget_signs, read_signs, write_sign
+from cpt.runs.signs import Sign, forget_signs, name_processes, pids_here, read_signs, write_sign
 
 
 def sign(**changed):
@@ -20,3 +21,16 @@ def test_what_another_version_or_a_crash_left_is_left_out(tmp_path):
     (tmp_path / "heartbeats" / "rank-1.json").write_text(json.dumps({"rank": 1, "other": 2}))
     (tmp_path / "heartbeats" / "rank-2.json").write_text("{")
     assert read_signs(tmp_path) == [sign()]
+
+
+def test_only_processes_of_this_host_can_be_told_anything(tmp_path):
+    write_sign(tmp_path, sign(rank=0, pid=11, host=socket.gethostname()))
+    write_sign(tmp_path, sign(rank=1, pid=11, host="another"))
+    write_sign(tmp_path, sign(rank=2, pid=12, host="another"))
+    assert pids_here(tmp_path) == [11]
+
+
+def test_processes_are_named_by_their_host_where_all_of_it_is_meant():
+    everyone = [sign(rank=rank, host=f"host-{rank // 2}") for rank in range(4)]
+    assert name_processes(everyone[2:], everyone) == "host-1 (process 2, 3)"
+    assert name_processes(everyone[1:3], everyone) == "process 1 on host-0 and process 2 on host-1"

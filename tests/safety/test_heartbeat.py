@@ -132,5 +132,20 @@ def test_while_steps_are_made_only_they_count_and_after_the_last_work_does_again
 
 def test_the_watcher_ends_with_the_run(tmp_path):
     with Heartbeat(tmp_path) as pulse:
-        assert pulse.watcher.is_alive()
-    assert not pulse.watcher.is_alive()
+        assert all(thread.is_alive() for thread in pulse.threads)
+    assert not any(thread.is_alive() for thread in pulse.threads)
+
+
+def test_a_process_that_waits_gives_a_pulse_and_no_beat_and_says_what_ended_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.safety.heartbeat.SECONDS_BETWEEN_PULSES", 0.05)
+    with pytest.raises(ValueError, match="no rows"), Heartbeat(tmp_path) as pulse:
+        pulse.beat("training", 3)
+        (before,) = read_signs(tmp_path)
+        time.sleep(0.3)
+        (after,) = read_signs(tmp_path)
+        assert after.pulse > before.pulse and after.beats == before.beats and after.ended is None
+        raise ValueError("no rows")
+    assert read_signs(tmp_path)[0].ended == "ValueError: no rows"
+    with Heartbeat(tmp_path):
+        pass
+    assert read_signs(tmp_path)[0].ended == ""

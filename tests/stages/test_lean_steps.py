@@ -119,6 +119,14 @@ def test_a_model_goes_back_to_training_after_an_evaluation_and_forgets_all_gradi
     assert not set(WALKS) & vars(outer).keys()
 
 
+def test_layers_in_evaluation_under_an_adapter_that_trains_begin_to_train():
+    outer = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    outer[0].eval()  # as `from_pretrained` leaves a base
+    with without_walks(outer, outer):
+        outer.train()
+        assert outer[0][0].training
+
+
 def test_the_methods_come_back_after_an_error():
     model = nn.Linear(1, 1)
     with pytest.raises(KeyError), without_walks(model, model):

@@ -14,7 +14,7 @@ from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.stages.build import build_trainer
-from cpt.stages.resuming import exactness, go_on, keep_global_batch, refuse_another_kind, separate_groups, tell_elastic, written_for
+from cpt.stages.resuming import exactness, go_on, keep_global_batch, separate_groups, tell_converted, tell_elastic, written_for
 from cpt.tokenizer.load import load_tokenizer
 
 
@@ -26,37 +26,41 @@ def point(tmp_path):
 
 
 def test_the_same_processes_go_on_bit_for_bit(point):
-    assert exactness(ResumePoint(), deterministic=True) == exactness(point, deterministic=True) == "bit-exact"
+    assert exactness(ResumePoint(), "plain", deterministic=True) == exactness(point, "plain", deterministic=True) == "bit-exact"
     assert written_for(point.checkpoint) == 1
 
 
 def test_a_weaker_class_says_why(point, monkeypatch):
-    assert exactness(point, deterministic=False).startswith("rounding: GPU")
-    assert exactness(ResumePoint(point.checkpoint), deterministic=True).startswith("unproven: ")
+    assert exactness(point, "plain", deterministic=False).startswith("rounding: GPU")
+    assert exactness(ResumePoint(point.checkpoint), "plain", deterministic=True).startswith("unproven: ")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert exactness(point, deterministic=True).startswith("elastic: from step 4 with 2 processes instead of 1")
+    assert exactness(point, "plain", deterministic=True).startswith("elastic: from step 4 with 2 processes instead of 1")
 
 
 def test_what_a_run_has_lost_it_does_not_get_back(point):
     lost = ResumePoint(point.checkpoint, replace(point.manifest, exactness="elastic: ..."))
-    assert exactness(lost, deterministic=True) == "elastic: ..."
+    assert exactness(lost, "plain", deterministic=True) == "elastic: ..."
 
 
 def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_path, point, monkeypatch):
     stated = load_recipe(write_recipe(tiny_recipe, tmp_path / "stated.yaml"))
     del tiny_recipe["budget"]["global_batch_tokens"]
+    tiny_recipe["training"]["gradient_accumulation_steps"] = 2
     open_ = load_recipe(write_recipe(tiny_recipe, tmp_path / "open.yaml"))
     assert keep_global_batch(open_, point) == open_ and keep_global_batch(open_, ResumePoint()) == open_
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keep_global_batch(open_, point).budget.global_batch_tokens == 256 and keep_global_batch(stated, point) == stated
+    tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
+    shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
+    assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"
 
 
-def test_another_stage_of_zero_is_refused_in_words(point):
-    refuse_another_kind(point.checkpoint, point.manifest, None)
-    with pytest.raises(CheckpointError, match="no DeepSpeed, and this run has DeepSpeed's ZeRO-2"):
-        refuse_another_kind(point.checkpoint, point.manifest, 2)
-    with pytest.raises(CheckpointError, match="ZeRO-3, and this run has no DeepSpeed"):
-        refuse_another_kind(point.checkpoint, replace(point.manifest, zero_stage=3), None)
+def test_another_way_to_share_the_model_is_told_and_kept_in_mind(point, tmp_path):
+    said = exactness(point, "fsdp", deterministic=True)
+    assert said.startswith("converted: from step 4 with FSDP2 instead of no sharding (one process or DDP): the same rows in the same steps")
+    tell_converted(tmp_path, point.manifest, "zero-2")
+    (event,) = read_events(tmp_path)
+    assert event["kind"] == "converted" and "with DeepSpeed's ZeRO-2 instead of no sharding" in event["message"]
 
 
 def test_another_number_of_processes_is_told(point, tmp_path):
@@ -96,8 +100,8 @@ def trainer(tiny_recipe, tmp_path):
 
 
 def test_a_checkpoint_of_another_kind_of_run_is_refused_before_anything_is_loaded(trainer, point):
-    with pytest.raises(CheckpointError, match="was written with DeepSpeed's ZeRO-2"):
-        go_on(trainer, trainer.data_for_test, replace(point, manifest=replace(point.manifest, zero_stage=2)))
+    with pytest.raises(CheckpointError, match="was written with DeepSpeed's ZeRO-0, .* a form of its own"):
+        go_on(trainer, trainer.data_for_test, replace(point, manifest=replace(point.manifest, zero_stage=0)))
 
 
 def test_micro_batches_that_had_to_shrink_cost_the_last_bit(trainer):

@@ -1,6 +1,7 @@
 """Rows of an HTTP service that gives JSON page by page: `path: cpt.data.readers.http_api:pages` with the service in `options`."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -100,7 +101,7 @@ def kept_page(request: Request, folder: Path, tries: int, timeout_seconds: float
         raise DataError(f"{url}: this is no JSON ({problem.msg}). Set the source's `url`.") from problem
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished = file.with_suffix(f".{socket.gethostname()}-{os.getpid()}")
         unfinished.write_bytes(raw)
         unfinished.rename(file)
     return page

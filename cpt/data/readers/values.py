@@ -1,15 +1,14 @@
 """From a row to its text: which column, template or chat, and what a text must be."""
 
 import math
-import string
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 from cpt.data.chat import CONTROL
 from cpt.data.documents import BadValue, Document, Origin
 from cpt.data.examples import example_columns, example_text
-from cpt.data.forms import NAMED, columns_named, form_of_source
-from cpt.errors import RecipeError
+from cpt.data.forms import ELSEWHERE, NAMED, columns_named, form_of_source
+from cpt.data.templates import template_columns
+from cpt.data.turns import BEFORE, columns_of_turns
 from cpt.recipe.schema import DocumentSource, Source
 
 
@@ -127,32 +126,20 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
 
 def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> tuple[str, ...]:
     """The columns that examples may be made of."""
-    form, named = form_of_source(source), tuple(columns_named(source).values())
+    form, named = form_of_source(source), columns_of_turns(columns_named(source))
     if form == "document" or found is None:
         return named or (NAMED[form][0][0],)
     if form == "prompt":  # a reward may want any
         return tuple(dict.fromkeys([*named, *found]))
     usual = [name for names in NAMED[form] for name in names] + list(text_columns(source) if form == "conversation" else ())
+    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
     wanted = dict.fromkeys([*(named or usual), "tools"])
-    return tuple(name for name in wanted if name in found or name in named)
+    return tuple(name for name in wanted if name in found or name in needed_columns(source))
 
 
-@cache
-def template_columns(template: str) -> tuple[str, ...]:
-    """The columns that a template names, each once.
-
-    Raises:
-        RecipeError: it is no template of plain columns.
-    """
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as problem:
-        raise RecipeError(f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{.") from problem
-    names = [name for _, name, _, _ in parts if name is not None]
-    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
-    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
-        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
-    return tuple(dict.fromkeys(names))
+def needed_columns(source: DocumentSource) -> tuple[str, ...]:
+    """The columns that the recipe names for examples, without those that a row need not have."""
+    return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
 
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
@@ -160,7 +147,7 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
     wanted = columns_of(source)
     if form_of_source(source) != "document":
         order, is_text = score_column(source), "text" in example_columns(source, found)
-        wanted = [*(text_columns(source) if is_text else ()), *(() if order is None else (order,))]
+        wanted = [*(text_columns(source) if is_text else needed_columns(source)), *(() if order is None else (order,))]
     for column in wanted:
         if column not in found:
             raise missing_column(found, column)

@@ -2,13 +2,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny import write_recipe
 from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.data.build import build_data
+from cpt.data.shares import Done
 from cpt.data.store_entries import entries
-from cpt.prepare import prepare_recipe
+from cpt.errors import RecipeError
+from cpt.prepare.whole import prepare_recipe
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
 
@@ -42,3 +45,26 @@ def test_of_a_bounded_disk_only_the_beginning_is_prepared(tiny_recipe, tmp_path)
 def test_a_wrong_recipe_prepares_nothing(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "cpt.cli", "prepare", tmp_path / "none.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2 and "RecipeError" in ended.stderr and not Path(tmp_path / "cache").exists()
+
+
+def test_the_last_worker_of_several_puts_all_together(tiny_recipe, tmp_path):
+    path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
+    told = CliRunner().invoke(application("prepare"), ["prepare", str(path), "--share", "2/3", "--cache", str(tmp_path / "cache")])
+    assert told.exit_code == 0 and "Made 2 of 2 shards as worker 2/3" in told.output
+    assert "tokens of 240 documents are ready" in told.output
+
+
+def test_a_worker_whose_fellows_are_still_at_work_leaves_the_rest_to_them(tiny_recipe, tmp_path, monkeypatch):
+    path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
+    monkeypatch.setattr("cpt.prepare.command.prepare_share", lambda *_: Done(1, 3, 2))
+    told = CliRunner().invoke(application("prepare"), ["prepare", str(path), "--share", "1/3"])
+    assert "Others are at the last 2" in told.output and f"cpt prepare {path}" in told.output and "are ready" not in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"), [(["--workers", "2"], "--with ray"), (["--share", "1/2", "--with", "ray"], "Leave one of the two out")]
+)
+def test_options_that_do_not_go_together_are_told(tiny_recipe, tmp_path, words, complaint):
+    path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
+    ended = CliRunner().invoke(application("prepare"), ["prepare", str(path), *words])
+    assert isinstance(ended.exception, RecipeError) and complaint in str(ended.exception)

@@ -1,0 +1,118 @@
+"""A process of a run as far as its data go: `python -m benchmarks.scale.start FOLDER TOKENS [--by-files]` starts, and looks rows up.
+
+Prints JSON: seconds of processor time, those of a numpy copy in the same process among them, and bytes of memory. --by-files takes the
+tables of windows away for good, so that each window's own file is read, as it was done before there were tables.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
+from cpt.data.build import build_data
+from cpt.data.mixture import MixtureRows
+from cpt.data.prepared import PreparedData
+from cpt.data.window_table import TABLE, TOTAL
+from cpt.data.windows import reopen
+
+LOOKUPS, RESUMES = 300, 20
+COPIED = 64 * 2**20  # bytes of the numpy copy that seconds are told beside
+BATCH = 8
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.start", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("--by-files", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.by_files:
+        for file in (arguments.folder / "cache" / "rows").glob("*/windows.npy"):
+            file.unlink()
+            total = json.loads((file.parent / TOTAL).read_text())
+            (file.parent / TOTAL).write_text(json.dumps({"rows": total["rows"], "windows": total["windows"]}))
+    print(json.dumps(measured(arguments.folder, arguments.tokens)))
+
+
+def measured(folder: Path, tokens: int) -> dict[str, object]:
+    """All figures of a process."""
+    some = tokenizer()
+    copy, before = seconds_of_copy(), resident()
+    prepared, start = timed(lambda: build(folder, tokens, some))
+    started = resident()
+    rows = prepared.rows
+    number = budget_of(tokens).tokens // SEQUENCE_LENGTH
+    _, first = timed(lambda: rows.batch(range(BATCH)))
+    draw = np.random.default_rng(0)
+    places = draw.integers(0, number, LOOKUPS).tolist()
+    resumes = []
+    for at in np.linspace(0, number - BATCH, RESUMES).astype(int).tolist():
+        again = opened_anew(prepared)
+        resumes.append(timed(lambda again=again, at=at: again.batch(range(at, at + BATCH)))[1])
+    anywhere = [timed(lambda at=at: rows[at])[1] for at in places]
+    next_ones = [timed(lambda at=at: rows[at])[1] for at in range(number // 2, number // 2 + LOOKUPS)]
+    found = {
+        "copy": copy,
+        "start": start,
+        "first_batch": first,
+        "resumes": resumes,
+        "lookup_anywhere": median(anywhere),
+        "lookup_next": median(next_ones),
+        "memory_start": started - before,
+        "memory_read": resident() - before,
+        "rows": number,
+        "windows": sum(len(one.tokenized.plan.windows) for one in prepared.windowed),
+        "shards": sum(len(one.tokenized.plan.shards) for one in prepared.windowed),
+        "files": sum(len(one.tokenized.states) for one in prepared.windowed),
+        "documents": sum(report.documents for report in prepared.sources),
+        "state": len(json.dumps(prepared.state(number // 2))),
+    }
+    if all((one.folder / TABLE).exists() for one in prepared.windowed):
+        asked = [report.share for report in prepared.sources]
+        found["off_points"] = {
+            str(part): 100
+            * max(abs(a - b) for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True))
+            for part in (0.001, 0.01, 0.1, 1.0)
+        }
+    return found
+
+
+def build(folder: Path, tokens: int, some: object) -> PreparedData:
+    """What each process of a run does with the recipe's data."""
+    return build_data(data_of(folder), some, seed=SEED, evaluation=evaluation(), budget=budget_of(tokens), cache_dir=folder / "cache")  # type: ignore[arg-type]
+
+
+def opened_anew(prepared: PreparedData) -> MixtureRows:
+    """The same rows as a process has them that has just started, and read none."""
+    rows = MixtureRows([reopen(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED)
+    rows.turns = prepared.rows.turns
+    return rows
+
+
+def timed(function: Callable[[], object]) -> tuple[object, float]:
+    """What a function gives, and its seconds of processor time: others may be at work on the machine."""
+    begin = time.process_time()
+    result = function()
+    return result, time.process_time() - begin
+
+
+def seconds_of_copy() -> float:
+    """Of a numpy copy, on this machine in this minute."""
+    array = np.ones(COPIED, np.uint8)
+    return median(timed(array.copy)[1] for _ in range(7))
+
+
+def resident() -> int:
+    """Bytes of this process's own memory: mapped files are the machine's, and shared."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines["RssAnon"].split()[0])
+
+
+if __name__ == "__main__":
+    main()

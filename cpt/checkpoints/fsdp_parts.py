@@ -1,0 +1,132 @@
+"""FSDP2's part of a checkpoint: what each process holds of the trained weights and of the optimizer's states, by parameter names.
+
+fsdp/part_0_of_2.pt    rows of every parameter, of its moments, and the counters that are no rows
+
+A parameter's rows lie on the processes in their order, as `fully_shard` cuts them, so the parts of one that was cut in two can be read by
+any number of processes, or by none that shards at all.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.zero_parts import ZeroParts
+from cpt.errors import CheckpointError
+
+FOLDER = "fsdp"
+PART = re.compile(rf"{FOLDER}/part_(\d+)_of_(\d+)\.pt")
+
+
+def file_of_part(rank: int, processes: int) -> str:
+    """Its path in a checkpoint."""
+    return f"{FOLDER}/part_{rank}_of_{processes}.pt"
+
+
+def parts_in(names: Iterable[str]) -> list[str]:
+    """Those of a checkpoint's files that are such parts."""
+    return [name for name in names if PART.fullmatch(name)]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of it, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What this process writes."""
+    weights, states = {}, {}
+    for name, parameter in trained_parameters(model).items():
+        weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
+        states[name] = {
+            key: {"shape": list(value.shape), "rows": local_part(value)} if isinstance(value, DTensor) else value
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+    return {"format": 1, "weights": weights, "states": states}
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name; each a part of its rows, or whole where nothing shards it."""
+    found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in found.items():
+        if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
+            raise CheckpointError(f"{name} is not cut into rows ({parameter.placements}), and is saved and loaded only so.")
+    return found
+
+
+class FsdpKept:
+    """The trained weights and states of a checkpoint, put together parameter by parameter as they are asked for.
+
+    Raises:
+        CheckpointError: a part is missing.
+    """
+
+    def __init__(self, checkpoint: Path, *, trust: bool = False) -> None:
+        found = {int(match[1]): match for path in (checkpoint / FOLDER).glob("*.pt") if (match := PART.fullmatch(f"{FOLDER}/{path.name}"))}
+        processes = int(found[0][2]) if 0 in found else 0
+        if not processes or sorted(found) != list(range(processes)):
+            raise CheckpointError(f"{checkpoint} lacks parts in {FOLDER}/: each process of its run wrote one. Copy them all.")
+        files = [checkpoint / found[rank][0] for rank in range(processes)]
+        self.parts = [load_data(file, mmap=True, trust=trust) for file in files]
+
+    def names(self) -> set[str]:
+        """Of all trained parameters."""
+        return set(self.parts[0]["weights"])
+
+    def weight(self, name: str) -> torch.Tensor:
+        """As it was trained."""
+        return whole([part["weights"][name] for part in self.parts])
+
+    def state(self, name: str) -> dict[str, Any]:
+        """Of the optimizer."""
+        kept: Mapping[str, Any] = self.parts[0]["states"][name]
+        return {
+            key: whole([part["states"][name][key] for part in self.parts]) if isinstance(value, dict) else value
+            for key, value in kept.items()
+        }
+
+
+def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
+    """The rows of all processes below each other."""
+    rows = torch.cat([part["rows"].flatten() for part in parts])
+    return rows.view(parts[0]["shape"])
+
+
+def gathered_later(model: nn.Module, *, only_trained: bool) -> ZeroParts:
+    """How the model's weights will be put together on the main process, beside the training, as ZeRO-3's are.
+
+    Args:
+        only_trained: leave frozen parameters out, as of an adapter.
+    """
+    found = ZeroParts({}, {}, {})
+    numbers: dict[int, int] = {}
+    for path, layer in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in layer.named_parameters(recurse=False):
+            if not parameter.requires_grad and only_trained:
+                continue
+            if not isinstance(parameter, DTensor):
+                found.named[prefix + name] = parameter.detach()
+                continue
+            number = numbers.setdefault(id(parameter), len(numbers))
+            if number not in found.parts:
+                found.parts[number], found.shapes[number] = padded(parameter), parameter.shape
+            found.named[prefix + name] = number
+        for name, buffer in layer.named_buffers(recurse=False):
+            if name not in layer._non_persistent_buffers_set:
+                found.named[prefix + name] = buffer.detach()
+    return found
+
+
+def padded(parameter: DTensor) -> torch.Tensor:
+    """This process's numbers, as many as on every other: the last ones have fewer rows, or none."""
+    mine = parameter.to_local().detach().flatten()
+    rows = -(-parameter.shape[0] // parameter.device_mesh.size())
+    missing = rows * (parameter.numel() // max(1, parameter.shape[0])) - mine.numel()
+    return torch.cat([mine, mine.new_zeros(missing)]) if missing else mine

@@ -1,0 +1,131 @@
+"""How the model is split over GPUs: DeepSpeed's profiles, FSDP, rows that GPUs share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cpt.importing.ledger import EMPTY, OFF, Ledger
+
+PROFILES = "deepspeed_configs/"
+FSDP_1 = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
+"""What the first version of FSDP has besides."""
+FSDP_2 = {  # key there -> key of `training.fsdp_config`
+    "reshard_after_forward": "reshard_after_forward",
+    "offload_params": "cpu_offload",
+    "auto_wrap_policy": "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
+    "min_num_params": "min_num_params",
+}
+SHARED_ROWS = {
+    "sequence_parallel_degree": "sp_size",
+    "context_parallel_size": "sp_size",
+    "cp_size": "sp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp_replicate_size": "dp_replicate_size",
+    "dp_shard_size": "dp_shard_size",
+}
+"""Keys of both tools, and the size in `training.parallelism_config`."""
+
+
+def write_engines(ledger: Ledger) -> None:
+    """DeepSpeed, FSDP and `parallelism_config`."""
+    write_deepspeed(ledger)
+    write_fsdp(ledger)
+    sizes: dict[str, int] = {}
+    ledger.skip_empty(SHARED_ROWS)
+    for key, size in SHARED_ROWS.items():
+        number = ledger.whole(key)
+        if number is not None and number > 1:
+            sizes[size] = number
+            told = f"training.parallelism_config.{size}: {number}"
+            ledger.otherwise(key, f"{told} (DeepSpeed Ulysses; ring attention there)" if size == "sp_size" else told)
+        ledger.enter(key, "carried", "one GPU there, as here")
+    if sizes:
+        ledger.put("training.parallelism_config", sizes)
+
+
+def write_deepspeed(ledger: Ledger) -> None:
+    """A file that is here is taken as it is; one of the tool's own by what its name says."""
+    given = ledger.value("deepspeed")
+    ledger.skip_empty(["deepspeed"])
+    if given is None or given is False or given == "":
+        ledger.enter("deepspeed", "carried", OFF)
+        return
+    if isinstance(given, Mapping):
+        ledger.put("training.deepspeed", dict(given), "cpt check compares it with the recipe")
+        ledger.enter("deepspeed", "carried", "training.deepspeed")
+        return
+    path = Path(str(given))
+    if path.is_file():
+        ledger.put("training.deepspeed", str(path), "cpt check compares it with the recipe")
+        ledger.enter("deepspeed", "carried", "training.deepspeed: the same file")
+        return
+    profile, why = profile_for(path.stem.lower())
+    if profile is None:
+        ledger.drop("deepspeed", f"there is no {path}, and {why}")
+        return
+    ledger.put("training.deepspeed", PROFILES + profile, f"{path.name} there: {why}")
+    ledger.otherwise("deepspeed", f"training.deepspeed: {PROFILES}{profile}: {why}")
+
+
+def profile_for(name: str) -> tuple[str | None, str]:
+    """One of our profiles for a name like zero3_bf16_cpuoffload_all or ds_z2_offload_config."""
+    stage = next((number for number in "0123" if f"zero{number}" in name or f"_z{number}" in name or name.startswith(f"z{number}")), None)
+    offload = "offload" in name
+    if stage == "3":
+        return (
+            ("ds_config_8b_24gb.json", "ZeRO-3, parameters and optimizer on the host")
+            if offload
+            else ("ds_config_production.json", "ZeRO-3")
+        )
+    if stage == "2":
+        told = "ZeRO-2 without offload is ZeRO-1 here, which keeps gradients whole; ds_config_production.json (ZeRO-3) splits them too"
+        return ("ds_config_prototype.json", "ZeRO-2, optimizer on the host") if offload else ("ds_config_zero1.json", told)
+    if stage == "1":
+        return "ds_config_zero1.json", "ZeRO-1"
+    if stage == "0":
+        return None, "ZeRO-0 splits nothing: start it with torchrun or accelerate without DeepSpeed"
+    return None, f"its name does not say what it does. Put it there, or take one of {PROFILES}README.md as `training.deepspeed`"
+
+
+def write_fsdp(ledger: Ledger) -> None:
+    """FSDP2, with the keys that it has."""
+    given, config = ledger.value("fsdp"), ledger.value("fsdp_config", {})
+    ledger.skip_empty(["fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"])
+    if not given and not config:
+        for key in ("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"):
+            ledger.enter(key, "carried", OFF)
+        return
+    words = given if isinstance(given, list) else str(given or "").split()
+    options: dict[str, Any] = {"version": 2}
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        options |= fsdp_option(ledger, f"fsdp_config.{key}", str(key).removeprefix("fsdp_"), value)
+    if "offload" in words:
+        options["cpu_offload"] = True
+    ledger.put("training.fsdp", True, "FSDP2")
+    ledger.put("training.fsdp_config", options)
+    ledger.otherwise("fsdp", "training.fsdp: true, with fsdp_config.version 2 (docs/splitting.md)")
+    ledger.otherwise("fsdp_version", "training.fsdp_config.version: 2")
+    if not config:
+        ledger.otherwise("fsdp_config", "training.fsdp_config")
+    ledger.otherwise("fsdp_final_state_dict_type", "the export is always a whole model")
+
+
+def fsdp_option(ledger: Ledger, key: str, name: str, value: Any) -> dict[str, Any]:
+    """What one of its keys comes to in ours, where it comes to something there."""
+    if value is None:
+        ledger.enter(key, "carried", EMPTY)
+    elif name in ("version", "state_dict_type", "final_state_dict_type"):
+        ledger.otherwise(key, "FSDP2, which writes whole models and checkpoints in parts by itself")
+    elif name == "activation_checkpointing":
+        if value:
+            ledger.put("training.gradient_checkpointing", True)
+        ledger.otherwise(key, f"training.gradient_checkpointing: {str(bool(value)).lower()}")
+    elif name == "cpu_ram_efficient_loading":
+        ledger.otherwise(key, "each process builds the model and keeps its part; ZeRO-3 builds it in parts")
+    elif name in FSDP_2:
+        ledger.enter(key, "carried", f"training.fsdp_config.{FSDP_2[name]}")
+        return {FSDP_2[name]: value}
+    else:
+        ledger.drop(key, "of the first FSDP; FSDP2 has no such switch" if name in FSDP_1 else "FSDP2 has no such key")
+    return {}

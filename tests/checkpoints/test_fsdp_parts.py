@@ -1,0 +1,100 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from one_process_group import alone_in_a_group
+from tiny_models import make_tokenizer, tiny_config
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from cpt.checkpoints.agreement import Agreement
+from cpt.checkpoints.by_name import load_kept
+from cpt.checkpoints.fsdp_parts import FsdpKept, file_of_part, gathered_later, part_here, parts_in, whole
+from cpt.errors import CheckpointError
+from cpt.models.build import build_model
+from cpt.optim.build import build_optimizer
+from cpt.recipe.schema import Model, Optimizer
+
+
+def sharded(seed):
+    """A tiny model in FSDP2's parts, and its optimizer after two steps."""
+    model = build_model(Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer(), seed=seed)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = build_optimizer(Optimizer(learning_rate=1e-2), model)
+    return model, optimizer
+
+
+def steps(model, optimizer, count):
+    ids = torch.randint(4, 90, (2, 16), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(count):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def group():
+    with alone_in_a_group():
+        yield
+
+
+def test_a_model_in_parts_goes_on_from_what_it_wrote_bit_for_bit(tmp_path):
+    model, optimizer = sharded(seed=1)
+    steps(model, optimizer, 2)
+    path = tmp_path / file_of_part(0, 1)
+    path.parent.mkdir()
+    torch.save(part_here(model, optimizer), path)
+    straight = steps(model, optimizer, 2)
+    again, of_again = sharded(seed=2)
+    load_kept(again, of_again, FsdpKept(tmp_path))
+    assert all(isinstance(state["exp_avg"], DTensor) for state in of_again.state.values())
+    assert steps(again, of_again, 2) == straight
+
+
+def test_parts_are_put_together_for_the_models_file():
+    model, _ = sharded(seed=1)
+    plain = build_model(Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer(), seed=1)
+    found = gathered_later(model, only_trained=False).put_together(Agreement(timedelta(seconds=10)))
+    expected = plain.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def parts_of_two(folder: Path, rows: torch.Tensor):
+    """A checkpoint of two processes, of one parameter of three rows."""
+    (folder / "fsdp").mkdir(parents=True)
+    for rank, mine in enumerate((rows[:2], rows[2:])):
+        shape = list(rows.shape)
+        state = {"step": torch.tensor(3.0), "exp_avg": {"shape": shape, "rows": mine * 2}}
+        part = {"format": 1, "weights": {"w": {"shape": shape, "rows": mine}}, "states": {"w": state}}
+        torch.save(part, folder / file_of_part(rank, 2))
+
+
+def test_rows_of_several_processes_are_one_tensor(tmp_path):
+    rows = torch.arange(12.0).view(3, 4)
+    parts_of_two(tmp_path, rows)
+    kept = FsdpKept(tmp_path)
+    assert kept.names() == {"w"} and torch.equal(kept.weight("w"), rows)
+    assert torch.equal(kept.state("w")["exp_avg"], 2 * rows) and kept.state("w")["step"] == 3
+
+
+def test_a_missing_part_is_told(tmp_path):
+    parts_of_two(tmp_path, torch.zeros(3, 4))
+    (tmp_path / file_of_part(1, 2)).unlink()
+    with pytest.raises(CheckpointError, match="lacks parts in fsdp/"):
+        FsdpKept(tmp_path)
+
+
+def test_the_last_process_may_have_no_rows():
+    parts = [{"shape": [1, 2], "rows": torch.ones(1, 2)}, {"shape": [1, 2], "rows": torch.ones(0, 2)}]
+    assert whole(parts).tolist() == [[1, 1]]
+
+
+def test_only_its_own_files_are_parts():
+    assert parts_in(["fsdp/part_0_of_2.pt", "optimizer.pt", "fsdp/part_x_of_2.pt"]) == ["fsdp/part_0_of_2.pt"]

@@ -1,0 +1,39 @@
+import pytest
+
+from cpt.data.forms import BESIDE, NAMED
+from cpt.importing.axolotl_forms import JUDGED, PAIRS, PREFERENCES, base_of, chat_of_own, chat_of_pairs, chat_of_rl
+
+
+def test_every_form_is_one_that_a_stage_reads():
+    forms = [(PREFERENCES, "preference"), (JUDGED, "judged")]
+    for table, form in forms:
+        for chat in table.values():
+            assert {*chat} - {*BESIDE} in [set(names) for names in NAMED[form]]
+    assert all("{" in prompt for prompt, _ in PAIRS.values())
+
+
+def test_types_are_known_without_their_style():
+    assert base_of("alpaca:chat") == "alpaca" and base_of("alpaca.load") == "alpaca"
+    assert chat_of_pairs("alpaca_chat.load_qa")["completion"] == "answer" and chat_of_pairs("unheard") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "chat"),
+    [
+        ("chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected", "system": "system"}),
+        ("chat_template.default", "dpo", {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}),
+        ("chat_template.argilla", "orpo", {"chosen": "chosen", "rejected": "rejected", "system": "system"}),
+        ("llama3.argilla_chat", "kto", {"messages": "completion", "label": "label"}),
+        ("zephyr.nectar", "dpo", None),
+    ],
+)
+def test_types_of_preferences(kind, stage, chat):
+    assert chat_of_rl(kind, stage) == chat
+
+
+def test_a_type_of_the_users_own():
+    own = {"field_instruction": "q", "field_output": "a", "format": "Q: {instruction} {input}\n", "system_prompt": "Be {kind}."}
+    assert chat_of_own(own, "sft") == {"prompt": "Be {{kind}}.Q: {q} {input}\n", "completion": "a"}
+    pairs = {"field_prompt": "q", "prompt_format": "{prompt}", "chosen_format": "{chosen}<end>"}
+    assert chat_of_own(pairs, "dpo") == {"prompt": "q", "chosen": "{chosen}<end>", "rejected": "rejected"}
+    assert chat_of_own({"field_label": "good"}, "kto") == {"prompt": "prompt", "completion": "completion", "label": "good"}

@@ -1,0 +1,82 @@
+"""Rows in parts: what a process gets of them, which models learn the same from them, and who is refused."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import TINY
+from transformers import AutoConfig
+
+from cpt.errors import RecipeError
+from cpt.models.documents import BOUNDS, document_bounds
+from cpt.models.shared_rows import PROVEN, PartOfRows, check_shared_rows
+
+PROGRAM = Path(__file__).parent / "rows_of_models.py"
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
+BATCH = {"input_ids": torch.arange(16).view(2, 8), "labels": torch.arange(16).view(2, 8), "position_ids": POSITIONS}
+
+
+def test_parts_laid_side_by_side_are_the_rows():
+    parts = [PartOfRows(number, 4)(BATCH) for number in range(4)]
+    for name in ("input_ids", "position_ids"):
+        assert torch.equal(torch.cat([part[name] for part in parts], dim=1), BATCH[name])
+
+
+def test_each_token_has_the_label_of_the_next_also_where_that_lies_in_another_part():
+    first, second = (PartOfRows(number, 2)(BATCH) for number in range(2))
+    assert first["shift_labels"].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
+    assert second["shift_labels"].tolist() == [[5, 6, 7, -100], [13, 14, 15, -100]]
+    assert torch.equal(first["labels"], first["shift_labels"]), "models make a loss only where they are given labels"
+
+
+def test_every_part_knows_the_documents_of_whole_rows():
+    for number in range(2):
+        assert torch.equal(PartOfRows(number, 2)(BATCH)[BOUNDS], document_bounds(POSITIONS))
+
+
+def test_worker_processes_can_cut():
+    assert pickle.loads(pickle.dumps(PartOfRows(1, 2))) == PartOfRows(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "parts", "attention", "message"),
+    [
+        ("llama", 2, "sdpa", "model.attention: varlen"),
+        ("deepseek_v3", 2, "varlen", "has not been tried"),
+        ("llama", 3, "varlen", "does not divide llama's 4 `num_attention_heads`"),
+        ("llama", 4, "varlen", "does not divide llama's 2 `num_key_value_heads`"),
+    ],
+)
+def test_what_would_learn_something_else_is_refused(model_type, parts, attention, message):
+    with pytest.raises(RecipeError, match=message):
+        check_shared_rows(AutoConfig.for_model(model_type, **TINY[model_type]), parts, attention)
+
+
+def test_a_balance_of_experts_is_refused_and_experts_are_not():
+    config = AutoConfig.for_model("qwen3_moe", **TINY["qwen3_moe"])
+    check_shared_rows(config, 2, "varlen")
+    config.output_router_logits = True
+    with pytest.raises(RecipeError, match="router_aux_loss_coef: 0.0"):
+        check_shared_rows(config, 2, "varlen")
+
+
+def differences(*model_types):
+    """Of losses and gradients with two processes, by model."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM), *model_types]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=540)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]
+    assert len(found) == len(model_types), done.stdout[-2000:] + done.stderr[-4000:]
+    return {line["model"]: line["difference"] for line in found}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_proven_models_learn_the_same_from_parts_of_rows():
+    found = differences(*PROVEN.split())
+    assert {name: difference for name, difference in found.items() if not isinstance(difference, float) or difference > 2e-6} == {}
