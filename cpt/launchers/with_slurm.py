@@ -61,7 +61,8 @@ wait "$step" || code=$?
 # The run says how it ended, where it got far enough to say anything: launchers change exit codes. 75: it was told to stop, and has saved.
 if [ "$(told updated)" != "$before" ]; then
     own=$(told exit_code)
-    [ "${own:-0}" = 0 ] || code=$own
+    # `finished`: told to stop or not, nothing is left to do.
+    if [ "$(told state)" = finished ] || [ "${own:-0}" != 0 ]; then code=${own:-0}; fi
 elif [ -n "$told_to_stop" ]; then
     code=75 # before it could say anything
 fi
