@@ -125,6 +125,7 @@ def logits_in_another_process(
             "pth": str(pth.absolute()) if pth else None,
             "base": base,
             "adapter": base is not None,
+            "own_code": brings_its_code(folder),
             "output": str(output),
         }
         job.write_text(json.dumps(content))
@@ -133,6 +134,14 @@ def logits_in_another_process(
         if ended.returncode != 0:
             raise CheckpointError(f"plain transformers, in a process without cpt, cannot load {folder}: {reason_of(ended.stderr)}")
         return load_file(output)["logits"]
+
+
+def brings_its_code(folder: Path) -> bool:
+    """Whether the model's code lies in the folder: transformers copied there what this process ran when it wrote the folder."""
+    config = folder / "config.json"
+    named = json.loads(config.read_text()).get("auto_map", {}) if config.is_file() else {}
+    files = {str(name).partition(".")[0] for name in named.values()}
+    return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 
 
 def reason_of(words: str) -> str:

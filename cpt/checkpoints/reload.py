@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,7 +22,8 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
     if ids != job["ids"]:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
-    options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True}
+    own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
+    options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True, **own_code}
     if job["adapter"]:
         from peft import PeftModel
 
@@ -31,11 +31,12 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
         model = PeftModel.from_pretrained(base, folder)
     elif job["pth"]:
         state = torch.load(job["pth"], map_location="cpu", weights_only=True, mmap=True)
-        config = AutoConfig.from_pretrained(folder)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        config = AutoConfig.from_pretrained(folder, **own_code)
+        with torch.device("meta"):
+            model_class: Any = type(AutoModelForCausalLM.from_config(config, **own_code))
         model, info = loaded(model_class.from_pretrained(None, config=config, state_dict=state, **options))
     else:
-        architectures = AutoConfig.from_pretrained(folder).architectures or ()
+        architectures = AutoConfig.from_pretrained(folder, **own_code).architectures or ()
         scores = any(name.endswith("ForSequenceClassification") for name in architectures)  # a reward model
         kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         model, info = loaded(kind.from_pretrained(folder, **options))

@@ -15,6 +15,7 @@ from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Kind, Tensors, kind_of,
 from cpt.checkpoints.resume import PATTERN, latest_checkpoint, step_of
 from cpt.checkpoints.verify import refuse_changed_weights
 from cpt.errors import CheckpointError
+from cpt.extend import import_user_module
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
 from cpt.models.families.register import register_families
@@ -99,7 +100,10 @@ def find_trained(path: Path) -> Trained:
     if kind == "model":
         weight_files(folder)
     run = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
-    return Trained(folder, kind, run, None if run is None else load_recipe(run / RECIPE))
+    recipe = None if run is None else load_recipe(run / RECIPE)
+    if recipe is not None and recipe.model.import_ is not None:
+        import_user_module(recipe.model.import_)  # so that the model's config can be read
+    return Trained(folder, kind, run, recipe)
 
 
 def of_run(run: Path) -> Path:

@@ -15,8 +15,9 @@ from cpt.demo.corpus import write_files
 from cpt.demo.verdict import is_judged, show, summarize, write_summary
 from cpt.errors import ResourceError
 from cpt.runs.record import Run
+from cpt.shipped import SHIPPED_FILES
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = SHIPPED_FILES / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
 TOKENS = 220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
@@ -105,7 +106,7 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
     """
     recipe = RECIPES / "demo" / "base.yaml"
     if not recipe.exists():
-        raise ResourceError(f"{recipe} is not there: the demo needs the recipes beside the package. Run it in a clone of the repository.")
+        raise ResourceError(f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a clone.")
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
         cpt.run("tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)

@@ -60,12 +60,23 @@ class TaskChoice:
 def task_of_recipe(
     name: str, *, folder: str | None = None, limit: int | None = None, num_fewshot: int | None = None, allow_code_execution: bool = False
 ) -> TaskChoice:
-    """An entry of `evaluation.tasks`: its options are those of this function."""
+    """A task, group or tag of lm-eval by its own name, or one of yours; an entry of `evaluation.tasks` has these options.
+
+    Args:
+        folder: YAML files of your own tasks.
+        limit: only the first so many questions of each.
+        num_fewshot: solved examples before each question; by default as the task says.
+        allow_code_execution: of code that the model writes, on this machine, with your rights.
+    """
     return TaskChoice((name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot)
 
 
 def domain_test_of_recipe(*, questions: int = 200) -> int:
-    """The entry `domain_test` of `evaluation.tasks`, which bounds the questions of each kind and set; 0 refuses them."""
+    """The test that is made of the held-out documents without being named.
+
+    Args:
+        questions: at most, of each kind and set; 0 refuses it.
+    """
     return questions
 
 

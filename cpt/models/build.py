@@ -22,10 +22,10 @@ from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import add_lora, check_adapter_under_zero3
 from cpt.models.attention import choose_attention
 from cpt.models.config import STATE_DICTS, load_config
-from cpt.models.documents import keep_documents_apart
+from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
-from cpt.models.inventory import count_model_parameters, vocabulary_size
+from cpt.models.inventory import claims_to_keep_documents_apart, count_model_parameters, vocabulary_size
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
 from cpt.models.rules import is_local
@@ -88,6 +88,8 @@ def build_model(
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
+        if packed and claims_to_keep_documents_apart(built) and not is_deepspeed_zero3_enabled():
+            try_documents_apart(built)
         ready = built if model.lora is None else add_lora(built, model.lora)
     if learning is not None:
         train_only_rows(built, learning)

@@ -14,6 +14,8 @@ from cpt.models.inventory import runs_along_the_row
 
 BOUNDS = "cu_seq_lens_q"  # the name that transformers has for them
 FEWEST_BOUNDS = 32
+PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
+TOLERANCE = 0.02  # share of the largest logit; bf16 rounds by 0.004, and kernels for several lengths add up in another order
 
 
 def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -86,6 +88,29 @@ def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
         raise RecipeError(
             f"model.attention: varlen keeps documents apart in attention, and {model.config.model_type} has layers that read a row from "
             "end to end. Use `model.attention: sdpa`, with `data.packing: token_budget` or `none`."
+        )
+
+
+def try_documents_apart(model: PreTrainedModel) -> None:
+    """Compare two documents in one row with each of them alone, where a model's class says that it keeps them apart.
+
+    Raises:
+        RecipeError: it does not.
+    """
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    ids = torch.arange(1, 9, device=embedding.device).unsqueeze(0) % len(embedding)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=embedding.device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        together = model(input_ids=ids, position_ids=positions).logits
+        alone = torch.cat([model(input_ids=ids[:, part], position_ids=positions[:, part]).logits for part in PARTS], dim=1)
+    model.train(was_training)
+    largest = float((together - alone).abs().max())
+    if not largest <= TOLERANCE * float(alone.abs().max()):
+        raise RecipeError(
+            f"{type(model).__name__} says `keeps_documents_apart`, but the second document of a row sees the first: logits differ by "
+            f"{largest:.2g} from those of the document alone. Mend its forward, or write `data.packing: token_budget`."
         )
 
 

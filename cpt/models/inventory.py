@@ -13,7 +13,7 @@ from cpt.models.families.register import register_families
 from cpt.models.quantized import numbers_in
 from cpt.models.zero3 import without_zero3
 
-# State that runs along the row: such layers carry one document into the next, whatever the attention mask says.
+# State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do torch's own.
 RECURRENT = re.compile(
     r"mamba|(?-i:SSM)|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv", re.IGNORECASE
 )
@@ -54,17 +54,25 @@ def isolates_documents(config: PreTrainedConfig) -> bool:
 
     False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear attention): those
     would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where `forward` takes no position_ids, or
-    the mask does not come from them.
+    the mask does not come from them. A class that begins each document with a state of its own says so with
+    `keeps_documents_apart = True`; `build_model` tries it.
     """
     if config.get_text_config().model_type in IGNORES_POSITIONS.split():
         return False
     model = build_on_meta(config)
-    return not runs_along_the_row(model) and "position_ids" in inspect.signature(type(model).forward).parameters
+    runs_on = runs_along_the_row(model) and not claims_to_keep_documents_apart(model)
+    return not runs_on and "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def claims_to_keep_documents_apart(model: PreTrainedModel) -> bool:
+    """Whether its class says that positions which begin anew begin with an empty state."""
+    return bool(getattr(type(model), "keeps_documents_apart", False))
 
 
 def runs_along_the_row(model: nn.Module) -> bool:
     """Whether a layer carries one document into the next."""
-    return any(isinstance(module, nn.Conv1d) or RECURRENT.search(type(module).__name__) for module in model.modules())
+    of_torch = (nn.Conv1d, nn.RNNBase, nn.RNNCellBase)
+    return any(isinstance(module, of_torch) or RECURRENT.search(type(module).__name__) for module in model.modules())
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -87,9 +95,11 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
     looked_up = 0 if tied else model.get_input_embeddings().get_parameter("weight").numel()
     matrices = count_model_parameters(model).active - looked_up
     values = config.to_dict()
-    heads, hidden = int(values.get("num_attention_heads") or values.get("n_head") or 0), int(config.hidden_size)
-    width = heads * int(values.get("head_dim") or (hidden // heads if heads else 0))
-    attention = 2 * int(config.num_hidden_layers) * width * sequence_length
+    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
+    attention = 0.0
+    if heads:  # else there is none, and a config may call its sizes what it likes
+        width = heads * int(values.get("head_dim") or int(config.hidden_size) // heads)
+        attention = 2 * int(config.num_hidden_layers) * width * sequence_length
     return (6 if trains_weights else 4) * matrices + 3 * attention
 
 

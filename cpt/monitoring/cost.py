@@ -14,14 +14,14 @@ COST, TO_GO = "cost", "cost_to_go"
 class Cost(TrainerCallback):
     """Adds `cost` so far and `cost_to_go` to each log of the training loss, in dollars or whatever the price is in.
 
-    It counts from the first step of each start to its last log, evaluations and saves included; steps that were lost were paid for. It must
-    stand behind the callback that adds `seconds_to_go`, and before the one that cuts metrics.jsonl.
+    It counts from the first step of each start to its last log, evaluations and saves included; steps that were lost were paid for.
 
     Args:
         run: the run's folder, whose metrics.jsonl tells what earlier starts came to.
         dollars_per_gpu_hour: of one GPU; without any, of one process.
     """
 
+    # It must stand behind the callback that adds `seconds_to_go`, and before the one that cuts metrics.jsonl.
     def __init__(self, run: Path, *, dollars_per_gpu_hour: float) -> None:
         self.run, self.price = run, dollars_per_gpu_hour
         self.before, self.began = 0.0, 0.0

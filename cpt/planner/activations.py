@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -57,10 +57,10 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
-        try:
-            return Counted(counted(model, setup, 1).times(tokens), counted(model, setup, 2).times(tokens))
-        except (DynamicOutputShapeException, DataDependentOutputException, RuntimeError):  # of routers and their kernels
-            return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
+        for one in (setup, replace(setup, packed=False)):  # where documents begin may decide shapes: then as if each row were one
+            with suppress(DynamicOutputShapeException, DataDependentOutputException, RuntimeError):  # of routers and their kernels
+                return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
+        return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
 
 def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
@@ -86,7 +86,7 @@ def move_from_meta(model: nn.Module) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved.setdefault(id(parameter), fake)  # type: ignore[assignment]
+                setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM keeps a list of its own, which hears of this
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
@@ -113,10 +113,12 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         if isinstance(module, GradientCheckpointingLayer)
         for hook in (module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after, with_kwargs=True))
     ]
-    with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
-        model.base_model(**fake_row(setup, rows))
-    for hook in hooks:
-        hook.remove()
+    try:
+        with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
+            model.base_model(**fake_row(setup, rows))
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not layers:
         return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(size for size, *_ in layers)

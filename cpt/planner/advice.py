@@ -120,7 +120,7 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[st
 
 
 def shipped_profiles() -> list[tuple[str, Zero]]:
-    """Those of the repository, as a recipe names them; none where only the package is installed."""
+    """Those that come with cpt, as a recipe names them."""
     read = [(f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text()))) for file in sorted(PROFILES.glob("*.json"))]
     return [(name, zero) for name, zero in read if zero is not None]
 

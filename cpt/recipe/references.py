@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import cpt
 from cpt.recipe.schema import Reward, Watcher
 from cpt.recipe.sections import child_annotation, is_free_mapping, item_in, presets_of, section_in
 from cpt.recipe.tree import Mistakes, Node, merged
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml, shown_path
+from cpt.shipped import SHIPPED_FILES
 
-REPOSITORY = Path(cpt.__file__).resolve().parents[1]
+REPOSITORY = SHIPPED_FILES  # in an installed package, the part of it that recipes refer to
 
 
 def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:

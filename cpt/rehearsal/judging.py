@@ -13,6 +13,7 @@ from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.verify import verify_path
 from cpt.data.store import size_of
 from cpt.errors import CheckpointError, CptError, LaunchError, ResourceError, TrainingError
+from cpt.extend import import_user_module
 from cpt.hardware import host_memory_gib
 from cpt.recipe.schema import Recipe
 from cpt.rehearsal.comparing import compared
@@ -179,6 +180,8 @@ def judge_export(ended: Ended, export: Path, recipe: Recipe) -> Finding:
     if recipe.model.trust_remote_code:
         return good("export", f"{size}; not loaded here, since it needs code of its own")
     try:
+        if recipe.model.import_ is not None:
+            import_user_module(recipe.model.import_)
         config = AutoConfig.from_pretrained(export)
         dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
         logits = logits_in_another_process(export, proof_text(AutoTokenizer.from_pretrained(export), config), dtype)

@@ -1,4 +1,4 @@
-"""`cpt chat MODEL`: Hugging Face's chat in the terminal (`transformers chat`), with the server that it needs started for it."""
+"""`cpt chat MODEL`: Hugging Face's chat in the terminal (`transformers chat`) with the server that it needs, or a page in the browser."""
 
 import os
 import signal
@@ -10,22 +10,49 @@ from typing import Annotated
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.errors import CheckpointError
+from cpt.errors import CheckpointError, LaunchError
 from cpt.serving.checks import check_servable
 from cpt.serving.serve import Dtype, ModelName
 
-HOST = "127.0.0.1"
+HOST, PORT = "127.0.0.1", 7860
 
 
 def command(
     model: ModelName,
     flags: Annotated[list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")] = None,
+    browser: Annotated[
+        bool,
+        typer.Option("--browser", help="On a page in the browser: base and trained model side by side, with a chat template or without."),
+    ] = False,
+    against: Annotated[str | None, typer.Option(help="The other model of the page; by default the base that the run began with.")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the base away from the page.")] = False,
+    host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, and nothing asks them for a key.")] = HOST,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
 ) -> None:
-    """Chat with a model; !exit or Ctrl-C ends it."""
+    """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both."""
     disable_progress_bar()
+    if browser:
+        if alone and against is not None:
+            raise LaunchError("--alone leaves the other model away, and --against names it. Give one of them.")
+        from cpt.serving.browser import chat_in_browser  # torch, which the terminal's process does not need
+
+        chat_in_browser(
+            model,
+            against,
+            alone=alone,
+            host=host,
+            port=port,
+            words=flags or (),
+            system_prompt=system_prompt,
+            dtype=dtype,
+            device=device,
+        )
+        return
+    if alone or against is not None or (host, port) != (HOST, PORT):
+        raise LaunchError("--against, --alone, --host and --port are of the page in the browser. Add --browser.")
     servable = check_servable(model)
     if not servable.has_chat_template:
         raise CheckpointError(

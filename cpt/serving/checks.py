@@ -10,16 +10,17 @@ import transformers
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.import_utils import is_serve_available
 
 from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.proof import brings_its_code
 from cpt.checkpoints.trained import TOKENIZER_FILES
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
 from cpt.models.config import read_config
 from cpt.models.families.register import FAMILIES
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
+from cpt.serving.own_models import can_be_served, import_own_code
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,11 @@ class Servable:
     has_chat_template: bool
 
 
-def check_servable(model: str) -> Servable:
+def check_servable(model: str, module: str | None = None) -> Servable:
     """A folder's files, one by one, or that the Hub's cache has the id; of a finished run its exported model.
+
+    Args:
+        module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
 
     Raises:
         CheckpointError: the folder is no complete model, or an adapter, or in a format that only this package reads.
@@ -42,6 +46,7 @@ def check_servable(model: str) -> Servable:
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
     folder = Path(model).expanduser()
     if folder.is_dir():
+        import_own_code(folder, module)
         name = str(check_folder(folder))
     elif folder.exists():
         raise CheckpointError(f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER")
@@ -89,10 +94,14 @@ def check_folder(folder: Path) -> Path:
 def check_architecture(folder: Path) -> None:
     """Hugging Face's server takes the class that config.json names, and nothing else."""
     architectures = json.loads((folder / "config.json").read_text()).get("architectures") or ["(none named)"]
-    if architectures[0] not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    if not can_be_served(architectures[0]):
+        remedy = (
+            "Name the module that registers it: --import package.module"
+            if brings_its_code(folder)
+            else "Export the model with cpt export, or install the version of transformers that knows it."
+        )
         raise CheckpointError(
-            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers {transformers.__version__}. "
-            "Export the model with cpt export, or install the version of transformers that knows it."
+            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers {transformers.__version__}. {remedy}"
         )
 
 

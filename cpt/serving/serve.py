@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.serving.checks import Servable, check_port, check_servable
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+OwnModule = Annotated[str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")]
 ModelName = Annotated[str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")]
 
 
@@ -24,10 +25,11 @@ def command(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+    module: OwnModule = None,
 ) -> None:
     """Serve a model until Ctrl-C or SIGTERM."""
     disable_progress_bar()
-    servable = check_servable(model)
+    servable = check_servable(model, module)
     check_port(host, port)
     from cpt.serving.server import serving  # fastapi, which check_servable has found
 
