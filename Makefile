@@ -23,8 +23,8 @@ GPUS ?= 4
 ARGS ?=
 
 export PATH := $(BIN):$(PATH)
-# Two tests at a time on two cores: one thread each. What DeepSpeed compiles belongs to the environment that compiled it.
-PYTEST := OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
+# Two tests at a time on two cores: one thread each; what is compiled of cpt is kept for the processes that tests start. What DeepSpeed compiles belongs to the environment that compiled it.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 
 .PHONY: help setup demo test test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
@@ -71,7 +71,7 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 check: lint test ## what CI runs: lint, then the test suite
 
-bench-data: bench-peers ## measure the data layer beside what else one would use: 25 minutes on 4 cores; then the README's tables
+bench-data: bench-peers ## measure the data layer beside what else one would use: 25 minutes on 4 cores; then the tables of docs/data.md
 	$(BIN)/python -m benchmarks.data $(ARGS)
 
 bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs, in CPT_BENCH_ENVS or ~/.cache/cpt-bench
@@ -87,10 +87,10 @@ bench-gpu: $(INSTALLED) ## training steps on a GPU beside four other ways: 9 min
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 	$(BIN)/python -m benchmarks.gpu.page
 
-bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then the README
+bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then docs/stages.md
 	$(BIN)/python -m benchmarks.packing $(ARGS)
 
-bench-step: $(INSTALLED) ## the host's part of a step beside a bare loop and the plain Trainer: 2 minutes; then the README
+bench-step: $(INSTALLED) ## the host's part of a step beside a bare loop and the plain Trainer: 2 minutes; then docs/step.md
 	$(BIN)/python -m benchmarks.step $(ARGS)
 
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores

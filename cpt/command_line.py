@@ -7,13 +7,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_command
 
+from cpt.command_signature import command_of
+from cpt.console import settle
 from cpt.errors import CptError, Interrupted
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
@@ -34,12 +33,15 @@ NO_TELEMETRY = {
 """What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own environment asks for it."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
+settle(os.environ, on_terminal=sys.stderr.isatty())
+
+NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 
 def run_command(function: Callable[..., None]) -> None:
     """Run a function's command line, as `python cpt/train.py` does."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(function)
+    app.command(context_settings=NAMES_OF_HELP)(function)
     run_app(app)
 
 
@@ -63,29 +65,15 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> 
 
 
 def app_of(commands: Mapping[str, str]) -> typer.Typer:
-    """A command with commands of its own, of which only the one that is going to run is imported: torch takes seconds.
+    """A command with commands of its own, each imported when it is called.
 
     Args:
         commands: name -> `module:function`.
     """
-
-    class ImportedWhenUsed(TyperGroup):
-        """As typer asks for its commands."""
-
-        def list_commands(self, ctx: Any) -> list[str]:
-            """All names."""
-            return list(commands)
-
-        def get_command(self, ctx: Any, cmd_name: str) -> Any:
-            """A command, None where there is none of that name."""
-            if cmd_name not in commands:
-                return None
-            module, _, function = commands[cmd_name].partition(":")
-            one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            one.command(cmd_name)(vars(import_module(module))[function])
-            return get_command(one)
-
-    return typer.Typer(cls=ImportedWhenUsed, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    for name, target in commands.items():
+        app.command(name)(command_of(target))
+    return app
 
 
 def show_log() -> None:

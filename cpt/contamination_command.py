@@ -24,7 +24,12 @@ def command(
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every place that is known to this file.")] = None,
 ) -> None:
-    """Search all training sources for the evaluation's documents; the exit code is 2 where any is found."""
+    """Search all training sources for the evaluation's documents; the exit code is 2 where any is found.
+
+    Exit code 2 where any is found.
+
+    Example: cpt contamination recipe.yaml --task hellaswag --json found.json
+    """
     show_log()
     loaded = load_recipe(recipe, overrides or ())
     found = contamination_of(loaded, task or (), task_folder)

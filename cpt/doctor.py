@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 from packaging.requirements import Requirement
-from rich.console import Console
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cpt.cluster.check import DEFAULT_SECONDS, seconds_allowed
 from cpt.cluster.node_names import read_nodes
@@ -21,9 +22,11 @@ from cpt.cluster.one_node import check_this_node
 from cpt.cluster.over_ssh import Wish, check_over_ssh
 from cpt.cluster.place import place_of_node
 from cpt.cluster.showing import show_complaints
+from cpt.console import open_console
 from cpt.errors import LaunchError
-from cpt.hardware import INSTALL_LINES, Machine, describe_machine
+from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
+from cpt.versions import CUDAS, CXX20_TORCH, LINES, Installed, built_for_another_torch, minor_of, nearest_line
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
@@ -35,12 +38,13 @@ EXTRAS = {  # package -> (what is missing without it, install line)
     "matplotlib": ("pictures (`cpt mixture --plot`)", "pip install matplotlib"),
     "bitsandbytes": ("8-bit optimizers, 4-bit weights", "pip install bitsandbytes"),
 }
-FOR_GPUS = {
-    "flash_attn": ("FlashAttention 2: packed rows run through sdpa with a mask, slower", "pip install flash-attn --no-build-isolation"),
-    "flash_attn_interface": ("FlashAttention 3, for Hopper GPUs", "build hopper/ of github.com/Dao-AILab/flash-attention"),
-    "mamba_ssm": ("Mamba kernels: Nemotron-H and Mamba run many times slower", "pip install mamba-ssm --no-build-isolation"),
-    "causal_conv1d": ("Mamba kernels, the convolution", "pip install causal-conv1d --no-build-isolation"),
+KERNELS = {  # package -> what is missing without it
+    "flash-attn": "`model.attention: flash_attention_2`; without it `auto` takes torch's own varlen_attn",
+    "mamba-ssm": "Mamba kernels: Nemotron-H and Mamba run many times slower",
+    "causal-conv1d": "Mamba kernels, the convolution",
 }
+FLASH_3 = ("FlashAttention 3, for Hopper GPUs", "build hopper/ of github.com/Dao-AILab/flash-attention")
+PAGE = "docs/installing.md"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def compare_nodes(wish: Wish) -> int:
     complaints, fits = check_over_ssh(wish)
     code = show_complaints(complaints, len(wish.nodes))
     if fits:
-        Console().print(escape(fits), soft_wrap=True)
+        open_console().print(escape(fits))
     return code
 
 
@@ -101,11 +105,15 @@ def run_doctor(folder: Path = Path()) -> int:
         folder: whose disk is meant.
     """
     findings = list(examine(describe_machine(folder)))
-    table = Table("part", "here", "what that costs", "remedy", title="This machine")
+    console = open_console()
+    table = Table(*(Column(title, overflow="fold") for title in ("part", "here", "what that costs")), title="This machine")
     for finding in findings:
         style = "red" if finding.broken else "yellow" if finding.costs else None
-        table.add_row(*map(escape, (finding.part, finding.here, finding.costs, finding.remedy)), style=style)
-    Console().print(table)
+        table.add_row(*map(escape, (finding.part, finding.here, finding.costs)), style=style)
+    console.print(table)
+    for finding in findings:
+        if finding.remedy:  # whole, to be copied
+            console.print(f"{finding.part}: {finding.remedy}", markup=False)
     return 2 if any(finding.broken for finding in findings) else 0
 
 
@@ -113,11 +121,16 @@ def examine(machine: Machine) -> Iterator[Finding]:
     """All rows: the machine, then what is installed on it."""
     yield from examine_gpus(machine)
     yield from examine_torch(bool(machine.gpus))
+    installed = what_is_installed()
+    if installed is not None:
+        yield from examine_versions(installed)
+        yield from examine_fit(machine.gpus, installed.cuda)
     yield from examine_programs(machine)
     yield from examine_room(machine)
     yield from examine_stack()
-    if machine.gpus:
-        yield from (examine_package(name, *told) for name, told in FOR_GPUS.items())
+    if machine.gpus and installed is not None:
+        yield from (examine_kernel(name, installed) for name in KERNELS)
+        yield examine_package("flash_attn_interface", *FLASH_3)
     yield from (examine_package(name, *told) for name, told in EXTRAS.items())
 
 
@@ -154,6 +167,60 @@ def examine_torch(has_gpu: bool) -> Iterator[Finding]:
             "" if varlen else "no packing without a mask",
             "" if varlen else "torch>=2.11",
         )
+
+
+def what_is_installed() -> Installed | None:
+    """For the comparison with the lines of versions; None where torch cannot be imported."""
+    try:
+        import torch  # here, as above
+    except (ImportError, OSError):
+        return None
+    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Installed(str(torch.__version__), torch.version.cuda, {canonicalize_name(name): packages[name] for name in packages}, python)
+
+
+def examine_versions(installed: Installed) -> Iterator[Finding]:
+    """Whether all versions are those of one line of the page, and which of them are not."""
+    line, others = nearest_line(installed)
+    if not others:
+        ground = "cpt's tests ran with these versions" if line.has_run else "from what the projects publish; the tests ran on a CPU only"
+        yield Finding("versions", f"line `{line.name}` of {PAGE}: {ground}")
+    for number, other in enumerate(others):
+        costs = f"outside the lines of {PAGE}; nearest: `{line.name}`" if number == 0 else f"`{line.name}` has another one too"
+        if other.package == "torch" and installed.cuda and Version(installed.torch) >= CXX20_TORCH:
+            costs += "; the newest flash-attn, mamba-ssm and causal-conv1d do not compile for it (C++20)"
+        yield Finding(f"versions: {other.package}", f"{other.here} (`{line.name}`: {other.there})", costs, other.install_line)
+
+
+def examine_fit(gpus: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
+    """Whether torch's CUDA has code for these GPUs, and their driver is new enough for it."""
+    known = CUDAS.get(cuda or "")
+    if known is None:
+        return
+    for gpu in gpus:
+        if not known.has_code_for(gpu.compute_capability):
+            there = [each for each in reversed(LINES) if each.cuda and CUDAS[each.cuda].has_code_for(gpu.compute_capability)]
+            remedy = there[-1].torch_line if there else f"no line of {PAGE} is for this GPU"
+            costs = f"torch for CUDA {cuda} has no code for compute capability {gpu.compute_capability}"
+            yield Finding(f"{gpu.name} and torch", f"CUDA {cuda}", costs, remedy, broken=True)
+        if int(gpu.driver.partition(".")[0]) < known.least_driver:
+            costs = f"CUDA {cuda} needs driver {known.least_driver} or newer"
+            yield Finding(f"{gpu.name} and its driver", gpu.driver, costs, f"a newer driver, or another line of {PAGE}", broken=True)
+
+
+def examine_kernel(package: str, installed: Installed) -> Finding:
+    """A package that was compiled for one torch: the line that installs it, and whether it is the torch that is here."""
+    line, _ = nearest_line(installed)
+    wheel = line.wheel(package) if line.cuda == installed.cuda and minor_of(line.torch) == minor_of(installed.torch) else None
+    remedy = wheel.install_line(installed.python) if wheel else f"nobody is known to build it for torch {installed.torch}: {PAGE}"
+    here = installed.packages.get(package)
+    if here is None:
+        return Finding(package, "missing", KERNELS[package], remedy)
+    other = built_for_another_torch(here, installed.torch)
+    if other is not None:
+        return Finding(package, here, f"it was built for torch {other}: its import ends with `undefined symbol`", remedy)
+    return Finding(package, here)
 
 
 def examine_programs(machine: Machine) -> Iterator[Finding]:

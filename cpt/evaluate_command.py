@@ -29,7 +29,7 @@ def command(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, or a run's folder.")],
     against: Annotated[str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="Or name=path: a held-out set of your own. Repeat it.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A held-out set of your own, name=path. Repeat it.")] = None,
     domain_test: Annotated[list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
@@ -39,10 +39,15 @@ def command(
     needle: Annotated[list[int] | None, typer.Option(min=1, help="Find a sentence in a text of so many tokens. Repeat it.")] = None,
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the domain test's questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the domain test's questions.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file too.")] = None,
 ) -> None:
-    """Measure held-out text, a domain test and tasks; one line of verdict each."""
+    """Measure held-out text, a domain test and tasks; one line of verdict each.
+
+    One line of verdict for each measure: a paired difference with its 95 % interval.
+
+    Example: cpt evaluate runs/my-run --against Qwen/Qwen2.5-1.5B --task hellaswag --limit 200
+    """
     show_log()
     disable_progress_bar()
     join_processes({})

@@ -48,23 +48,28 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
     gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')] = None,
     gpus: Annotated[int | None, typer.Option(help="How many of them, on all machines together.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="How many machines.", min=1)] = 1,
     gpus_per_node: Annotated[int | None, typer.Option(help="How many GPUs each of them has.", min=1)] = None,
     links: Annotated[str | None, typer.Option(help='What connects them: "nvlink4, 8 x infiniband400", "ethernet10", ...')] = None,
     storage_gbps: Annotated[float | None, typer.Option(help="GB a second that a machine writes checkpoints with.", min=0.001)] = None,
-    hours_between_failures: Annotated[float | None, typer.Option(help="Of the whole job, where you know.", min=0.01)] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="Of each, where the table does not know it.", min=0.1)] = None,
-    peak_tflops: Annotated[float | None, typer.Option(help="Likewise: its dense bf16 peak.", min=0.1)] = None,
+    hours_between_failures: Annotated[float | None, typer.Option(help="Mean hours between failures of the whole job, where you know them.", min=0.01)] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="GiB of memory of each GPU, where cpt does not know its name.", min=0.1)] = None,
+    peak_tflops: Annotated[float | None, typer.Option(help="Dense bf16 peak of each GPU in TFLOP/s, where cpt does not know its name.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
     mfu: Annotated[float, typer.Option(help="Share of the GPU's peak that is reached.", min=0.01, max=1)] = ASSUMED_MFU,
     measured: Annotated[Path | None, typer.Option(help="A run whose measured tokens a second count instead.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="For the cost in money, in any currency.", min=0)] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Price of one GPU for an hour, in any currency: the plan then tells the cost.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Run a whole step without memory beside, and compare.")] = False,
     write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
-    """Memory, time and money of a run, before anything is downloaded."""
+    """Memory, time and money of a run, before anything is downloaded.
+
+    Nothing is downloaded but the model's config. Exit code 3 where the run does not fit.
+
+    Example: cpt plan recipe.yaml --gpu "RTX 4090" --gpus 1 --write fits.yaml
+    """
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, find_gpus(), links)
     figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}

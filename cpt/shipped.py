@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def folder_of_shipped_files() -> Path:
-    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel; a clone has them beside the package."""
+    """The folder of `recipes/`, `deepspeed_configs/` and `launch/`: setup.py puts them into the wheel, a clone has them at its top."""
     package = Path(__file__).resolve().parent
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parent

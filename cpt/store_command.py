@@ -12,13 +12,19 @@ from cpt.data.store_entries import Entry, complaint, entries, remove, to_prune
 from cpt.errors import DataError, RecipeError
 
 GIB = 2**30
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+COMMANDS = {  # name -> module:function
+    "list": "cpt.store_command:list_command",
+    "verify": "cpt.store_command:verify_command",
+    "prune": "cpt.store_command:prune_command",
+}
 Folder = Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")]
 
 
-@app.command("list")
 def list_command(cache: Folder = None) -> None:
-    """List what is kept: what was used last first."""
+    """List what is kept: what was used last first.
+
+    Example: cpt store list
+    """
     found = entries(cache or default_cache_dir())
     table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
     for entry in found:
@@ -35,9 +41,11 @@ def list_command(cache: Folder = None) -> None:
     )
 
 
-@app.command("verify")
 def verify_command(cache: Folder = None) -> None:
-    """Read all stored tokens and compare them with what was written; exit code 2 where they differ."""
+    """Read all stored tokens and compare them with what was written; exit code 2 where they differ.
+
+    Example: cpt store verify --cache /data/cpt
+    """
     found = [entry for entry in entries(cache or default_cache_dir()) if entry.kind == "tokens"]
     complaints = [problem for entry in found if (problem := complaint(entry)) is not None]
     if complaints:
@@ -47,15 +55,17 @@ def verify_command(cache: Folder = None) -> None:
     typer.echo(f"{len(found) - passed_over} entries are what was written{also}.")
 
 
-@app.command("prune")
 def prune_command(
     cache: Folder = None,
     unused_days: Annotated[float | None, typer.Option(help="Remove what no run has opened for so many days.")] = None,
     keep_gib: Annotated[float | None, typer.Option(help="Remove what was not used for longest until so much is left.")] = None,
-    leftovers: Annotated[bool, typer.Option(help="Remove what killed runs and other versions of cpt left behind.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    leftovers: Annotated[bool, typer.Option("--leftovers", help="Remove what killed runs and other versions of cpt left behind.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove entries; what a running process uses stays."""
+    """Remove entries; what a running process uses stays.
+
+    Example: cpt store prune --unused-days 30 --dry-run
+    """
     if unused_days is None and keep_gib is None and not leftovers:
         raise RecipeError("nothing to go by. Give --unused-days, --keep-gib or --leftovers.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)

@@ -112,15 +112,22 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="With --supervise: how many, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='With --supervise: its words, such as "accelerate launch".')] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: how many in an hour.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="With --supervise: processes on this machine, one per GPU.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='With --supervise: the launcher to start them with, such as "accelerate launch".')] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = 10,
     resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
 ) -> None:
-    """Run a recipe."""
+    """Run a recipe.
+
+    `key.path=value` changes any key of the recipe. A run of that name that was interrupted goes on; a finished one is told and left.
+
+    `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
+
+    Example: cpt train recipe.yaml budget.tokens=10_000_000 name=first-try
+    """
     show_log()
     disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)

@@ -21,7 +21,12 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
 ) -> None:
-    """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one page."""
+    """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one page.
+
+    `cpt train` does the same at the end of a run.
+
+    Example: cpt verdict runs/my-run
+    """
     show_log()
     disable_progress_bar()
     finished = Run(run)

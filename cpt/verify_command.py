@@ -17,7 +17,12 @@ def command(
     path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
-    """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written."""
+    """Verify sizes and hashes of checkpoints; exit code 2 where something is not as it was written.
+
+    Sizes and hashes of all files are read; exit code 2 where something is not as it was written.
+
+    Example: cpt verify runs/my-run
+    """
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
     if as_json:

@@ -1,6 +1,5 @@
 """Texts and a base model of a few seconds, for the commands of the guides: prose out of this Python's own documentation, and its code."""
 
-import ast
 import shutil
 import sysconfig
 import tempfile
@@ -11,15 +10,16 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from cpt.demo.corpus import paragraphs, read_topics, split_code
-from cpt.tokenizer.train_bpe import train_bpe
+from cpt.data.fill_in_the_middle import MARKS
+from cpt.demo.corpus import read_topics, split_code
+from cpt.tokenizer.train_bpe import SPECIAL_TOKENS, train_bpe
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-VOCABULARY_SIZE, ROW, ROWS_AT_ONCE, STEPS = 1024, 128, 8, 160
+VOCABULARY_SIZE, ROW, ROWS_AT_ONCE, STEPS = 1024, 128, 8, 120
 
 
 def write_base(folder: Path, *, chat_template: bool = False) -> Path:
-    """A Llama of 0.2M parameters that has read the prose of `prose()`: bad at it, and better at it than at anything else."""
+    """A Llama of 0.2M parameters that has read `prose()`; its tokenizer has marks for filling in the middle, as Qwen's."""
     shutil.copytree(trained_base(), folder)
     if not chat_template:
         (folder / "chat_template.jinja").unlink()
@@ -31,7 +31,7 @@ def trained_base() -> Path:
     """Made once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="cpt-guides-")) / "base"
     texts = prose()
-    tokenizer = train_bpe(texts, VOCABULARY_SIZE, folder)
+    tokenizer = train_bpe(texts, VOCABULARY_SIZE, folder, special_tokens=[*SPECIAL_TOKENS, *MARKS[0]])
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
@@ -106,8 +106,3 @@ def manuals(most: int) -> dict[str, list[str]]:
             break
     return found
 
-
-def first_sentence(text: str) -> str:
-    """What a module says that it is."""
-    first = paragraphs(ast.get_docstring(ast.parse(text)) or "")
-    return first[0] if first else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers.processors import ByteLevel
 
-from benchmarks.data import plots, readme
+from benchmarks.data import page, plots
 from benchmarks.data.corpus import Facts, path_of, texts_of, write_corpora, write_parts
 from benchmarks.data.peers.clock import LENGTH, Job, Measured
 from benchmarks.data.results import RESULTS, write_results
@@ -74,7 +74,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     if not options.results:
         plots.main()
-        readme.main()
+        page.main()
 
 
 def make_tokenizer(texts: list[str], vocabulary: int, folder: Path) -> None:
@@ -108,7 +108,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=24_000)
     parser.add_argument("--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one")
     parser.add_argument(
-        "--results", type=Path, help="folder for them; by default benchmarks/results, and then the README's part is made too"
+        "--results", type=Path, help="folder for them; by default benchmarks/results, and then the part of docs/data.md is made too"
     )
     return parser.parse_args()
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.packing`: real tokens a second of supervised fine-tuning, packed and padded. Five minutes on one core.
 
 The systems take turns, each a short run on the same conversations, whose lengths are log-normal; processor time for each real token,
-which is one that is not padding, beside that of the padded run of the same turn. Writes benchmarks/results/packing.json and a part of the
-README.
+which is one that is not padding, beside that of the padded run of the same turn. Writes benchmarks/results/packing.json and a part of
+docs/stages.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.measurement import measurement
 from benchmarks.packing.systems import CONVERSATIONS, MEDIAN, SEQUENCE_LENGTH, SIGMA, SYSTEMS, prepare
 
 ROOT = Path(__file__).parents[2]
-RESULTS, README = ROOT / "benchmarks" / "results" / "packing.json", ROOT / "README.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "packing.json", ROOT / "docs" / "stages.md"
 BEGIN, END = "<!-- python -m benchmarks.packing: begin -->\n", "<!-- python -m benchmarks.packing: end -->\n"
 OURS, TARGET = "cpt, packed", 0.5
 PADDED = ("cpt, padded to the row", "TRL's SFTTrainer, padded to the longest")
@@ -46,7 +46,7 @@ def main() -> None:
         print(f"{row['name']}: {row['measured']:.3f} {row['quartiles']}")
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
     if asked.write == RESULTS:
-        README.write_text(with_part(README.read_text(), BEGIN, END, part(results), "README.md"))
+        PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, part(results), "docs/stages.md"))
 
 
 def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    """The README's."""
+    """That of docs/stages.md."""
     lines = ["| supervised fine-tuning, processor time of a real token | target | median | quartiles |", "| --- | ---: | ---: | ---: |"]
     for row in results["measurements"]:
         low, high = row["quartiles"]

@@ -3,7 +3,7 @@
 A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all default guards and
 monitors on. The three take turns of some steps each, so that whatever else the machine does meets all of them; a turn of ours beside the
 loop's turn just before it is one pair. Processor time. Writes benchmarks/results/step.json,
-docs/pictures/step.png and a part of the README.
+docs/pictures/step.png and a part of docs/step.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmarks.step.systems import MARK, SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "step.json"
-PICTURE, README = ROOT / "docs" / "pictures" / "step.png", ROOT / "README.md"
+PICTURE, PAGE = ROOT / "docs" / "pictures" / "step.png", ROOT / "docs" / "step.md"
 BEGIN, END = "<!-- python -m benchmarks.step: begin -->\n", "<!-- python -m benchmarks.step: end -->\n"
 TARGET = 1.05
 WARMING = 3  # turns that are not counted
@@ -49,7 +49,7 @@ def main() -> None:
     asked.write.write_text(json.dumps(results, indent=1) + "\n")
     if asked.write == RESULTS:
         draw(results["samples"], PICTURE)
-        README.write_text(with_part(README.read_text(), BEGIN, END, part(results), "README.md"))
+        PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, part(results), "docs/step.md"))
 
 
 def measure(folder: Path, turns: int, steps: int) -> dict[str, list[float]]:
@@ -108,13 +108,13 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    """The README's."""
+    """That of docs/step.md."""
     lines = ["| processor time of a step, where the host is the limit | target | median | quartiles |", "| --- | ---: | ---: | ---: |"]
     for row in results["measurements"]:
         if row["unit"] == "ratio":
             low, high = row["quartiles"]
             lines.append(f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |")
-    return "\n".join(lines) + "\n\n![Each turn beside the bare loop's turn before it](docs/pictures/step.png)\n"
+    return "\n".join(lines) + "\n\n![Each turn beside the bare loop's turn before it](pictures/step.png)\n"
 
 
 def draw(samples: dict[str, list[float]], path: Path) -> None:

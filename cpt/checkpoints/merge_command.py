@@ -13,9 +13,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.average import write_average
 from cpt.checkpoints.export import finish
-from cpt.checkpoints.export_command import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
 from cpt.checkpoints.model_folder import weight_files
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
+from cpt.checkpoints.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
 from cpt.checkpoints.servable import check_vocabulary, describe_for_servers
 from cpt.checkpoints.task_arithmetic import write_chat_vector
 from cpt.checkpoints.trained import TOKENIZER_FILES, find_trained, stored_dtype
@@ -37,7 +37,12 @@ def command(
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
     tolerance: Annotated[float | None, typer.Option(help="lora: largest difference allowed, as a share of the largest logit.")] = None,
 ) -> None:
-    """Make one model of several; what cannot be added is refused before anything is written."""
+    """Make one model of several; what cannot be added is refused before anything is written.
+
+    What cannot be added is refused before anything is written.
+
+    Example: cpt merge --method lora base-model runs/my-run/final --output merged
+    """
     disable_progress_bar()
     refuse_odd_wishes(output, max_shard_size, None, False)
     folders = models or []

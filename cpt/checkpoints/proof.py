@@ -103,13 +103,20 @@ def difference(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, toler
 
 
 def logits_in_another_process(
-    folder: Path, text: ProofText, dtype: torch.dtype, *, pth: Path | None = None, base: str | None = None
+    folder: Path,
+    text: ProofText,
+    dtype: torch.dtype,
+    *,
+    pth: Path | None = None,
+    base: str | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
     """The logits that plain transformers gets from an export, in a process of its own in which this package cannot be imported.
 
     Args:
         pth: read the weights from this file instead of the folder's.
         base: the folder holds an adapter of this model, which peft puts on it.
+        device: where the model is loaded to, instead of the CPU.
 
     Raises:
         CheckpointError: it cannot be loaded there.
@@ -125,6 +132,7 @@ def logits_in_another_process(
             "pth": str(pth.absolute()) if pth else None,
             "base": base,
             "adapter": base is not None,
+            "device": device,
             "own_code": brings_its_code(folder),
             "output": str(output),
         }

@@ -43,7 +43,7 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
     if info["missing_keys"] or info["unexpected_keys"]:
         raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}")
     with torch.no_grad():
-        return model.eval()(torch.tensor([ids]), use_cache=False).logits[0].float()
+        return model.eval()(torch.tensor([ids], device=model.device), use_cache=False).logits[0].float().cpu()
 
 
 def loaded(model_and_info: Any) -> tuple[Any, dict[str, Any]]:

@@ -22,7 +22,12 @@ def command(
     html_file: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML page with curves too.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write it as JSON too.")] = None,
 ) -> None:
-    """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed, memory, events."""
+    """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed, memory, events.
+
+    Losses are compared at the same number of tokens; what could not be compared is listed too.
+
+    Example: cpt compare with-replay without-replay --html comparison.html
+    """
     if len(runs) < 2:
         raise CheckpointError(f"one run has nothing to be compared with. Name another one: cpt compare {runs[0]} RUN")
     comparison = compare([find_run(run) for run in runs])

@@ -31,7 +31,12 @@ def command(
     seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(map(str, SEEDS)),
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")] = None,
 ) -> None:
-    """Run the demo; what is finished already in the folder is not done again."""
+    """Run the demo; what is finished already in the folder is not done again.
+
+    What is finished already in the folder is not done again.
+
+    Example: cpt demo --seeds 4,5
+    """
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:

@@ -1,10 +1,10 @@
 """What quantising costs: bits per byte, the shift of the probabilities, the first choices; and how much of it is allowed.
 
-Two bounds, and the smaller holds. **A smaller model**: quantising buys memory, and memory can be had by training a model of fewer parameters,
-too. By the fit of Besiroglu et al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022), the part of the loss that hangs on
-the number of parameters N is 482.01 N^-0.3478 nats a token; a model of the size that the quantised one has, unquantised, would lose the
-difference. A quantised model that loses more is not worth its memory. **The run**: what quantising loses may be no more than half of what the
-run gained on its own held-out text; otherwise most of the training would be thrown away on the way out.
+Two bounds, and the smaller holds. **A smaller model**: quantising saves memory, and so would fewer parameters. By the fit of Besiroglu et
+al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the part of the loss that hangs on the number of parameters N is
+482.01 N^-0.3478 nats a token; a model of the size that the quantised one has, unquantised, would lose the difference. A quantised model that
+loses more is not worth its memory. **The run**: what quantising loses may be no more than half of what the run gained on its own held-out
+text; otherwise most of the training would be thrown away on the way out.
 """
 
 import math
@@ -55,9 +55,10 @@ class Cost:
         return self.rise <= self.allowed
 
     def __str__(self) -> str:
+        rise, allowed = self.rise / self.before, self.allowed / self.before
         return (
-            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({self.rise / self.before:+.2%}, allowed {self.allowed / self.before:+.2%}: "
-            f"{self.reason}); mean KL divergence {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
+            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}, allowed {allowed:+.2%}: {self.reason}); "
+            f"mean KL divergence {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
         )
 
 
@@ -79,7 +80,7 @@ def cost(before: Sequence[torch.Tensor], after: Logits, text: JudgedText, bound:
         same += int((old.argmax(-1) == new.argmax(-1)).sum())
     tokens = text.num_predicted
     old_bits, new_bits = (nats / math.log(2) / text.num_bytes).tolist()
-    allowed, reason = bound.in_bits_per_byte(tokens / text.num_bytes)
+    allowed, reason = bound.in_bits_per_byte(old_bits, tokens / text.num_bytes)
     return Cost(old_bits, new_bits, divergence / tokens, same / tokens, allowed, reason)
 
 
@@ -104,7 +105,7 @@ class Bound:
         parameters: of the model.
         share: bytes after over bytes before, 16 bits a parameter.
         gain: bits per byte that the run gained on its held-out text; None where nobody knows.
-        stated: the user's own limit, a share of the bits per byte... of the unquantised model; it holds alone.
+        stated: the user's own limit, a share of the unquantised model's bits per byte; it holds alone.
     """
 
     parameters: int
@@ -112,8 +113,10 @@ class Bound:
     gain: float | None = None
     stated: float | None = None
 
-    def in_bits_per_byte(self, tokens_per_byte: float) -> tuple[float, str]:
+    def in_bits_per_byte(self, before: float, tokens_per_byte: float) -> tuple[float, str]:
         """The bound and its reason."""
+        if self.stated is not None:
+            return self.stated * before, "--max-rise"
         nats = SIZE_FACTOR * self.parameters**-SIZE_POWER * (self.share**-SIZE_POWER - 1)
         smaller = max(0.0, nats) / math.log(2) * tokens_per_byte
         if self.gain is not None and self.gain * SHARE_OF_GAIN < smaller:

@@ -93,7 +93,7 @@ def in_windows(where: str, documents: Iterable[str], tokenizer: PreTrainedTokeni
             window = ids[start : start + length]
             if len(window) > 1:
                 windows.append(window)
-                num_bytes += len(tokenizer.decode(window[1:]).encode())
+                num_bytes += len(str(tokenizer.decode(window[1:])).encode())
                 left -= len(window)
         if left < 2:
             break

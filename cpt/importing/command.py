@@ -38,7 +38,12 @@ def command(
     gpus: Annotated[int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
-    """Write a recipe that does the same, and list every key of the config: carried over, otherwise, or not."""
+    """Write a recipe that does the same, and list every key of the config: carried over, otherwise, or not.
+
+    Every key of the config is listed: carried over, otherwise, or not.
+
+    Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
+    """
     ledger = imported(config, tool, gpus)
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")

@@ -30,7 +30,7 @@ def command(
     gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu.')] = None,
     gpus: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="For the cost in money, in any currency.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Price of one GPU for an hour, in any currency: the recipe then tells the cost.")] = None,
     general: Annotated[str | None, typer.Option(help="What is replayed: documents of yours, a Hub dataset, or none.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget, instead of so many times through the documents.", min=1)] = None,
@@ -39,7 +39,12 @@ def command(
     shift: Annotated[Shift | None, typer.Option(help="How far the documents are from what the base read, where you know.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
-    """Write a recipe for these documents, this model and this machine; without the three, ask for them."""
+    """Write a recipe for these documents, this model and this machine; without the three, ask for them.
+
+    Without documents, model and GPU it asks for them, one after the other.
+
+    Example: cpt init papers/ --model Qwen/Qwen2.5-1.5B --gpu "RTX 4090" --price-per-gpu-hour 0.4
+    """
     if None in (documents, model, gpu):
         documents, model, gpu, price_per_gpu_hour = ask(documents, model, gpu, price_per_gpu_hour)
     assert documents is not None and model is not None and gpu is not None, "they were asked for"

@@ -38,7 +38,7 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(help="Processes on each of them, one per GPU.")] = 1,
-    engine: Annotated[str, typer.Option("--with", help=f"{', '.join(ENGINES)}.")] = "torchrun",
+    engine: Annotated[str, typer.Option("--with", help=f"What starts the processes: {', '.join(ENGINES)}.")] = "torchrun",
     hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")] = None,
@@ -46,13 +46,18 @@ def command(
     interface: Annotated[str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")] = None,
     venv: Annotated[Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")] = None,
     no_ssh: Annotated[bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")] = False,
-    partition: Annotated[str | None, typer.Option(help="Of SLURM.")] = None,
-    account: Annotated[str | None, typer.Option(help="Of SLURM.")] = None,
-    time: Annotated[str | None, typer.Option(help="Of SLURM: how long a job may run before it goes back into the queue, 24:00:00.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="Any other option of sbatch, as often as needed: --sbatch=--qos=high")] = None,
+    partition: Annotated[str | None, typer.Option(help="SLURM: the partition to queue in.")] = None,
+    account: Annotated[str | None, typer.Option(help="SLURM: the account that pays.")] = None,
+    time: Annotated[str | None, typer.Option(help="SLURM: how long a job may run before it goes back into the queue, 24:00:00.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="SLURM: any other option of sbatch, as often as needed: --sbatch=--qos=high")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over existing files.")] = False,
 ) -> None:
-    """Write the files that start a recipe, on one or many nodes."""
+    """Write the files that start a recipe, on one or many nodes.
+
+    The files are commented and yours to edit; nothing is started.
+
+    Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --with slurm --partition gpu
+    """
     refuse_bad_words(engine, nodes, gpus_per_node, port)
     of_slurm = {"--partition": partition, "--account": account, "--time": time}
     options = (*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ()))

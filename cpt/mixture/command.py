@@ -33,7 +33,7 @@ def command(
     shares: Annotated[str | None, typer.Option(help="--probe: shares of replay, by default 0,0.1,0.3.")] = None,
     rates: Annotated[str | None, typer.Option(help="--probe: peak learning rates, by default the recipe's and a third of it.")] = None,
     probe_tokens: Annotated[
-        int | None, typer.Option(help="--probe: of a short run; by default all take 20 % of the budget.", min=1)
+        int | None, typer.Option(help="--probe: tokens of a short run; by default all take 20 % of the budget.", min=1)
     ] = None,
     replay: Annotated[
         list[str] | None, typer.Option(help="--probe: a source that is replay; by default named in evaluation.retain.")
@@ -41,7 +41,12 @@ def command(
     launcher: Annotated[str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")] = None,
     dry: Annotated[bool, typer.Option("--dry", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
-    """Count what a run will see of each source; the exit code is 2 when that is not what the recipe asks."""
+    """Count what a run will see of each source; the exit code is 2 when that is not what the recipe asks.
+
+    Exit code 2 where that is not what the recipe asks for.
+
+    Example: cpt mixture recipe.yaml --plot shares.png
+    """
     options = Options(shares, rates, probe_tokens, replay or (), launcher, dry)
     if probe:
         raise typer.Exit(run_probe(load_recipe(recipe, overrides or ()), options, as_json=as_json, picture=plot))

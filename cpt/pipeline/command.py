@@ -24,11 +24,16 @@ def command(
     first: Annotated[str | None, typer.Option("--from", help="Begin with this step: its number, or its run's name.")] = None,
     only: Annotated[str | None, typer.Option(help="Run this step and no other.")] = None,
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="How many, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='Its words, such as "accelerate launch".')] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
     check: Annotated[bool, typer.Option("--check", help="Check all recipes and show where each run stands; start nothing.")] = False,
 ) -> None:
-    """Run recipes one after the other; give the same command again to go on."""
+    """Run recipes one after the other; give the same command again to go on.
+
+    What is finished is skipped: give the same command again to go on.
+
+    Example: cpt pipeline pipeline.yaml --check
+    """
     show_log()
     if problem := refuse_a_launcher():
         raise LaunchError(problem)

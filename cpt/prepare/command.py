@@ -30,9 +30,14 @@ def command(
     cache: Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")] = None,
     share: Share = None,
     engine: Annotated[Literal["ray"] | None, typer.Option("--with", help="Spread the work over a Ray cluster.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Of Ray, each on a core; by default as many as the cluster has cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="With ray: how many workers, each on a core; by default as many as the cluster has cores.")] = None,
 ) -> None:
-    """Fill the store; what is there already is not made again, and what was killed goes on where it was."""
+    """Fill the store; what is there already is not made again, and what was killed goes on where it was.
+
+    What is there already is not made again; what was killed goes on where it was.
+
+    Example: cpt prepare recipe.yaml --share 3/16
+    """
     show_log()
     start = time.monotonic()
     loaded = load_recipe(recipe, overrides or ())

@@ -58,7 +58,12 @@ def keys_of_stages(config: str, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def command() -> None:
-    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line."""
+    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
+
+    An editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
+
+    Example: cpt schema > recipe.schema.json
+    """
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 

@@ -20,8 +20,8 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="As many as the run will have, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='The launcher\'s words, such as "accelerate launch".')] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine: as many as the run will have.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the rehearsal's folder: checkpoint, export and logs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
@@ -29,6 +29,8 @@ def command(
 
     It works in a folder of its own beside the run's, on the same disk, and touches nothing of the run. The folder is removed at the end,
     unless something failed.
+
+    Example: cpt rehearse recipe.yaml --processes 2
     """
     if "RANK" in os.environ:
         raise LaunchError(

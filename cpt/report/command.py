@@ -17,7 +17,12 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run, in whatever state.")],
     output: Annotated[Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")] = None,
 ) -> None:
-    """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe."""
+    """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe.
+
+    Verdict, facts, curves, mixture, memory, events, samples, data and recipe; the page needs no network.
+
+    Example: cpt report runs/my-run --output report.html
+    """
     path = output or run / PAGE
     page = report_page(read_record(run))
     try:

@@ -27,15 +27,17 @@ DIFFERS = 3  # the exit code: 2 is a mistake of the user's
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    steps: Annotated[int | None, typer.Option(help="So many of its steps; all of them by default.", min=1)] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="By default as many as it had.")] = None,
-    launcher: Annotated[str | None, typer.Option(help='The launcher\'s words, such as "accelerate launch".')] = None,
+    steps: Annotated[int | None, typer.Option(help="How many of its steps; by default all.", min=1)] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="How many processes; by default as many as it had.")] = None,
+    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the repetition, RUN-reproduced, also where it is the same.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
     """Run a run again from its record. Exit code 3 where its losses are others; then it says which of code, versions or hardware are.
 
     Data, tokenizer and weights must be what they were: each file that is not is named, and nothing is run.
+
+    Example: cpt reproduce runs/my-run --steps 100
     """
     if "RANK" in os.environ:
         raise LaunchError("a repetition starts its processes itself: type `cpt reproduce RUN`, with --launcher where it needs another.")

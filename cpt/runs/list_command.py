@@ -29,7 +29,12 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON list.")] = False,
 ) -> None:
-    """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags."""
+    """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, tags.
+
+    Bits per byte are those of the newest evaluation on held-out text.
+
+    Example: cpt runs --where state=finished --where "loss<2.5" --sort loss
+    """
     runs = list_runs(folder, where or [], sort)
     if as_json:
         typer.echo(json.dumps([{"folder": str(run.folder), **run.values} for run in runs], indent=2))

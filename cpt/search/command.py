@@ -28,13 +28,18 @@ def command(
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = 200,
     parallel: Annotated[int, typer.Option(min=1, help="Trials at once on this machine; each gets GPUs of its own.")] = 1,
-    processes: Annotated[int, typer.Option(min=1, help="Of each trial, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='Its words, such as "accelerate launch".')] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
     with_: Annotated[str, typer.Option("--with", help="optuna: on this machine. ray: on a cluster, with Ray Tune.")] = "optuna",
     new: Annotated[bool, typer.Option("--new", help="Start beside a search of the same name (appends -2).")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the space and the recipes at its ends; start nothing.")] = False,
 ) -> None:
-    """Search for better values of a recipe's keys; each trial is a run. Give the same command again to go on."""
+    """Search for better values of a recipe's keys; each trial is a run. Give the same command again to go on.
+
+    Give the same command again to go on.
+
+    Example: cpt search recipe.yaml --space space.yaml --parallel 2
+    """
     show_log()
     if "RANK" in os.environ:
         raise LaunchError("a search starts its trials' processes itself: type `cpt search RECIPE --space FILE`, with --processes N.")

@@ -22,6 +22,7 @@ class LstmConfig(PreTrainedConfig):
     num_hidden_layers: int = 4
     tie_word_embeddings: bool = True
     initializer_range: float = 0.02
+    use_cache: bool = True
 
 
 @dataclass
@@ -35,9 +36,9 @@ class LstmState:
         """How many tokens it has seen; `generate` asks."""
         return self.tokens
 
-    def reorder_cache(self, rows: torch.Tensor) -> "LstmState":
-        """The state of these rows, in this order: beam search asks."""
-        return LstmState([(hidden[rows], cell[rows]) for hidden, cell in self.layers], self.tokens)
+    def reorder_cache(self, rows: torch.Tensor) -> None:
+        """Keep these rows, in this order: beam search asks."""
+        self.layers = [(hidden[rows], cell[rows]) for hidden, cell in self.layers]
 
 
 class Documents:

@@ -7,8 +7,8 @@ from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.consolidate_zero import consolidated_state
-from cpt.checkpoints.export_command import Wish, export_whole
 from cpt.checkpoints.manifest import MANIFEST
+from cpt.checkpoints.proven_export import Wish, export_whole
 from cpt.checkpoints.trained import find_trained
 from cpt.errors import CheckpointError
 

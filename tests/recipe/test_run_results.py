@@ -3,7 +3,7 @@ import json
 import pytest
 from tiny import write_recipe
 
-from cpt.checkpoints.export_command import find_trained
+from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.config import load_config

@@ -4,7 +4,7 @@ from openai import BadRequestError, OpenAI
 from tiny_models import tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.export_command import Wish, export_whole
+from cpt.checkpoints.proven_export import Wish, export_whole
 from cpt.checkpoints.trained import find_trained
 from cpt.errors import LaunchError
 from cpt.models.build import build_model

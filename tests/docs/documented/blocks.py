@@ -81,9 +81,8 @@ def read_blocks(page: Path) -> list[Block]:
             if not token.info.startswith("{"):  # {toctree} and its like are the generator's, no block of the reader's
                 blocks.append(checked(Block(page, line, token.info.strip(), token.content, settings)))
             settings = {}
-        elif token.content or token.type.endswith("_open") and settings:
-            if settings:
-                raise PageError(f"{page.name}:{line}: the comment {settings} is followed by no block")
+        elif settings:
+            raise PageError(f"{page.name}:{line}: the comment {settings} is followed by no block")
     if settings:
         raise PageError(f"{page.name}: the comment {settings} is followed by no block")
     return blocks
@@ -144,7 +143,8 @@ def checked(block: Block) -> Block:
         "`until:` takes what the command prints": settings.get("until") == "",
         "`file:` takes a path, and is not for commands": settings.get("file") == "" or "file" in settings and block.is_commands,
         "`prints` is for `text`": "prints" in settings and block.language != "text",
-        "`yaml: any` is for `yaml`": "yaml" in settings and (block.language != "yaml" or settings["yaml"] != "any"),
+        "`yaml:` is for `yaml`, and says `any` or a recipe": "yaml" in settings
+        and (block.language != "yaml" or settings["yaml"] != "any" and not settings["yaml"].endswith(".yaml")),
     }
     wrong = [mistake for mistake, is_there in mistakes.items() if is_there]
     if wrong:

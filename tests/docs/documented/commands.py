@@ -3,32 +3,34 @@
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from documented.benchmark_options import check_benchmark
-from documented.blocks import PageError
-from documented.launchers import check_launcher
-from documented.recipes import check_overrides, check_space
-from documented.shell import simple_commands
 from typer.main import get_command
 
 from cpt.cli import COMMANDS, application
 from cpt.errors import CptError
 from cpt.pipeline.steps import load_pipeline
+from documented.benchmark_options import check_benchmark
+from documented.blocks import PageError
+from documented.launchers import check_launcher
+from documented.recipes import check_overrides, check_space
+from documented.shell import simple_commands
 
 ROOT = Path(__file__).parents[3]
 LEFT_OUT = "..."
 FOLDERS = ("recipes", "deepspeed_configs", "launch", "docs", "tests", "examples", "docker", "cpt", "benchmarks")
 WRITTEN_BY = re.compile(r"^(-o|--output|--markdown|--html|--json|--folder|--write|--plot)$")
-OF_THE_SYSTEM = set(
-    "[ apt-get cat cd chmod code cp curl date df diff du echo export false find git grep head hf ip jq kill ln ls mkdir mv nano nohup nproc "
-    "nvidia-smi pdsh printf pwd rm rsync scancel scontrol scp sed set sinfo sleep sort squeue srun ssh tail tar tee test touch trap tree true "
-    "unzip wait watch wc wget which xargs xdg-open".split()
-)
-OF_OTHERS = set("axolotl huggingface-cli llama-bench llama-cli llama-quantize llama-server llamafactory-cli ollama uv vllm".split())
+KNOWN = """
+[ apt-get cat cd chmod code cp curl date df diff du echo export false find git grep head hf ip jq kill ln ls mkdir mv nano nohup nproc
+nvidia-smi pdsh printf pwd rm rsync scancel scontrol scp sed set sinfo sleep sort squeue srun ssh source tail tar tee test touch trap tree
+true unzip wait watch wc wget which xargs xdg-open
+axolotl huggingface-cli llama-bench llama-cli llama-quantize llama-server llamafactory-cli ollama uv vllm
+"""
+"""Programs of the system, and of others, that a page may name."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def check_command(words: list[str], reading: Reading) -> None:
     head, rest = words[0], words[1:]
     if head in HEADS:
         HEADS[head](rest, reading)
-    elif not (reading.in_text or reading.is_run or head in OF_THE_SYSTEM | OF_OTHERS or head.startswith(("./", "/", "$", "#SBATCH"))):
+    elif not (reading.in_text or reading.is_run or head in KNOWN.split() or head.startswith(("./", "/", "$"))):
         raise PageError(f"`{head}` is no command that tests/docs/documented/commands.py knows")
     if not reading.is_run:
         check_files(rest, reading.folder)
@@ -92,9 +94,11 @@ def check_cpt(words: list[str], reading: Reading) -> None:
     """The command line as cpt itself reads it."""
     given = [word for word in words if word != LEFT_OUT]
     name = next((word for word in given if not word.startswith("-")), "")
-    if name and name not in COMMANDS:
+    if name and name not in COMMANDS and not (reading.in_text and name.isupper()):
         raise PageError(f"there is no `cpt {name}`")
     lenient = reading.in_text or LEFT_OUT in words
+    if name.isupper():
+        return
     values = parsed(get_command(application(name)), "cpt", given, lenient)
     overrides = values.get("overrides") or []
     recipe = existing(values.get("recipe"), reading.folder)
@@ -119,7 +123,7 @@ def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, 
     Args:
         lenient: words may be left out.
     """
-    errors = typer._click.exceptions
+    errors = sys.modules[typer.BadParameter.__module__]  # click's own, or the copy of it in a newer typer
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             context = command.make_context(name, list(words))
@@ -130,18 +134,24 @@ def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, 
                 inner_name, inner, rest = command.resolve_command(context, left)
                 return parsed(inner, inner_name, rest, lenient)
             return dict(context.params)
-    except (errors.Exit, typer.Exit):  # --help, --version
+    except typer.Exit:  # --help, --version
         return {}
     except (errors.MissingParameter, errors.NoArgsIsHelpError, errors.BadOptionUsage) as problem:
         if lenient:
             return {}
         raise PageError(problem.format_message()) from problem
     except errors.BadParameter as problem:
-        if re.search(r"'[A-Z][A-Z_]*'|does not exist", problem.format_message()):  # --nodes N, a file of the reader's
+        if "does not exist" in problem.format_message() or stands_for_a_value(problem.param, words):
             return {}
         raise PageError(problem.format_message()) from problem
     except errors.ClickException as problem:
         raise PageError(problem.format_message()) from problem
+
+
+def stands_for_a_value(parameter: object, words: list[str]) -> bool:
+    """Whether a word in capitals stands where the parameter's value goes: `--nodes N`."""
+    options = vars(parameter).get("opts", [])
+    return any(before in options and re.fullmatch(r"[A-Z][A-Z_]*", word) for before, word in zip(words, words[1:], strict=False))
 
 
 def check_python(words: list[str], reading: Reading) -> None:

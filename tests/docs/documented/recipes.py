@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from documented.blocks import Block, PageError
-
 from cpt.data.filters import build_filters
 from cpt.data.transforms import build_transforms
 from cpt.errors import CptError, RecipeError
@@ -21,11 +18,20 @@ from cpt.preflight.gate import check_names
 from cpt.recipe.load import load_recipe, load_with_places
 from cpt.recipe.schema import Component, Data, Recipe
 from cpt.recipe.sections import keys_of
-from cpt.recipe.tree import Mistakes
-from cpt.recipe.yaml_lines import read_text
+from cpt.recipe.tree import Mistakes, plain
+from cpt.recipe.yaml_lines import UnreadableError, read_text
 from cpt.search.space import load_space, recipes_at_ends
+from documented.blocks import Block, PageError
 
-SMALL = {"name": "part", "model": {"path": "a/b"}, "data": {"sources": [{"path": "a/b"}]}, "budget": {"tokens": 1_000_000}}
+SMALL: dict[str, Any] = {
+    "name": "part",
+    "model": {"path": "a/b"},
+    "tokenizer": {"path": "a/b"},
+    "data": {"sources": [{"path": "a/b"}]},
+    "budget": {"tokens": 100_000_000_000},
+}
+STAGES = ("cpt", "pretrain", "sft", "dpo", "grpo", "distill")
+"""A part of a recipe that does not say its stage fits one of these."""
 OF_THE_READERS = re.compile(r"cannot import `(?!cpt[.`])")
 
 
@@ -48,13 +54,13 @@ def check_yaml(block: Block, folder: Path, root: Path) -> None:
         raise PageError(f"{block.place}: a recipe or a part of one has keys; for other YAML write <!-- yaml: any --> before it")
     try:
         if "steps" in written:
-            load_pipeline(placed(block, folder, "pipeline"))
+            load_pipeline(placed(block, folder))
         elif "search" in written:
-            load_space(placed(block, folder, "space"))
+            load_space(placed(block, folder))
         elif kind:
             check_recipe(on_top_of(root / kind, written, folder), ())
         elif {"name", "model", "data", "budget"} <= written.keys():
-            check_recipe(placed(block, folder, "recipe"), ())
+            check_recipe(placed(block, folder), ())
         else:
             check_part(block, written, folder)
     except CptError as problem:
@@ -65,28 +71,43 @@ def read_plain(block: Block) -> Any:
     """The values, with cpt's own reading of YAML: a key written twice is a mistake."""
     mistakes = Mistakes()
     try:
-        read_text(block.text.encode(), block.place, mistakes)
+        written = plain(read_text(block.text.encode(), block.place, mistakes))
         mistakes.raise_if_any()
-        return yaml.safe_load(block.text)
-    except (CptError, yaml.YAMLError, ValueError) as problem:
+    except (CptError, UnreadableError) as problem:
+        mistakes.raise_if_any()
         raise PageError(f"{block.place}: {problem}") from problem
+    return written
 
 
-def placed(block: Block, folder: Path, name: str) -> Path:
+def placed(block: Block, folder: Path) -> Path:
     """The block as a file: where its page puts it, so that the paths in it mean what they say."""
-    path = folder / block.settings.get("file", f"{name}.yaml")
+    path = folder / block.settings.get("file", ".block.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(block.text)
     return path
 
 
 def check_part(block: Block, written: dict[str, Any], folder: Path) -> None:
-    """Lay the part over the smallest recipe; a file that holds one section, such as `model:`'s, is laid below it."""
+    """Lay the part over the smallest recipe, of a stage that it fits."""
     if not written.keys() & keys_of(Recipe).keys():
         raise PageError(f"{block.place}: {', '.join(written)}: no keys of a recipe; for other YAML write <!-- yaml: any --> before it")
-    recipe = {**SMALL, **{key: over(SMALL.get(key), value) for key, value in written.items()}}
-    (folder / "part.yaml").write_text(json.dumps(recipe, ensure_ascii=False))
-    check_recipe(folder / "part.yaml", ())
+    complaints = []
+    for stage in [written["stage"]] if "stage" in written else STAGES:
+        recipe = {**SMALL, "stage": stage, **{key: over(SMALL.get(key), value) for key, value in written.items()}}
+        try:
+            check_recipe(written_to(folder, recipe), ())
+        except CptError as problem:
+            complaints.append(problem)
+        else:
+            return
+    raise complaints[0]
+
+
+def written_to(folder: Path, recipe: dict[str, Any]) -> Path:
+    """The values as a file."""
+    path = folder / ".part.yaml"
+    path.write_text(json.dumps(recipe, ensure_ascii=False))
+    return path
 
 
 def over(below: Any, value: Any) -> Any:
@@ -101,9 +122,7 @@ def on_top_of(recipe: Path, written: dict[str, Any], folder: Path) -> Path:
     if not recipe.is_file():
         raise PageError(f"<!-- yaml: {recipe.name} -->: no such recipe")
     below = json.loads(load_recipe(recipe).model_dump_json(by_alias=True, exclude_unset=True))
-    path = folder / "part.yaml"
-    path.write_text(json.dumps({**below, **{key: over(below.get(key), value) for key, value in written.items()}}, ensure_ascii=False))
-    return path
+    return written_to(folder, {**below, **{key: over(below.get(key), value) for key, value in written.items()}})
 
 
 def check_overrides(recipe: Path | None, overrides: Sequence[str]) -> None:
@@ -112,9 +131,7 @@ def check_overrides(recipe: Path | None, overrides: Sequence[str]) -> None:
         check_recipe(recipe, overrides)
         return
     with tempfile.TemporaryDirectory() as folder:
-        small = Path(folder) / "recipe.yaml"
-        small.write_text(json.dumps(SMALL))
-        check_recipe(small, overrides)
+        check_recipe(written_to(Path(folder), SMALL), overrides)
 
 
 def check_recipe(path: Path, overrides: Sequence[str]) -> None:

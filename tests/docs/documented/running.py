@@ -1,4 +1,4 @@
-"""Run the blocks of a page as its reader does: top to bottom, in one folder, one shell; compare what the page shows with what is printed."""
+"""Run the blocks of a page as its reader does: top to bottom, in one folder, one shell, and compare what it shows with what is printed."""
 
 import contextlib
 import os
@@ -122,7 +122,9 @@ def run_commands(block: Block, session: Session) -> None:
             expected = block.exit_code if step is steps[-1] else 0
             code = wait_for(started, block)
             if code != expected:
-                raise PageError(f"{block.place}: `{step.command.strip()}` ended with {code}, not with {expected}\n{end_of(started.printed)}")
+                raise PageError(
+                    f"{block.place}: `{step.command.strip()}` ended with {code}, not with {expected}\n{end_of(started.printed)}"
+                )
         session.printed += started.printed
         compare(block, session.with_free_ports("\n".join(step.printed)).splitlines(), started.printed)
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks.data.readme import BEGIN, END, README, side_by_side, table, tables, target_table, with_tables
+from benchmarks.data.page import BEGIN, END, PAGE, side_by_side, table, tables, target_table, with_tables
 from benchmarks.data.results import RESULTS
 from benchmarks.data.systems import SYSTEMS
 
@@ -12,9 +12,9 @@ def results():
     return json.loads((RESULTS / "data.json").read_text())
 
 
-def test_the_readme_shows_what_was_measured(results):
-    text = README.read_text()
-    assert with_tables(text, results) == text, "python -m benchmarks.data.readme"
+def test_the_page_shows_what_was_measured(results):
+    text = PAGE.read_text()
+    assert with_tables(text, results) == text, "python -m benchmarks.data.page"
 
 
 def test_every_system_has_its_row(results):

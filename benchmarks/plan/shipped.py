@@ -1,4 +1,4 @@
-"""`python -m benchmarks.plan.readme`: what `cpt plan` prints of the shipped recipes, into the README between two markers. A minute."""
+"""`python -m benchmarks.plan.shipped`: what `cpt plan` prints of the shipped recipes, into docs/planning.md between two markers. A minute."""
 
 import re
 import subprocess
@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.marked import with_part
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-BEGIN, END = "<!-- python -m benchmarks.plan.readme: begin -->\n", "<!-- python -m benchmarks.plan.readme: end -->\n"
+PAGE = ROOT / "docs" / "planning.md"
+BEGIN, END = "<!-- python -m benchmarks.plan.shipped: begin -->\n", "<!-- python -m benchmarks.plan.shipped: end -->\n"
 SUM, SPEED = re.compile(r"^  sum +([\d.]+)$", re.M), re.compile(r"Speed: ([\d,]+) tokens a second \((\d+%)")
 
 
@@ -34,9 +34,9 @@ class Planned:
 
 HOST_192, HOST_64 = ("--host-memory", "192"), ("--host-memory", "64")
 RECIPES = (
-    Planned("prototype_rtx4090", "8B, all parameters, ZeRO-3 with all states on the host", "RTX 4090", 1, HOST_192, is_shown=True),
+    Planned("prototype_rtx4090", "8B, all parameters, ZeRO-3 with all states on the host", "RTX 4090", 1, HOST_192),
     Planned("prototype_rtx4090_64gb", "8B, all parameters, 8-bit moments, released gradients", "RTX 4090", 1, HOST_64, is_shown=True),
-    Planned("prototype_rtx4090_lora", "8B, LoRA", "RTX 4090", 1, HOST_64, is_shown=True),
+    Planned("prototype_rtx4090_lora", "8B, LoRA", "RTX 4090", 1, HOST_64),
     Planned("prototype_rtx4090_qlora", "8B, LoRA on 4-bit weights", "RTX 4090", 1, HOST_64, is_shown=True),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 2, HOST_192),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 4, HOST_192),
@@ -50,7 +50,7 @@ RECIPES = (
 def main() -> None:
     """Plan them all, and write the part."""
     planned = part([(one, printed(one)) for one in RECIPES])
-    README.write_text(with_part(README.read_text(), BEGIN, END, planned, "README.md"))
+    PAGE.write_text(with_part(PAGE.read_text(), BEGIN, END, planned, "docs/planning.md"))
 
 
 def printed(planned: Planned) -> str:
@@ -75,11 +75,7 @@ def part(planned: list[tuple[Planned, str]]) -> str:
         assert speed is not None, text
         cells = [f"`{one.recipe}.yaml`", one.what, f"{one.gpus} x {one.gpu}", on_gpu, on_host, f"{speed[1]} at {speed[2]}"]
         lines.append("| " + " | ".join(cells) + " |")
-    shown = (
-        f"\n<details><summary><code>{' '.join(quoted(one.words))}</code></summary>\n\n```\n{text.strip()}\n```\n\n</details>\n"
-        for one, text in planned
-        if one.is_shown
-    )
+    shown = (f"\n```\n$ {' '.join(quoted(one.words))}\n{text.strip()}\n```\n" for one, text in planned if one.is_shown)
     return "\n".join(lines) + "\n" + "".join(shown)
 
 

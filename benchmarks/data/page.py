@@ -1,4 +1,4 @@
-"""`python -m benchmarks.data.readme`: the README's tables on the data layer, made from benchmarks/results/data.json between two markers."""
+"""`python -m benchmarks.data.page`: the tables of docs/data.md, made from benchmarks/results/data.json between two markers."""
 
 import json
 from pathlib import Path
@@ -8,19 +8,19 @@ from benchmarks.data.results import ORDERS, RESULTS, Results
 from benchmarks.data.systems import SYSTEMS
 from benchmarks.marked import with_part
 
-README = Path(__file__).parents[2] / "README.md"
-BEGIN, END = "<!-- python -m benchmarks.data.readme: begin -->\n", "<!-- python -m benchmarks.data.readme: end -->\n"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+BEGIN, END = "<!-- python -m benchmarks.data.page: begin -->\n", "<!-- python -m benchmarks.data.page: end -->\n"
 
 
 def main() -> None:
-    """Write the tables into the README."""
+    """Write the tables into the page."""
     results = json.loads((RESULTS / "data.json").read_text())
-    README.write_text(with_tables(README.read_text(), results))
+    PAGE.write_text(with_tables(PAGE.read_text(), results))
 
 
 def with_tables(text: str, results: Results) -> str:
     """A text with its part between the markers made anew."""
-    return with_part(text, BEGIN, END, tables(results), "README.md")
+    return with_part(text, BEGIN, END, tables(results), "docs/data.md")
 
 
 def tables(results: Results) -> str:

@@ -1,4 +1,4 @@
-"""`cpt export`: from a run or a checkpoint to a folder that others load, every step of it proven by logits."""
+"""From a run or a checkpoint to a folder that others load, every step of it proven by logits."""
 
 import json
 import shutil
@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-import typer
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.export import finish
 from cpt.checkpoints.merge_lora import (
@@ -26,7 +24,7 @@ from cpt.checkpoints.model_card import write_model_card
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, Tensors, weight_files
 from cpt.checkpoints.proof import ProofText, difference, logits_in_another_process, logits_of, proof_text
 from cpt.checkpoints.servable import adapter_file, check_vocabulary, describe_adapter, describe_for_servers
-from cpt.checkpoints.trained import Trained, find_trained, load_whole, tokenizer_of, with_adapter
+from cpt.checkpoints.trained import Trained, load_whole, tokenizer_of, with_adapter
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import check_mergeable
 from cpt.models.config import load_config
@@ -49,29 +47,6 @@ class Wish:
     pth: Path | None = None
     text: Path | None = None
     tolerance: float | None = None
-
-
-def command(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, one of its checkpoints, a model or an adapter.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
-    dtype: Annotated[DtypeName, typer.Option(help="What the weights are written in.")] = "bfloat16",
-    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
-    pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")] = False,
-    text: Annotated[Path | None, typer.Option(help="Compare logits on this text file instead of our passage.")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Largest difference allowed, as a share of the largest logit.")] = None,
-) -> None:
-    """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained."""
-    disable_progress_bar()
-    refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
-    trained = find_trained(path)
-    typer.echo(f"Taking {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
-    if adapter_only:
-        lines = export_adapter(trained, output, text)
-    else:
-        lines = export_whole(trained, output, Wish(DTYPES[dtype], max_shard_size, pth, text, tolerance))
-    for line in lines:
-        typer.echo(line)
 
 
 def refuse_odd_wishes(output: Path, max_shard_size: str, pth: Path | None, adapter_only: bool) -> None:

@@ -1,0 +1,59 @@
+"""How cpt prints: colours and bars where somebody watches a terminal; plain whole lines in pipes, files, logs and CI."""
+
+import os
+from collections.abc import MutableMapping
+
+from rich.console import Console
+
+WIDTH_OF_A_FILE = 1000
+"""Columns where no terminal sets a limit: a path that is broken in two lines cannot be found again."""
+
+NOT_WATCHED = {
+    "TTY_COMPATIBLE": "0",  # of rich, and so of typer's pages
+    "TTY_INTERACTIVE": "0",
+    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # typer colours its pages in GitHub's CI, in pipes too
+    "TQDM_DISABLE": "1",  # bars of datasets, transformers and the Hub's downloads
+}
+"""What the packages read, most of them when they are imported."""
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """The console that every command prints with.
+
+    Args:
+        stderr: for bars and notes beside an output that programs read.
+    """
+    # With `soft_wrap` only tables are fitted to the width: a command that is printed to be copied stays one line.
+    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if console.file.isatty():
+        return console
+    width = None if os.environ.get("COLUMNS") else WIDTH_OF_A_FILE
+    # `FORCE_COLOR` may ask for colours in a file; bars that overwrite themselves are of no use there.
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width, force_interactive=False)
+
+
+def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
+    """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process read it too.
+
+    `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays.
+
+    Args:
+        environment: of the process.
+        on_terminal: whether bars, which go to stderr, would be seen.
+    """
+    if environment.get("FORCE_COLOR"):
+        wanted = {} if on_terminal else {"TQDM_DISABLE": "1"}
+    elif is_plain(environment):
+        wanted = NOT_WATCHED
+    elif not on_terminal:
+        wanted = {name: NOT_WATCHED[name] for name in ("TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL")}
+    else:
+        wanted = {}
+    for name, value in wanted.items():
+        environment.setdefault(name, value)
+
+
+def is_plain(environment: MutableMapping[str, str]) -> bool:
+    """Whether the environment asks for plain text even on a terminal: NO_COLOR (no-color.org), CI, a terminal that can nothing."""
+    in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
+    return bool(environment.get("NO_COLOR")) or in_ci or environment.get("TERM", "") in ("dumb", "unknown")
