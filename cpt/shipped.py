@@ -11,3 +11,8 @@ def folder_of_shipped_files() -> Path:
 
 
 SHIPPED_FILES = folder_of_shipped_files()
+
+
+def training_program() -> str:
+    """The words that stand for `cpt train` behind `accelerate launch` or `torchrun`, from the current folder."""
+    return "cpt/train.py" if Path("cpt/train.py").is_file() else "-m cpt.train"

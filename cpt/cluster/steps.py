@@ -23,6 +23,7 @@ from cpt.recipe.schema import Recipe
 TO_LOOK = 0.3
 """Share of the whole time that facts, and folders, may take; what they leave over is for the all-reduce."""
 FEWEST_SECONDS = 5.0
+IMPORT_TIME = "A file system that is slow the first time needs more: CPT_PREFLIGHT_SECONDS=300."
 FOLDERS = {  # name -> (what it is, what to do, whether a run without it fails)
     "output": (
         "the output folder (`output_dir`)",
@@ -162,8 +163,9 @@ class Steps:
     def judge_port(self, values: Mapping[int, Any]) -> int:
         """Where the processes of the all-reduce meet, as the master's own told it."""
         if values[0] is None:
-            why = " ".join(self.children.errors[-2:]) or "it takes too long"
-            raise Unfit([*self.complaints, Complaint(self.names[0], f"cannot import torch: {why}")])
+            why = " ".join(self.children.errors[-2:])
+            slow = Complaint(self.names[0], f"has not imported torch within {self.seconds:.0f} s", IMPORT_TIME)
+            raise Unfit([*self.complaints, Complaint(self.names[0], f"cannot import torch: {why}") if why else slow])
         return int(values[0])
 
     def left(self) -> float:

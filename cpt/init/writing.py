@@ -54,7 +54,7 @@ def header(
 ) -> str:
     """What was found, what it costs, how to start it."""
     where = f"{target.gpus} x {target.name}, {target.memory_gib:g} GiB each" if target.gpus else f"the CPU, {target.memory_gib:.0f} GiB"
-    start = f"cpt train {output}" if target.gpus < 2 else f"accelerate launch --num_processes {target.gpus} cpt/train.py {output}"
+    start = f"cpt train {output}" if target.gpus < 2 else f"accelerate launch --num_processes {target.gpus} {training_program()} {output}"
     model = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)  # a run's is called after the run
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{Path(facts.source.path).stem}").strip("-._") or "cpt"
     lines = [

@@ -94,6 +94,14 @@ def test_a_torch_that_cannot_be_imported_is_told(recipe, made_up_all_reduce, tmp
     assert "host-0: cannot import torch: ImportError: libcudart.so" in str(first) == str(second)
 
 
+@pytest.mark.slow
+def test_a_torch_that_takes_long_to_import_is_given_more_time(recipe, made_up_all_reduce, tmp_path, monkeypatch):
+    monkeypatch.setenv(SECONDS, "6")
+    (tmp_path / "python").write_text("#!/bin/bash\nexec sleep 30\n")
+    first, second = check(recipe, recipe)
+    assert "host-0: has not imported torch within 6 s. A file system that is slow" in str(first) == str(second)
+
+
 def test_a_process_that_only_waits_gets_the_verdict(recipe, made_up_all_reduce):
     names, port = ["host-0", "host-1"], free_port()
     nodes = [replace(place_of_node(node, names, f"127.0.0.1:{port}"), world_size=3) for node in (0, 1)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from guide_texts import modules, write_base, write_general
 
 PORTS = [8000]
-PACKAGES = ("asyncio", "concurrent", "email", "http", "importlib", "json", "logging", "unittest", "urllib", "xml")
+PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest", "urllib")
 
 
 def prepare(folder: Path) -> None:
