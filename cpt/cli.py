@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -115,6 +114,8 @@ def application(command: str) -> typer.Typer:
 def show_version(wanted: bool) -> None:
     """`cpt 0.1.0`."""
     if wanted:
+        from importlib import metadata  # a fifth of the time of a help page
+
         typer.echo(f"cpt {metadata.version('cpt')}")
         raise typer.Exit
 

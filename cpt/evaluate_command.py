@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import show_log
+from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
@@ -71,7 +72,7 @@ def command(
     found = findings(*(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models))
     needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
     if is_main_process():
-        console = Console()
+        console = open_console()
         show(found, console)
         for path, of_model in needles.items():
             console.print(f"Needles that {path} found:", highlight=False, soft_wrap=True, markup=False)

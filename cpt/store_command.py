@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from cpt.console import open_console
 from cpt.data.store import default_cache_dir
 from cpt.data.store_entries import Entry, complaint, entries, remove, to_prune
 from cpt.errors import DataError, RecipeError
@@ -34,7 +34,7 @@ def list_command(cache: Folder = None) -> None:
             tokens = f"{told.tokens:,}"
         source, tokenizer = (told.made_from.get(name, "") if told else "" for name in ("source", "tokenizer"))
         table.add_row(entry.folder.name[:12], what, source, tokenizer, tokens, in_units(entry.num_bytes), ago(entry.unused_seconds))
-    console = Console()
+    console = open_console()
     console.print(table)
     console.print(
         f"{cache or default_cache_dir()}: {len(found)} entries, {in_units(sum(entry.num_bytes for entry in found))}", markup=False

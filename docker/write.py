@@ -23,7 +23,7 @@ DOCKERFILE = """\
 #   docker run --rm {gpus}--shm-size=8g --volume "$PWD:/work" cpt:{name} doctor
 FROM {image}
 
-# DeepSpeed compiles its optimizers at their first use: a compiler{toolkit}, and Python's headers. Debian keeps only the newest versions.
+# DeepSpeed compiles its optimizers at their first use{toolkit}. Of these packages the distribution keeps one version.
 # hadolint ignore=DL3008
 RUN apt-get update \\
     && apt-get install --yes --no-install-recommends {packages} \\
@@ -44,8 +44,8 @@ COPY deepspeed_configs /opt/source/deepspeed_configs
 COPY launch /opt/source/launch
 RUN pip install --no-cache-dir --no-deps /opt/source
 
-RUN useradd --create-home cpt && mkdir /work && chown cpt /work
-USER cpt
+RUN useradd --create-home --uid 1001 cpt && mkdir /work && chown cpt /work
+USER 1001
 WORKDIR /work
 ENTRYPOINT ["cpt"]
 CMD ["--help"]
@@ -87,7 +87,7 @@ def dockerfile(line: Line) -> str:
         written=WRITTEN,
         image=CUDAS[line.cuda].image if line.cuda else "python:3.11-slim-bookworm",
         gpus="--gpus all " if line.cuda else "",
-        toolkit=" (nvcc is in the image)" if line.cuda else "",
+        toolkit=": g++ and Python's headers beside the image's nvcc" if line.cuda else ": g++",
         packages="g++ git python3-dev python3-venv" if line.cuda else "g++ git",
         kernels=KERNELS.format(name=line.name) if line.wheels else "",
     )

@@ -4,7 +4,6 @@ The source folder is the repository's root, not docs/, so that a link means the 
 page of the site, with its headings checked, and `../recipes/demo.yaml` a file that must exist and comes along.
 """
 
-import os
 from importlib import metadata
 
 project = "cpt"

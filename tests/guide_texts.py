@@ -105,4 +105,3 @@ def manuals(most: int) -> dict[str, list[str]]:
         if len(found) == most:
             break
     return found
-

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cpt.cluster.complaint import Complaint, merged
+from cpt.console import open_console
 
 
 def show_complaints(complaints: Sequence[Complaint], nodes: int) -> int:
@@ -17,5 +17,5 @@ def show_complaints(complaints: Sequence[Complaint], nodes: int) -> int:
         table.columns[0].no_wrap = True
         for row in rows:
             table.add_row(*map(escape, (row.host, row.cause, row.remedy)), style="red" if row.fatal else "yellow")
-        Console().print(table)
+        open_console().print(table)
     return 2 if any(row.fatal for row in rows) else 0

@@ -8,15 +8,12 @@ from rich.table import Table
 
 from cpt.compare.comparison import Comparison
 from cpt.compare.layout import TextTable, tables_of
-
-NARROWEST = 160  # columns, where nobody's terminal sets a limit
+from cpt.console import open_console
 
 
 def print_comparison(comparison: Comparison) -> None:
     """What differs first, then the figures, then what could not be compared."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(NARROWEST, console.width))
+    console = open_console()
     console.print(escape(comparison.headline()), style="bold")
     differences, figures = tables_of(comparison)
     for table in (*differences, *figures):

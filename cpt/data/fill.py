@@ -1,12 +1,10 @@
 """Make many shards of many sources at once, on all cores, and show how far it is."""
 
-import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -18,6 +16,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from cpt.console import open_console
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.plan import Shard
 from cpt.data.shards import ShardWork
@@ -106,6 +105,7 @@ def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     ]
-    hidden = not (is_main_process() and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+    console = open_console(stderr=True)
+    hidden = not (is_main_process() and console.is_interactive)
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         yield progress, {source: progress.add_task(reported_name(source.work.source), total=size or None) for source, size in sizes.items()}

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.console import open_console
 from cpt.data.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.check_rows import FileCounts, count_source, reasons
 from cpt.data.forms import form_of_source
 from cpt.data_commands.example_gate import ExampleGate
-from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources, plain_console
+from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.errors import CptError, DataError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data, DocumentSource
@@ -34,7 +35,7 @@ def check_command(
     ] = 0.05,
 ) -> None:
     """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong."""
-    loaded, console = load_recipe(recipe, overrides or ()), plain_console()
+    loaded, console = load_recipe(recipe, overrides or ()), open_console()
     gate = ExampleGate(console, loaded, truncated_share)
     found: list[Listed] = []
     mistakes: list[CptError] = []

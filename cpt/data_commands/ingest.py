@@ -1,6 +1,5 @@
 """`cpt data ingest`: PDF, HTML, DOCX and EPUB, converted into jsonl that a recipe's source reads."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from cpt.data_commands.showing import plain_console
+from cpt.console import open_console
 from cpt.documents.libraries import require_libraries
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
@@ -38,9 +37,9 @@ def ingest_command(
     require_libraries()
     from cpt.documents.ingest import ingest
 
-    console = plain_console()
+    console, beside = open_console(), open_console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=beside, transient=True, disable=not beside.is_interactive) as progress:
         bar = progress.add_task("", total=None)
         done = ingest(
             inputs,

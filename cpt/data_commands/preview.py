@@ -10,12 +10,13 @@ from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from cpt.console import open_console
 from cpt.data.encoders import encoder_of
 from cpt.data.example_encoder import ExampleEncoder
 from cpt.data.preview import RowPart, Seen, packed_rows, see_source
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data_commands.show_examples import show_examples
-from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources, plain_console
+from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer
 
@@ -31,7 +32,7 @@ def preview_command(
     documents: Annotated[int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")] = 1000,
 ) -> None:
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what is learned."""
-    loaded, console = load_recipe(recipe, overrides or ()), plain_console()
+    loaded, console = load_recipe(recipe, overrides or ()), open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     plain = DocumentEncoder(tokenizer)
     for key, one in chosen_sources(loaded, source):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.table import Column, Table
 
 from cpt.command_line import show_log
-from cpt.data_commands.showing import plain_console
+from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
 from cpt.recipe.schema import DocumentSource, Model
@@ -96,7 +96,7 @@ def tell(done: Rewritten) -> None:
 
 def show_rewritten(done: Rewritten, output: Path) -> None:
     """What was made, and what was dropped and why."""
-    console = plain_console()
+    console = open_console()
     table = Table(Column("texts", justify="right"), "became")
     table.add_row(f"{done.texts:,}", "kept")
     for reason, count in done.dropped.most_common():

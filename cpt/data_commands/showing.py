@@ -1,12 +1,10 @@
-"""What the commands of `cpt data` share: the recipe's sources by name, and a console."""
+"""What the commands of `cpt data` share: the recipe's sources by name."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cpt.data.check import keyed_sources
 from cpt.data.form_of_stage import sections_of
@@ -18,12 +16,6 @@ from cpt.recipe.sense_data import reported_name
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
 OneSource = Annotated[str | None, typer.Option(help="Only the source of this name.")]
-
-
-def plain_console() -> Console:
-    """Colours on a terminal; in a pipe lines that are not broken at 80 characters."""
-    width = None if sys.stdout.isatty() else 1000  # in a file nothing is wrapped: a path in two lines cannot be found again
-    return Console(soft_wrap=True, highlight=False, width=width)
 
 
 def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:

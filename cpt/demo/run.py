@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cpt.console import open_console
 from cpt.demo.answer import Answer, ask_server
 from cpt.demo.commands import Commands, Word
 from cpt.demo.corpus import write_files
@@ -57,7 +58,7 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
         ResourceError: the recipes are not there, or the folder cannot be written.
         TrainingError: one of the commands failed.
     """
-    console = Console()
+    console = open_console()
     cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
     title(console, 1, "Text: code and prose out of this Python's standard library")
     documents, general = make_texts(folder, console)
@@ -111,7 +112,9 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
     """
     recipe = RECIPES / "demo" / "base.yaml"
     if not recipe.exists():
-        raise ResourceError(f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a clone.")
+        raise ResourceError(
+            f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a clone."
+        )
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
         cpt.run("tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)

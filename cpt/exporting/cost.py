@@ -2,7 +2,7 @@
 
 Two bounds, and the smaller holds. **A smaller model**: quantising saves memory, and so would fewer parameters. By the fit of Besiroglu et
 al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the part of the loss that hangs on the number of parameters N is
-482.01 N^-0.3478 nats a token; a model of the size that the quantised one has, unquantised, would lose the difference. A quantised model that
+482.01 N^-0.3478 nats a token; an unquantised model of the size that the quantised one has would lose the difference. A quantised model that
 loses more is not worth its memory. **The run**: what quantising loses may be no more than half of what the run gained on its own held-out
 text; otherwise most of the training would be thrown away on the way out.
 """

@@ -15,6 +15,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType
 
 from cpt.errors import LaunchError
+from cpt.shipped import training_program
 
 COUNTS_OF_OTHERS = {  # variable that a starter without torch's RANK sets -> what it is called
     "OMPI_COMM_WORLD_SIZE": "mpirun",
@@ -37,7 +38,7 @@ def refuse_lost_processes() -> None:
         if count.isdigit() and int(count) > 1:
             raise LaunchError(
                 f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone. "
-                f"Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M cpt/train.py RECIPE"
+                f"Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()} RECIPE"
             )
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # inherited from `accelerate launch`
         for command_line in launcher_command_lines():
@@ -81,7 +82,7 @@ def refuse_lost_accelerate(command_line: Sequence[str]) -> None:
         raise LaunchError(
             f"accelerate was told to start {processes} processes{where}, but started one: on the CPU it needs "
             f"`distributed_type: MULTI_GPU` with `use_cpu: false` (see launch/cpu_2_processes.yaml), never MULTI_CPU nor --cpu. "
-            f"Or: torchrun --nproc_per_node {processes} cpt/train.py RECIPE"
+            f"Or: torchrun --nproc_per_node {processes} {training_program()} RECIPE"
         )
     if wants_deepspeed:
         raise LaunchError(

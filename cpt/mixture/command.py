@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.data.form_of_stage import form_of_stage
 from cpt.errors import RecipeError
@@ -56,7 +56,7 @@ def command(
     if as_json:
         sys.stdout.write(json.dumps(asdict(told), indent=2) + "\n")
     else:
-        print_forecast(told, Console())
+        print_forecast(told, open_console())
     if plot is not None:
         plot_forecast(told, plot)
     raise typer.Exit(0 if told.is_reached else 2)

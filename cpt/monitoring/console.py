@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from cpt.console import open_console
+
 OF_EXAMPLES = {
     "reward": "reward",
     "rewards/accuracies": "accuracy",
@@ -35,12 +37,12 @@ class ConsoleProgress(TrainerCallback):
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.name = name
-        self.console = console or Console()
+        self.console = console or open_console()
         self.progress: Progress | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the bar."""
-        if state.is_world_process_zero and self.console.is_terminal:
+        if state.is_world_process_zero and self.console.is_interactive:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.progress = Progress(*columns, console=self.console)
             self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cpt.command_line import show_log
+from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
 from cpt.launchers.attempts import command_of_attempt
 from cpt.pipeline.processes import KILLED, StepProcess, refuse_a_launcher
@@ -105,7 +105,7 @@ def show(pipeline: Pipeline) -> None:
     table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
     for step in pipeline.steps:
         table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), status_of(step))
-    Console(width=120).print(table, highlight=False, markup=False)
+    open_console().print(table, markup=False)
 
 
 def status_of(step: Step) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.probe.plan import Plan, check_held_out, check_recipe, make_plan
@@ -57,7 +58,7 @@ def run_probe(recipe: Recipe, options: Options, *, as_json: bool, picture: Path 
     Raises:
         CptError: the recipe cannot be probed, or a run failed.
     """
-    console = Console(stderr=as_json)
+    console = open_console(stderr=as_json)
     plan = plan_of(recipe, options)
     console.print(told_plan(plan), highlight=False, soft_wrap=True)
     console.print(told_cost(plan), highlight=False, soft_wrap=True)

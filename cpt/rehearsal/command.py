@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from cpt.console import open_console
 from cpt.errors import LaunchError, RehearsalError, ResourceError
 from cpt.recipe.load import load_with_places
 from cpt.rehearsal.rehearse import Rehearsal, remove_scratch, scratch_folder
@@ -65,7 +65,7 @@ def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    status = Console(stderr=True).status("")
+    status = open_console(stderr=True).status("")
     if not silent:
         rehearsal.tell = lambda finding: typer.echo(shown(finding))
         rehearsal.begin = lambda what: status.update(f"{what} ...")

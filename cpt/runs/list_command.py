@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cpt.console import open_console
 from cpt.runs.last_figures import EVALUATED, UNIT
 from cpt.runs.listing import ListedRun, list_runs
 
-NARROWEST = 150  # columns of the table where nobody's terminal sets a limit
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -42,13 +42,7 @@ def command(
         conditions = f" with {', '.join(where)}" if where else ""
         typer.echo(f"No runs below {folder}{conditions}.")
     else:
-        print_runs(runs, wide_console())
-
-
-def wide_console() -> Console:
-    """As wide as the terminal; where the output goes into a pipe or a file, wide enough for whole lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=max(NARROWEST, console.width))
+        print_runs(runs, open_console())
 
 
 def print_runs(runs: Sequence[ListedRun], console: Console) -> None:

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from cpt.console import open_console
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe
 from cpt.recipe.words import in_yaml, shortened
@@ -132,7 +132,7 @@ def show_results(record: SearchRecord, results: Sequence[Result], importance: Ma
     Args:
         launched: the options of `cpt train` that start a run as the trials were.
     """
-    Console(width=140).print(table_of(record.space, results), highlight=False, markup=False)
+    open_console().print(table_of(record.space, results), markup=False)
     if importance:
         tell("What mattered: " + ", ".join(f"{key} {share:.0%}" for key, share in importance.items()))
     best = write_results(record, results, importance)

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
@@ -23,7 +24,7 @@ from cpt.models.token_distillation import Distilled, check_can_distill, distill_
 from cpt.recipe.schema import Model
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
 from cpt.tokenizer.load import from_folder_or_hub
-from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, described, named_texts, new_folder, plain_console, read_texts
+from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, described, named_texts, new_folder, read_texts
 
 SAMPLE_DOCUMENTS = 1000  # of which the lengths before and after are compared
 SAMPLE_CHARACTERS = 20_000  # of each
@@ -149,7 +150,7 @@ def tell(
     taught: Distilled | None,
 ) -> None:
     """Say what was added and what comes next."""
-    console = plain_console()
+    console = open_console()
     added, unused = len(extension.tokens), sum(token.count == 0 for token in extension.tokens)
     console.print(f"{added:,} tokens added to {num_before:,}, learned from {learned_from}", markup=False)
     if unused:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
+from cpt.console import open_console
 from cpt.data.check import keyed_sources
 from cpt.data.sources import open_source
 from cpt.data.tokenization import DocumentEncoder
@@ -34,7 +35,7 @@ from cpt.tokenizer.report import (
     vocabulary_figures,
     word_costs,
 )
-from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts, plain_console
+from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
@@ -91,7 +92,7 @@ def report_command(
     if as_data:
         typer.echo(json.dumps([as_json(one) for one in figures], ensure_ascii=False, indent=1))
         return
-    console = plain_console()
+    console = open_console()
     show_texts(console, figures)
     show_scripts(console, figures)
     for one in figures:

@@ -1,13 +1,11 @@
 """What the commands of `cpt tokenizer` share: texts by name, and a folder for the result."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cpt.data.sources import open_source
 from cpt.errors import RecipeError
@@ -86,9 +84,3 @@ def new_folder(output: Path) -> Path:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder: nothing is written over.")
     return output
-
-
-def plain_console() -> Console:
-    """Colours on a terminal; in a pipe lines that are not broken at 80 characters."""
-    width = None if sys.stdout.isatty() else 1000
-    return Console(soft_wrap=True, highlight=False, width=width)

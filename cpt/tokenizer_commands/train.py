@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from cpt.console import open_console
 from cpt.tokenizer.train_bpe import train_bpe
-from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, described, named_texts, new_folder, plain_console, read_texts
+from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, described, named_texts, new_folder, read_texts
 
 
 def train_command(
@@ -24,6 +25,6 @@ def train_command(
     """
     sources, read = named_texts(text, text_column), dict[str, Read]()
     trained = train_bpe(read_texts(sources, max_mb * 10**6, read), vocabulary, new_folder(output))
-    console = plain_console()
+    console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {described(read)}", markup=False)
     console.print(f"The tokenizer is in {output}. A recipe takes it: tokenizer: {{path: {output}}}", markup=False)

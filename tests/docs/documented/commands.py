@@ -41,11 +41,13 @@ class Reading:
         folder: the page's, with copies of the repository's recipes.
         in_text: a part of a command may stand in the text, and words that are none.
         is_run: the shell itself will find what we do not know.
+        written: where other commands of the page write to.
     """
 
     folder: Path
     in_text: bool = False
     is_run: bool = False
+    written: frozenset[str] = frozenset()
 
 
 def check_script(script: str, reading: Reading) -> None:
@@ -76,17 +78,27 @@ def check_command(words: list[str], reading: Reading) -> None:
     elif not (reading.in_text or reading.is_run or head in KNOWN.split() or head.startswith(("./", "/", "$"))):
         raise PageError(f"`{head}` is no command that tests/docs/documented/commands.py knows")
     if not reading.is_run:
-        check_files(rest, reading.folder)
+        check_files(rest, reading)
 
 
-def check_files(words: Sequence[str], folder: Path) -> None:
-    """Files below the repository's folders are there, unless the command is to write them."""
+def outputs_of(script: str) -> set[str]:
+    """Where the commands in a piece of shell are told to write to."""
+    found = set()
+    with contextlib.suppress(ValueError):
+        for words in simple_commands(script):
+            found |= {word for before, word in zip(words, words[1:], strict=False) if WRITTEN_BY.match(before)}
+    return found
+
+
+def check_files(words: Sequence[str], reading: Reading) -> None:
+    """Files below the repository's folders are there, unless a command is to write them."""
     for before, word in zip(["", *words], words, strict=False):
         path = word.partition("=")[2] if word.startswith("--") else word
         if WRITTEN_BY.match(before) or WRITTEN_BY.match(word.partition("=")[0]) or set(path) & set("*?{}$<>") or LEFT_OUT in path:
             continue
-        first = Path(path).parts[:1]
-        if first and first[0] in FOLDERS and "/" in path and Path(path).suffix and not (folder / path).exists():
+        is_of_ours = Path(path).parts[:1] and Path(path).parts[0] in FOLDERS and "/" in path and Path(path).suffix
+        is_written = any(Path(path).is_relative_to(output) for output in reading.written)
+        if is_of_ours and not is_written and not (reading.folder / path).exists():
             raise PageError(f"there is no {path}")
 
 
@@ -206,9 +218,9 @@ def check_docker(words: list[str], _: Reading) -> None:
             raise PageError(f"there is no {file}")
 
 
-def check_sbatch(words: list[str], reading: Reading) -> None:
-    """The batch script is there, or is one that the page writes."""
-    check_files([word for word in words if not word.startswith("-")], reading.folder)
+def check_shell_script(words: list[str], reading: Reading) -> None:
+    """The script is there, or is one that the page writes."""
+    check_files([word for word in words if not word.startswith("-")], reading)
 
 
 HEADS: dict[str, Callable[[list[str], Reading], None]] = {
@@ -221,5 +233,6 @@ HEADS: dict[str, Callable[[list[str], Reading], None]] = {
     "make": check_make,
     "pip": check_pip,
     "docker": check_docker,
-    "sbatch": check_sbatch,
+    "sbatch": check_shell_script,
+    "bash": check_shell_script,
 }

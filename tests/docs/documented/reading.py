@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from cpt.errors import CptError
 from documented.blocks import Block, PageError, needs_of, read_blocks, read_inline_code, typed
-from documented.commands import ROOT, Reading, check_script
+from documented.commands import ROOT, Reading, check_script, outputs_of
 from documented.recipes import check_yaml
 
 IN_TEXT = ("cpt ", "make ", "python -m benchmarks")
@@ -23,14 +24,16 @@ def complaints_about(page: Path, folder: Path) -> list[str]:
     """
     try:
         blocks = read_blocks(page)
+        written = frozenset(path for block in blocks if block.is_commands for step in typed(block) for path in outputs_of(step.command))
     except PageError as problem:
         return [str(problem)]
     found = []
     for block in blocks:
-        found += complaint(lambda block=block: check_block(block, folder))
+        found += complaint(lambda block=block: check_block(block, Reading(folder, is_run=block.is_run, written=written)))
     for line, code in read_inline_code(page):
         if code.startswith(IN_TEXT):
-            found += complaint(lambda line=line, code=code: check_inline(f"{page.name}:{line}", code, folder))
+            reading = Reading(folder, in_text=True, written=written)
+            found += complaint(lambda place=f"{page.name}:{line}", code=code, reading=reading: check_inline(place, code, reading))
     return found
 
 
@@ -43,7 +46,7 @@ def complaint(check: Callable[[], None]) -> list[str]:
     return []
 
 
-def check_block(block: Block, folder: Path) -> None:
+def check_block(block: Block, reading: Reading) -> None:
     """A block by itself.
 
     Raises:
@@ -52,22 +55,22 @@ def check_block(block: Block, folder: Path) -> None:
     try:
         if block.is_commands:
             for step in typed(block):
-                check_script(step.command, Reading(folder, is_run=block.is_run))
+                check_script(step.command, reading)
         elif block.language == "yaml":
-            check_yaml(block, folder, ROOT)
+            check_yaml(block, reading.folder, ROOT)
         elif block.language == "python":
             check_program(block)
         elif block.language in ("json", "jsonl", "toml"):
             READERS[block.language](block.text)
-    except (PageError, ValueError) as problem:
+    except (PageError, CptError, ValueError) as problem:
         told = str(problem)
         raise PageError(told if told.startswith(block.place) else f"{block.place}: {told}") from problem
 
 
-def check_inline(place: str, code: str, folder: Path) -> None:
+def check_inline(place: str, code: str, reading: Reading) -> None:
     """A command in the text; parts of it may be left out."""
     try:
-        check_script(code, Reading(folder, in_text=True))
+        check_script(code, reading)
     except PageError as problem:
         raise PageError(f"{place}: {problem}") from problem
 
