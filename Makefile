@@ -25,8 +25,9 @@ ARGS ?=
 export PATH := $(BIN):$(PATH)
 # Two tests at a time on two cores: one thread each; what is compiled of cpt is kept for the processes that tests start. What DeepSpeed compiles belongs to the environment that compiled it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
+SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check docs docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +71,13 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 check: lint test ## what CI runs: lint, then the test suite
+
+docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html; its reference is made anew; what leads nowhere fails the build
+	$(BIN)/python -m cpt.reference
+	$(SPHINX) -b html -d build/doctrees . build/docs
+
+docs-links: $(INSTALLED) ## ask every address that the documentation names whether it is still there
+	$(SPHINX) -b linkcheck -d build/doctrees . build/docs-links
 
 bench-data: bench-peers ## measure the data layer beside what else one would use: 25 minutes on 4 cores; then the tables of docs/data.md
 	$(BIN)/python -m benchmarks.data $(ARGS)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.console import open_console
+from cpt.console import open_console, while_working
 from cpt.recipe.load import load_with_places
 
 
@@ -17,12 +17,12 @@ def command(
 ) -> None:
     """The three gates: shape, sense, reality.
 
-    Three gates: the shape of the file, what its keys mean together, and what is really there: packages, files, model, disk, memory. Exit code
-    2 where there is a mistake; each is printed with its line and its remedy.
+    Three gates: the shape of the file, what its keys mean together, and what is really there: packages, files, model, disk, memory.
+    Exit code 2 where there is a mistake; each is printed with its line and its remedy.
 
     Example: cpt check recipe.yaml data.sequence_length=2048
     """
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    with open_console(stderr=True).status(f"{recipe}: shape and sense hold. Looking at what is really there ..."):
+    with while_working(open_console(stderr=True).status(f"{recipe}: shape and sense hold. Looking at what is really there ...")):
         gate = import_module("cpt.preflight.gate")  # and with it torch, which takes seconds
     raise typer.Exit(gate.report(recipe, loaded, root))

@@ -16,6 +16,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         "doctor": ("cpt.doctor:command", "Show what this machine has, or whether the nodes of a cluster fit together."),
         "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
+        "recipes": ("cpt.recipes_command:command", "List the recipes that come with cpt, or copy them into a folder of yours."),
     },
     "Before the run": {
         "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),

@@ -71,8 +71,11 @@ def value_of(module: str, name: str) -> Any:
         return value_of(node.module, original) if node.module.startswith(OWN) else getattr(import_module(node.module), original)
     if isinstance(node, ast.Import):
         return import_module(name)
-    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
         return evaluated(module, node.value)
+    if isinstance(node, ast.Assign):
+        value = evaluated(module, node.value)
+        return value if isinstance(node.targets[0], ast.Name) else value[names_given_by(node).index(name)]
     # A class or a function: there must be only one of it, so its module is imported after all.
     return vars(import_module(module))[name]
 

@@ -1,9 +1,12 @@
 """How cpt prints: colours and bars where somebody watches a terminal; plain whole lines in pipes, files, logs and CI."""
 
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
+from rich.status import Status
 
 WIDTH_OF_A_FILE = 1000
 """Columns where no terminal sets a limit: a path that is broken in two lines cannot be found again."""
@@ -25,11 +28,18 @@ def open_console(*, stderr: bool = False) -> Console:
     """
     # With `soft_wrap` only tables are fitted to the width: a command that is printed to be copied stays one line.
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
-    if console.file.isatty():
-        return console
-    width = None if os.environ.get("COLUMNS") else WIDTH_OF_A_FILE
-    # `FORCE_COLOR` may ask for colours in a file; bars that overwrite themselves are of no use there.
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width, force_interactive=False)
+    if not console.file.isatty() and not os.environ.get("COLUMNS"):
+        console.width = WIDTH_OF_A_FILE
+    # While a bar shows, rich takes over both streams: where one of them is a file, it would miss what is printed meanwhile.
+    console.is_interactive = console.is_interactive and sys.stdout.isatty() and sys.stderr.isatty()
+    return console
+
+
+@contextmanager
+def while_working(status: Status) -> Iterator[None]:
+    """Show what is being done while it is done, where somebody watches; elsewhere nothing."""
+    with status if status.console.is_interactive else nullcontext():
+        yield
 
 
 def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:

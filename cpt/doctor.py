@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -11,7 +12,6 @@ from typing import Annotated
 
 import typer
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from rich.markup import escape
 from rich.table import Column, Table
@@ -26,7 +26,7 @@ from cpt.console import open_console
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
-from cpt.versions import CUDAS, CXX20_TORCH, LINES, Installed, built_for_another_torch, minor_of, nearest_line
+from cpt.versions import CUDAS, CXX20_TORCH, FOR_ANY_LINE, LINES, STACK, Installed, built_for_another_torch, minor_of, nearest_line
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
@@ -175,9 +175,11 @@ def what_is_installed() -> Installed | None:
         import torch  # here, as above
     except (ImportError, OSError):
         return None
-    packages = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Installed(str(torch.__version__), torch.version.cuda, {canonicalize_name(name): packages[name] for name in packages}, python)
+    packages = {}
+    for name in (*STACK, *FOR_ANY_LINE, *KERNELS):
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return Installed(str(torch.__version__), torch.version.cuda, packages, f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def examine_versions(installed: Installed) -> Iterator[Finding]:

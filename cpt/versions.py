@@ -17,7 +17,10 @@ STACK = {  # what the tests ran with, on the CPU
     "datasets": "5.2.0",
     "deepspeed": "0.19.8",
 }
-EXTRAS = {"bitsandbytes": "0.50.2", "liger-kernel": "0.8.5"}  # for any of the lines below; bitsandbytes has libraries for each CUDA here
+FOR_ANY_LINE = {
+    "bitsandbytes": "0.50.2",
+    "liger-kernel": "0.8.5",
+}  # bitsandbytes has a library for each CUDA below
 LATEST_SEEN = "2026-11-22"  # the day on which the package indexes were asked
 CXX20_TORCH = Version("2.14")  # from here on its headers need C++20, and the kernels' newest sources are compiled as C++17
 
@@ -197,7 +200,7 @@ def differences(line: Line, installed: Installed) -> Iterator[Difference]:
     if Version(installed.torch).public != line.torch or line.cuda != installed.cuda:
         build = f"{line.torch} for {'CUDA ' + line.cuda if line.cuda else 'the CPU'}"
         yield Difference("torch", installed.torch, build, line.torch_line)
-    for package, version in {**STACK, **EXTRAS}.items():
+    for package, version in {**STACK, **FOR_ANY_LINE}.items():
         here = installed.packages.get(package)
         if here is not None and Version(here).public != version:
             yield Difference(package, here, version, f"pip install {package}=={version}")

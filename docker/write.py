@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.marked import with_part
-from cpt.versions import CUDAS, EXTRAS, GPUS, LINES, SOURCES, STACK, TORCH_OF_PYPI, Line
+from cpt.versions import CUDAS, FOR_ANY_LINE, GPUS, LINES, SOURCES, STACK, TORCH_OF_PYPI, Line
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "installing.md"
@@ -96,7 +96,7 @@ def dockerfile(line: Line) -> str:
 def requirements(line: Line) -> Iterator[str]:
     """All that cpt depends on: torch and the packages of the table with their versions, the rest as pyproject.toml has it."""
     build = line.index.rpartition("/")[2]
-    pinned = {**STACK, **(EXTRAS if line.cuda else {}), "torch": f"{line.torch}+{build}"}
+    pinned = {**STACK, **(FOR_ANY_LINE if line.cuda else {}), "torch": f"{line.torch}+{build}"}
     declared = {canonicalize_name(Requirement(text).name): text for text in dependencies()}
     yield f"# {WRITTEN}"
     yield f"--extra-index-url {line.index}"

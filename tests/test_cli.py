@@ -1,27 +1,78 @@
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+from on_terminal import environment
 from tiny import write_recipe
+from typer.main import get_command
 
-from cpt.cli import COMMANDS, main
+from cpt.cli import COMMANDS, GROUPS, application, main
+from cpt.command_signature import command_of, constant
 
-
-def run(*words, cwd=None):
-    return subprocess.run([sys.executable, "-m", "cpt.cli", *words], capture_output=True, text=True, cwd=cwd)
-
-
-def test_the_help_lists_every_command_without_importing_torch():
-    code = "import sys; from cpt.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in COMMANDS)
+BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
+PAGES = [(name,) for name in COMMANDS if (name not in dict(BELOW))] + BELOW
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_a_help_page(name, capsys):
+def run(*words, cwd=None, **more):
+    return subprocess.run([sys.executable, "-m", "cpt.cli", *words], capture_output=True, text=True, cwd=cwd, env=environment(**more))
+
+
+def page(words, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
-    assert ended.value.code == 0 and "Usage" in capsys.readouterr().out
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_the_help_lists_every_command_under_its_heading_in_the_order_of_a_run(capsys):
+    said = page([], capsys)
+    words = [word for group, commands in GROUPS.items() for word in (f"─ {group} ─", *(f" {name} " for name in commands))]
+    places = [said.index(word, said.index("─ Start here ─")) for word in words]
+    assert places == sorted(places)
+
+
+def test_the_help_says_what_to_type_first(capsys):
+    said = page([], capsys)
+    first = said.split("Options")[0]
+    assert all(words in first for words in ("cpt demo", "cpt init DOCUMENTS --model MODEL --gpu GPU", "cpt check recipe.yaml", "cpt train"))
+    assert (Path(__file__).parents[1] / "docs" / "start.md").exists() and "docs/start.md" in first
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_example(words, capsys):
+    said = page(words, capsys)
+    target = COMMANDS[words[0]][0]
+    function = command_of(constant(target)[words[1]] if len(words) > 1 else target)
+    summary = function.__doc__.split("\n")[0] if len(words) > 1 else COMMANDS[words[0]][1]
+    assert summary in said and f"Usage: cpt {' '.join(words)}" in said
+    command = click_command(words)
+    assert not [one.name for one in command.params if not one.help], "an option without a word of help"
+    assert all(one.help.endswith((".", ")", "]", "…")) or " --" in one.help or "=" in one.help for one in command.params)
+    assert said.count("Example: cpt") == 1
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_the_example_of_a_command_can_be_typed(words):
+    import shlex
+
+    command = click_command(words)
+    example = command.help.split("Example: cpt ")[1].split(" > ")[0]
+    typed = shlex.split(example.replace("\n", " "))
+    assert tuple(typed[: len(words)]) == words
+    command.make_context(words[-1], typed[len(words) :])  # raises for an option that is not there, or a value of the wrong kind
+
+
+def click_command(words):
+    command = get_command(application(words[0]))
+    for word in words:
+        command = command.commands[word]
+    return command
+
+
+def test_the_version_is_told():
+    assert run("--version").stdout == f"cpt {metadata.version('cpt')}\n"
 
 
 def test_a_mistake_is_printed_without_a_traceback_and_ends_with_code_2(tiny_recipe, tmp_path):
@@ -31,6 +82,32 @@ def test_a_mistake_is_printed_without_a_traceback_and_ends_with_code_2(tiny_reci
     assert ended.stderr.startswith("RecipeError:") and "Did you mean `budget`" in ended.stderr
 
 
-def test_an_unknown_command_is_refused():
-    ended = run("trian")
-    assert ended.returncode == 2 and "No such command" in ended.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["store", "lst"], "No such command 'lst'. Did you mean 'list'?"),
+        (["train", "r.yaml", "--supervize"], "No such option: --supervize (Possible options: --supervise)"),
+        (["plan", "r.yaml", "--gpus", "many"], "Invalid value for '--gpus': 'many' is not a valid integer range."),
+        (["report"], "Missing argument 'run'."),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_wrong_word_is_answered_with_a_sentence_and_code_2(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert ended.value.code == 2 and said in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("cpt tr", {"train"}), ("cpt train --su", {"--supervise"}), ("cpt data ", {"check", "preview", "ingest", "rewrite"})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_shell_completes_commands_and_options(typed, offered):
+    words = typed.split(" ")
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_CPT_COMPLETE": "complete_bash"}
+    program = "import sys; sys.argv = ['cpt']; from cpt.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment(**asked), check=False)
+    assert set(done.stdout.split()) == offered, done.stderr

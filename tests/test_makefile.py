@@ -42,6 +42,9 @@ def test_help_lists_every_target():
         ("train-production", "deepspeed --num_gpus 4 cpt/train.py recipes/production_multi_gpu.yaml"),
         ("check", "ruff format --check"),
         ("check", "bin/mypy"),
+        ("docs", "-m cpt.reference"),
+        ("docs", "-m sphinx -c docs --fail-on-warning"),
+        ("docs-links", "-b linkcheck"),
     ],
 )
 def test_a_target_makes_its_environment_and_runs_its_command(target, command):

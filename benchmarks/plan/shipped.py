@@ -1,4 +1,4 @@
-"""`python -m benchmarks.plan.shipped`: what `cpt plan` prints of the shipped recipes, into docs/planning.md between two markers. A minute."""
+"""`python -m benchmarks.plan.shipped`: what `cpt plan` prints of the shipped recipes, into docs/planning.md. A minute."""
 
 import re
 import subprocess

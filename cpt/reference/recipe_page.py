@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,8 +19,9 @@ from cpt.recipe.stage_columns import columns_of_stage
 from cpt.reference.built_ins import BuiltIn, Option, built_ins, options_of_all
 from cpt.reference.docstrings import on_one_line, summary_of
 from cpt.reference.types_in_words import default_in_words, type_in_words
+from cpt.shipped import SHIPPED_FILES
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = SHIPPED_FILES / "recipes"
 EXAMPLES = {
     "model": "minimind/pretrain.yaml",
     "tokenizer": "gpt2_124m.yaml",
@@ -51,8 +51,8 @@ Every key that a recipe may have. [The recipe, line by line](../recipe.md) expla
   nearest known one.
 - A whole number may be written `1_000_000`, `1e6`, `500M`, `1.5B` (a billion) or `20GB`.
 - A section may be the path of a YAML file instead, or have a `base:` that names one and keys of its own on top.
-- Where a key takes a name, `package.module:function` takes a function of yours ([your own parts](../guides/your_own_parts.md)). Options stand
-  beside the name and are checked against the function's signature before anything is loaded: `{name: length, min_characters: 200}`.
+- Where a key takes a name, `package.module:function` takes a function of yours ([your own parts](../guides/your_own_parts.md)). Options
+  stand beside the name and are checked against the function's signature before anything is loaded: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
 - `cpt schema > recipe.schema.json` gives all of this to an editor; `cpt check RECIPE` finds every mistake.
 """

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.console import open_console
+from cpt.console import open_console, while_working
 from cpt.errors import LaunchError, RehearsalError, ResourceError
 from cpt.recipe.load import load_with_places
 from cpt.rehearsal.rehearse import Rehearsal, remove_scratch, scratch_folder
@@ -70,7 +70,7 @@ def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
         rehearsal.tell = lambda finding: typer.echo(shown(finding))
         rehearsal.begin = lambda what: status.update(f"{what} ...")
     try:
-        with status:
+        with while_working(status):
             return rehearsal.rehearse()
     except KeyboardInterrupt as problem:
         remove_scratch(rehearsal.scratch)

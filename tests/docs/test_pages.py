@@ -1,7 +1,10 @@
 """Every command of the documentation exists, and those that a CPU can run are run: see README.md in this folder."""
 
+from pathlib import Path
+
 import pytest
 from documented.blocks import read_blocks
+from documented.forks import programs_of_forks
 from documented.pages import PREPARED_BY, ROOT, make_folder, pages, preparation_name, preparation_of
 from documented.reading import complaints_about
 from documented.running import run_blocks
@@ -24,14 +27,19 @@ def test_a_page_can_be_read(name, tmp_path):
     assert "\n".join(complaints_about(ROOT / PAGES[name], tmp_path / "page")) == ""
 
 
+@pytest.fixture(scope="session")
+def programs() -> Path | None:
+    return programs_of_forks()
+
+
 @pytest.mark.parametrize("name", running())
-def test_a_page_does_what_it_says(name, tmp_path):
+def test_a_page_does_what_it_says(name, tmp_path, request):
     preparation = preparation_of(PAGES[name])
     blocks = read_blocks(ROOT / PAGES[name])
     if any(block.is_run for block in blocks):
         make_folder(tmp_path / "page")
         preparation.prepare(tmp_path / "page")
-        run_blocks(blocks, tmp_path / "page", preparation.ports)
+        run_blocks(blocks, tmp_path / "page", preparation.ports, request.getfixturevalue("programs"))
 
 
 def test_two_pages_share_no_name():

@@ -84,7 +84,7 @@ def test_both_answers_come_and_nothing_is_asked_of_another_machine(opened, addre
     for side in (0, 1):
         expect(page.locator(f"#side-{side} .user")).to_contain_text(PROMPT)
         expect(answer(page, side)).not_to_be_empty()
-    assert asked and all(url.startswith(address) or url.startswith("data:") for url in asked)
+    assert asked and all(url.startswith((address, "data:")) for url in asked)
     assert complaints == []
 
 
@@ -117,7 +117,7 @@ def test_retry_gives_an_answer_in_place_of_the_last_and_clear_empties_the_page(o
 def test_what_cannot_be_answered_is_told_on_the_page(opened):
     page, _, _ = opened()
     ask(page, text="the model reads a document " * 200)
-    expect(page.locator("#problem")).to_contain_text("and the model was made for 600 with its answer. Shorten it, or clear.")
+    expect(page.locator("#problem")).to_contain_text("and the model knows 600 positions. Shorten it, or clear.")
     ask(page, text="")
     expect(page.locator("#problem")).to_contain_text("write something")
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from typer.main import get_command
@@ -112,7 +113,7 @@ def check_cpt(words: list[str], reading: Reading) -> None:
     if name.isupper():
         return
     values = parsed(get_command(application(name)), "cpt", given, lenient)
-    overrides = values.get("overrides") or []
+    overrides = [override for override in values.get("overrides") or [] if "$" not in override]
     recipe = existing(values.get("recipe"), reading.folder)
     file, space = existing(values.get("file"), reading.folder), existing(values.get("space"), reading.folder)
     if name == "pipeline" and file:
@@ -129,7 +130,7 @@ def existing(value: object, folder: Path) -> Path | None:
     return path if value is not None and path.is_file() else None
 
 
-def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, words: list[str], lenient: bool) -> dict[str, object]:
+def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, words: list[str], lenient: bool) -> dict[str, Any]:
     """The values of the innermost command's parameters.
 
     Args:

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "budget": {"tokens": 100_000_000_000},
 }
 STAGES = ("cpt", "pretrain", "sft", "dpo", "grpo", "distill")
-"""A part of a recipe that does not say its stage fits one of these."""
+"""A part of a recipe that does not say its stage fits one of these; rewards are of the one."""
 OF_THE_READERS = re.compile(r"cannot import `(?!cpt[.`])")
 
 
@@ -92,7 +92,7 @@ def check_part(block: Block, written: dict[str, Any], folder: Path) -> None:
     if not written.keys() & keys_of(Recipe).keys():
         raise PageError(f"{block.place}: {', '.join(written)}: no keys of a recipe; for other YAML write <!-- yaml: any --> before it")
     complaints = []
-    for stage in [written["stage"]] if "stage" in written else STAGES:
+    for stage in [written["stage"]] if "stage" in written else ["grpo"] if "rewards" in written else STAGES:
         recipe = {**SMALL, "stage": stage, **{key: over(SMALL.get(key), value) for key, value in written.items()}}
         try:
             check_recipe(written_to(folder, recipe), ())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from documented.blocks import Block, PageError, typed
+from documented.forks import environment_of_pages
 from documented.output import not_printed
 
 SECONDS = 400
@@ -24,7 +25,6 @@ set -eo pipefail
 if [ -f "$PAGE_STATE" ]; then source "$PAGE_STATE"; fi
 trap '{ export -p; printf "cd %q\\n" "$PWD"; } > "$PAGE_STATE"' EXIT
 """
-NO_NETWORK = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 LAST_LINES = 25
 
 
@@ -34,28 +34,20 @@ class Session:
 
     Args:
         ports: those that the page names -> the free ones that take their place.
+        programs: a folder with a `cpt` that begins at once.
     """
 
     folder: Path
+    programs: Path | None = None
     ports: dict[int, int] = field(default_factory=dict)
     printed: str = ""
     going_on: "list[Started]" = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
-        """As a reader's who made the environment and has no network."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("CPT_", "PYTEST", "COV_"))}
-        programs = str(Path(sys.executable).parent)
-        return ours | {
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "CPT_CACHE": str(self.folder / ".cache"),
-            "PAGE_STATE": str(self.folder / STATE),
-            "COLUMNS": "140",
-            "NO_COLOR": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-            **NO_NETWORK,
-        }
+        """As of all pages, with a `cpt` that begins at once where there is one, and this page's own cache."""
+        ours = environment_of_pages() | {"CPT_CACHE": str(self.folder / ".cache"), "PAGE_STATE": str(self.folder / STATE)}
+        return ours | {"PATH": f"{self.programs}{os.pathsep}{ours['PATH']}"} if self.programs else ours
 
     def with_free_ports(self, text: str) -> str:
         """The text with ports that are free here."""
@@ -64,13 +56,13 @@ class Session:
         return text
 
 
-def run_blocks(blocks: Sequence[Block], folder: Path, ports: Sequence[int] = ()) -> None:
+def run_blocks(blocks: Sequence[Block], folder: Path, ports: Sequence[int] = (), programs: Path | None = None) -> None:
     """Run what is to be run, write what is to be written, in the page's order.
 
     Raises:
         PageError: the first that fails, with its last lines.
     """
-    with opened(Session(folder, {port: free_port() for port in ports})) as session:
+    with opened(Session(folder, programs, {port: free_port() for port in ports})) as session:
         for block in blocks:
             if "file" in block.settings:
                 write_file(block, session)

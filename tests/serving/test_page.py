@@ -1,0 +1,113 @@
+"""The page without a browser: through Gradio's own client, over HTTP."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from gradio_client import Client
+
+from cpt.serving.browser import page_at
+from cpt.serving.chat import free_port
+from cpt.serving.page import plain, told_of_templates, without_last
+from cpt.serving.sides import Side, load_sides
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost", "0.0.0.0")
+
+
+@pytest.fixture(scope="module")
+def reached():
+    """The address of each connection that Python makes while the page is served."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def client(plain_folder, chat_folder, reached):
+    connect = socket.socket.connect
+
+    def recorded(self, address):
+        if self.family != socket.AF_UNIX:
+            reached.append(address[0])
+        return connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket.socket, "connect", recorded)
+        with page_at(load_sides(str(chat_folder), str(plain_folder)), port=free_port()) as url:
+            yield Client(url, verbose=False)
+
+
+def ask(client, text, talks=((), ()), temperature=0, length=8, seed=0):
+    return client.predict(text, *map(list, talks), temperature, 0.9, length, seed, api_name="/send")
+
+
+def test_both_sides_answer_the_same_prompt(client):
+    *talks, problem, prompt = ask(client, "the model reads")
+    assert (problem, prompt) == ("", "")
+    for turns in map(plain, talks):
+        assert [turn["role"] for turn in turns] == ["user", "assistant"]
+        assert turns[0]["content"] == "the model reads" and turns[1]["content"]
+
+
+def test_answers_stream(client):
+    job = client.submit("the model reads", [], [], 0, 0.9, 30, 0, api_name="/send")
+    lengths = [len(plain(talks[0])[-1]["content"]) for talks in job]
+    assert len(set(lengths)) > 3
+
+
+def test_retry_answers_the_last_prompt_with_the_next_seed(client):
+    *talks, _, _ = ask(client, "the model reads")
+    *again, problem, seed = client.predict(*talks, 1.0, 1.0, 8, 3, api_name="/retry")
+    assert (problem, seed) == ("", 4)
+    for before, after in zip(talks, again, strict=True):
+        assert plain(after)[0] == plain(before)[0] and len(after) == 2 and plain(after)[1] != plain(before)[1]
+
+
+def test_what_goes_wrong_is_told_in_the_page_and_the_prompt_stays(client):
+    *_, problem, prompt = ask(client, "the model reads a document " * 60)
+    assert "tokens, and the model knows 128 positions. Shorten it" in problem and prompt.startswith("the model reads")
+    assert "write something" in ask(client, "")[2]
+
+
+def test_python_speaks_to_no_other_machine(client, reached):
+    ask(client, "the model reads")
+    assert reached and set(reached) <= set(LOOPBACK)
+
+
+def test_the_page_names_no_font_or_script_of_another_machine(client):
+    address = client.src if isinstance(client.src, str) else str(client.src)
+    text = urllib.request.urlopen(address).read().decode()
+    css = urllib.request.urlopen(address.rstrip("/") + "/theme.css").read().decode()
+    assert "fonts.googleapis.com" not in text + css and "cdn" not in css
+    assert 'src="http' not in text and 'rel="preconnect"' not in text
+
+
+def test_the_page_says_who_only_continues_text(plain_folder, chat_folder):
+    (plain_side,), (chat_side,) = load_sides(str(plain_folder)), load_sides(str(chat_folder))
+    base = Side("Base", "b", plain_side.model, plain_side.tokenizer, 128)
+    assert told_of_templates([chat_side]) == ""
+    assert told_of_templates([plain_side]).startswith("The model has no chat template: it continues text, and does not answer. Write the")
+    assert "The base model has no chat template" in told_of_templates([base, chat_side])
+
+
+def test_retry_finds_the_last_prompt_even_where_nothing_was_said():
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert without_last([said, said[:2]]) == ([said[:2], []], "c")
+    assert without_last([[], []]) == ([[], []], "")
+
+
+@pytest.mark.slow
+def test_the_command_serves_the_page_and_ends_in_order_at_ctrl_c(plain_folder):
+    port = free_port()
+    words = [str(Path(sys.executable).parent / "cpt"), "chat", str(plain_folder), "--browser", "--port", str(port), "temperature=0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"Loading {plain_folder} ...\n"
+        assert process.stdout.readline() == f"Ready: http://127.0.0.1:{port} (model). Ctrl-C stops it.\n"
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}").status == 200
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0 and rest == "Stopped.\n" and "Traceback" not in complaints

@@ -1,0 +1,68 @@
+"""Help, completion and a recipe's mistakes are there at once: none of them waits for torch."""
+
+import resource
+import subprocess
+import sys
+from statistics import median
+
+import pytest
+
+from cpt.cli import COMMANDS
+from cpt.command_signature import constant
+
+HEAVY = ("torch", "transformers", "numpy", "pyarrow", "datasets", "peft", "trl", "accelerate", "deepspeed", "scipy", "pandas")
+BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
+ASKED = f"""
+import sys
+from cpt.cli import main
+for words in WORDS:
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert ended.code == CODE, (words, ended.code)
+    loaded = [name for name in {HEAVY} if name in sys.modules]
+    assert not loaded, f"{{words}} imports {{loaded}}"
+"""
+
+
+def ask(words, code=0):
+    """All of them in one process: what one imports stays there for the next, so that none may import anything heavy."""
+    program = ASKED.replace("WORDS", repr(words)).replace("CODE", repr(code))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def test_no_help_page_imports_torch_or_its_kind():
+    pages = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), *([*names, "--help"] for names in BELOW)]
+    said = ask(pages).stdout
+    assert said.count("Usage: cpt") == len(pages) - 1
+
+
+def test_no_wrong_word_waits_for_torch():
+    said = ask([["trian"], ["train", "--no-such"], ["data", "chek"], ["train"], ["plan", "r.yaml", "--gpus", "0"]], code=2).stderr
+    assert "Did you mean 'train'?" in said and "Did you mean 'check'?" in said and "No such option: --no-such" in said
+    assert "Missing argument 'recipe'" in said and "0 is not in the range x>=1" in said and "Traceback" not in said
+
+
+def test_mistakes_of_shape_and_sense_are_told_before_torch_is_imported(tmp_path):
+    (tmp_path / "r.yaml").write_text("name: x\nstag: cpt\n")
+    ask([[name, str(tmp_path / "r.yaml")] for name in ("check", "launch")], code=2)
+
+
+def cpu_seconds(words):
+    """Processor time of a program: what else the machine does counts little in it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["check", "r.yaml"]], ids=" ".join)
+def test_the_first_answer_takes_a_few_times_what_importing_the_command_line_library_takes(words, tmp_path):
+    """Torch alone takes more than twenty times as long; the quotient is the same on a fast machine and on a slow one."""
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: x\nstag: cpt\n")
+    ours, bare = ["-m", "cpt.cli", *(str(recipe) if word == "r.yaml" else word for word in words)], ["-c", "import typer, yaml"]
+    pairs = [(cpu_seconds(ours), cpu_seconds(bare)) for _ in range(3)]
+    assert median(one / other for one, other in pairs) < 8
