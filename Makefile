@@ -27,7 +27,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check docs docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-cluster test-gpu test-network test-faults lint format check docs docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,15 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 
 test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
+
+coverage: $(INSTALLED) ## which lines of cpt/ the test suite runs, in the processes that it starts too
+	rm -rf build/coverage
+	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+mutations: $(INSTALLED) ## break guarded lines one at a time; of each a test must fail: minutes on a core
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutations $(ARGS)
 
 test-faults: $(INSTALLED) ## every fault in real runs, beside the plain Trainer: the long form of tests/faults
 	$(PYTEST) tests/faults -m 'not cluster and not gpu and not network' $(ARGS)

@@ -87,7 +87,7 @@ five-minute start."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `cpt` with these words, or with those of the command line."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    run_app(application(next(iter(words or completed_words()), "")), words)
+    run_app(application(next(iter(words or completed_words()), "")), words, name="cpt")
 
 
 def completed_words() -> list[str]:

@@ -18,8 +18,10 @@ from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
-# peft imports bitsandbytes where it is installed, which then tells each command on a CPU of a faster kernel.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+QUIET = ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree")
+"""peft and transformers import bitsandbytes and torchao where they are installed, which then tell each command of kernels for GPUs."""
+for library in QUIET:
+    logging.getLogger(library).setLevel(logging.ERROR)
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -45,10 +47,14 @@ def run_command(function: Callable[..., None]) -> None:
     run_app(app)
 
 
-def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None) -> None:
-    """Run a whole application."""
+def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
+    """Run a whole application.
+
+    Args:
+        name: what help pages and messages call it; by default the program's.
+    """
     try:
-        app(list(arguments) if arguments is not None else None)
+        app(list(arguments) if arguments is not None else None, prog_name=name)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
             # The main process most likely found the same and prints it; then the launcher ends this one while it waits.

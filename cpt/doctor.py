@@ -71,7 +71,12 @@ def command(
     python: Annotated[str, typer.Option(help="With --nodes: the Python there.")] = sys.executable,
     report: Annotated[bool, typer.Option("--report", hidden=True, help="One line for the machine that asked.")] = False,
 ) -> None:
-    """Show what this machine has, or whether several machines fit together for a run."""
+    """Show what this machine has, or whether several machines fit together for a run.
+
+    With --nodes the machines of a cluster are compared: versions, folders, clocks, ports and the speed between them.
+
+    Example: cpt doctor recipe.yaml --nodes host-0,host-1
+    """
     if nodes is None:
         if recipe is not None or node_rank is not None or master is not None:
             raise LaunchError("cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1")

@@ -208,11 +208,6 @@ def wrong_network(nodes: Nodes) -> Iterator[Complaint]:
         yield from differing(has, f"has {name}={{}}", "Set it alike on all nodes.", fatal=False)
 
 
-def is_loopback(address: str) -> bool:
-    """Means this machine on every machine."""
-    return address.startswith("127.") or address == "::1"
-
-
 def no_interface(network: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Variables that name an interface which the node does not have; NCCL takes beginnings, `=` before whole names, `^` for others."""
     for variable, asked in network["asked"].items():

@@ -34,7 +34,10 @@ def check_command(
         float, typer.Option(min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake.")
     ] = 0.05,
 ) -> None:
-    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong."""
+    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong.
+
+    Example: cpt data check recipe.yaml --output bad_rows.jsonl
+    """
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
     gate = ExampleGate(console, loaded, truncated_share)
     found: list[Listed] = []

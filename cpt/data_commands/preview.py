@@ -31,7 +31,10 @@ def preview_command(
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
     documents: Annotated[int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")] = 1000,
 ) -> None:
-    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what is learned."""
+    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what is learned.
+
+    Example: cpt data preview recipe.yaml --rows 5
+    """
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     plain = DocumentEncoder(tokenizer)

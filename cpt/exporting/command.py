@@ -76,7 +76,10 @@ def command(
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
 ) -> None:
-    """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained."""
+    """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained.
+
+    Example: cpt export runs/my-run --output model
+    """
     disable_progress_bar()
     if (private or yes) and push_to_hub is None:
         raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")

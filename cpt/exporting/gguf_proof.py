@@ -6,8 +6,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
@@ -39,9 +37,11 @@ class LlamaCpp:
     """llama.cpp itself, through llama-cpp-python."""
 
     def __init__(self, file: Path, num_tokens: int) -> None:
-        from llama_cpp import Llama
+        from llama_cpp import GGML_TYPE_F32, Llama
 
-        self._model = Llama(str(file), n_ctx=num_tokens + 1, n_batch=num_tokens + 1, logits_all=True, verbose=False, n_gpu_layers=0)
+        size = {"n_ctx": num_tokens + 1, "n_batch": num_tokens + 1}
+        exact = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "n_gpu_layers": 0}  # its keys and values are in 16 bits otherwise
+        self._model = Llama(str(file), logits_all=True, verbose=False, **size, **exact)
 
     def tokens(self, text: str) -> list[int]:
         """As the file's tokenizer reads it, without a begin token."""
@@ -74,19 +74,41 @@ def llama_cpp(file: Path, num_tokens: int) -> LlamaCpp | None:
         raise CheckpointError(f"llama.cpp does not load {file.name}: {problem}") from problem
 
 
-def refuse_other_tokens(reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, text: ProofText) -> None:
+def refuse_other_tokens(reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, text: ProofText) -> str:
     """The text, and each added token in the middle of it.
+
+    Returns:
+        what there is to know of the tokens.
 
     Raises:
         CheckpointError: llama.cpp reads it otherwise.
     """
-    added: Any = tokenizer.get_added_vocab()
-    for sample in (text.text, *(f"one{token}two" for token in added)):
-        ours = tokenizer(sample, add_special_tokens=False)["input_ids"]
-        theirs = reader.tokens(sample)
-        if ours != theirs:
-            pairs = enumerate(zip(ours, theirs, strict=False))
-            at = next((place for place, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
-            raise CheckpointError(
-                f"llama.cpp reads {sample[:40]!r} as other tokens: {theirs[at : at + 5]} from number {at} on, not {ours[at : at + 5]}."
-            )
+    refuse_other(reader.tokens(text.text), ids_of(tokenizer, text.text), text.text)
+    spaced = False
+    for token in tokenizer.get_added_vocab():
+        sample = f"one{token}two"
+        ours, theirs = ids_of(tokenizer, sample), reader.tokens(sample)
+        if ours != theirs == [*ids_of(tokenizer, f"one{token}"), *ids_of(tokenizer, "two")]:
+            spaced = True  # llama.cpp begins anew after each added token, as older SentencePiece tokenizers did
+        else:
+            refuse_other(theirs, ours, sample)
+    return "the same tokens (after an added token it puts a space that the tokenizer does not)" if spaced else "the same tokens"
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Without begin and end."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def refuse_other(theirs: list[int], ours: list[int], sample: str) -> None:
+    """Name the first token that differs.
+
+    Raises:
+        CheckpointError: one does.
+    """
+    if ours != theirs:
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        at = next((place for place, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+        found = f"{theirs[at : at + 5]} from number {at} on, not {ours[at : at + 5]}"
+        raise CheckpointError(f"llama.cpp reads {sample[:40]!r} as other tokens: {found}. Take another way out: cpt export --quantize")

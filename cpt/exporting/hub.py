@@ -72,6 +72,7 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
             typer.echo(line)
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
+    failures: tuple[type[Exception], ...] = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         is_private = api.model_info(name).private
@@ -79,8 +80,8 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
             raise RecipeError(f"{name} exists and is public. Make it private in its settings, or push under another name.")
         commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, exported and proven by cpt")
         different = differing_files(api, folder, name, commit.oid)
-    except broken() as problem:
-        raise what_went_wrong(problem, name, folder) from problem
+    except failures as problem:
+        raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     if different:
         raise CheckpointError(f"{name} holds other bytes than {folder}: {', '.join(different)}. Push again: {again(folder, name)}")
     files = [file for file in folder.rglob("*") if file.is_file()]
@@ -145,10 +146,9 @@ def again(folder: Path, name: str) -> str:
 
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     """The Hub's answer with its remedy."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     kept = "" if folder is None else f" The export is in {folder}; what the Hub has already is not sent again: {again(folder, name)}"
-    status = problem.response.status_code if isinstance(problem, HfHubHTTPError) else None
+    response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
+    status = None if response is None else response.status_code
     if status == 401:
         return ResourceError(f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.{kept}")
     if status == 403:

@@ -26,7 +26,7 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture too: shares.png")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the shares too: shares.png.")] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Short runs over shares of replay and learning rates; forecast the whole.")
     ] = False,

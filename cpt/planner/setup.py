@@ -14,7 +14,7 @@ from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
 BUCKET = 500_000_000  # elements; DeepSpeed's own defaults, where a profile leaves them out
-PREFETCH, PERSISTENT, SUB_GROUP, LIVE = 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
+PREFETCH, SUB_GROUP, LIVE = 50_000_000, 1_000_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True)

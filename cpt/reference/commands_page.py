@@ -9,7 +9,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.main import get_command
 
-from cpt.cli import COMMANDS, application
+from cpt.cli import COMMANDS, GROUPS, application
+from cpt.reference.docstrings import on_one_line
 from cpt.reference.types_in_words import default_in_words, type_in_words
 
 BEGIN = """# Command reference
@@ -49,6 +50,7 @@ PAGES = {
     "reproduce": "reproducing.md",
     "search": "search.md",
     "schema": "recipe.md",
+    "recipes": "recipe.md",
     "doctor": "installing.md",
     "demo": "demo.md",
 }
@@ -57,31 +59,41 @@ PAGES = {
 
 def commands_page() -> str:
     """The page."""
-    rows = [f"| [`cpt {name}`](#cpt-{name}) | {summary} |" for name, (_, summary) in COMMANDS.items()]
-    parts = [BEGIN, "\n".join(["| command | does |", "| --- | --- |", *rows, ""])]
-    for name in COMMANDS:
-        command = get_command(application(name)).commands[name]  # type: ignore[attr-defined]
-        parts += list(described(command, f"cpt {name}", 2))
+    parts = [BEGIN, "| command | does |\n| --- | --- |"]
+    parts += [f"| [`cpt {name}`](#cpt-{name}) | {summary} |" for name, (_, summary) in COMMANDS.items()]
+    for group, commands in GROUPS.items():
+        parts.append(f"\n## {group}\n")
+        for name in commands:
+            command = get_command(application(name)).commands[name]  # type: ignore[attr-defined]
+            parts += described(command, f"cpt {name}", 3)
     return "\n".join(parts)
 
 
 def described(command: Any, name: str, level: int) -> Iterator[str]:
     """A command under its heading, then those below it."""
     yield f"{'#' * level} `{name}`\n"
-    yield in_markdown(command.help or "") + more_about(name) + "\n"
+    yield from in_paragraphs(command.help or "", name)
     if hasattr(command, "list_commands"):
         context = typer.Context(command, info_name=name)
         for below in command.list_commands(context):
             yield from described(command.get_command(context, below), f"{name} {below}", level + 1)
         return
     shown = [parameter for parameter in command.params if not parameter.hidden and parameter.name not in ("help", "version")]
-    function = inspect.unwrap(command.callback)
     arguments = [usage_of(parameter) for parameter in shown if parameter.param_type_name == "argument"]
     yield f"```text\n{' '.join([name, *arguments, '[OPTIONS]' if len(shown) > len(arguments) else '']).strip()}\n```\n"
     if shown:
+        function = inspect.unwrap(command.callback)
         yield "\n".join(["| | | |", "| --- | --- | --- |", *(row(parameter, function) for parameter in shown), ""])
-    if command.epilog:
-        yield in_markdown(command.epilog) + "\n"
+
+
+def in_paragraphs(text: str, name: str) -> Iterator[str]:
+    """The help, the page that says more behind its first paragraph, its example as code."""
+    first, *others = on_one_line(text).split("\n\n")
+    page = PAGES.get(name.removeprefix("cpt "))
+    title = page.rpartition("/")[2].removesuffix(".md").replace("_", " ") if page else ""
+    yield f"{first} More: [{title}](../{page}).\n" if page else f"{first}\n"
+    for paragraph in others:
+        yield re.sub(r"^Example: (.*)$", r"Example: `\1`", paragraph) + "\n"
 
 
 def usage_of(argument: Any) -> str:
@@ -96,7 +108,7 @@ def row(parameter: Any, function: Callable[..., Any]) -> str:
     default = inspect.signature(function).parameters[parameter.name].default
     is_argument = parameter.param_type_name == "argument"
     names = usage_of(parameter) if is_argument else " / ".join([", ".join(parameter.opts), *parameter.secondary_opts])
-    return f"| `{names}` | {cell(kind_of(hint, default))} | {in_markdown(cell(parameter.help or ''))} |"
+    return f"| `{names}` | {cell(kind_of(hint, default))} | {cell(parameter.help or '')} |"
 
 
 def kind_of(hint: Any, default: Any) -> str:
@@ -121,9 +133,3 @@ def more_about(name: str) -> str:
 def cell(text: str) -> str:
     """Fit for a table: on one line, without bars."""
     return " ".join(text.replace("|", "\\|").split())
-
-
-def in_markdown(text: str) -> str:
-    """Help as Markdown: no rich markup, no tags, one line a paragraph."""
-    plain = re.sub(r"\[/?(?:dim|bold|red|green|yellow|cyan|blue|italic)[^\]]*\]", "", text)
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in plain.strip().split("\n\n"))

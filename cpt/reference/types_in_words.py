@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -87,8 +88,10 @@ def default_in_words(default: Any) -> str:
         return f"default `{json.dumps(written)}`" if written else "by default as its keys say"
     if isinstance(default, float) and 0 < abs(default) < 1e-3:
         return f"default `{default:.0e}`".replace("e-0", "e-")
-    if isinstance(default, int) and abs(default) >= 10_000:
+    if isinstance(default, int) and abs(default) >= 100_000:
         return f"default `{default:_}`"
+    if default == sys.executable:
+        return "by default the Python that runs cpt"
     if isinstance(default, str | Path) and str(default):
         return f"default `{default}`"
     return f"default `{json.dumps(list(default) if is_sequence(default) else default, ensure_ascii=False)}`"

@@ -65,18 +65,26 @@ class Answers:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answers")
 
     def stream(
-        self, side: Side, turns: Sequence[Turn], sampling: Sampling, stopped: threading.Event, system_prompt: str | None = None
+        self,
+        side: Side,
+        turns: Sequence[Turn],
+        sampling: Sampling,
+        stopped: threading.Event,
+        *,
+        as_chat: bool = False,
+        system_prompt: str | None = None,
     ) -> Iterator[str]:
         """The text so far, longer each time; it ends early where `stopped` is set, or nobody asks for more.
 
         Args:
-            turns: of the conversation; the last one is the user's. A model that only continues text gets nothing but the last one.
+            turns: of the conversation; the last one is the user's.
+            as_chat: in the model's template, where it has one; otherwise the last turn is a text to go on from, and all that it gets.
 
         Raises:
             DataError: there is no room for an answer, or the model's template does not take these turns.
             CheckpointError: the model fails.
         """
-        ids = prompt_ids(side, turns, system_prompt)
+        ids = prompt_ids(side, turns, as_chat=as_chat, system_prompt=system_prompt)
         room = side.positions - ids.shape[1]
         if ids.shape[1] == 0:
             raise DataError("the prompt is empty, and this model has no token to begin a text with. Write something.")
@@ -151,13 +159,13 @@ def generate(side: Side, job: Job) -> None:
         )
 
 
-def prompt_ids(side: Side, turns: Sequence[Turn], system_prompt: str | None = None) -> torch.Tensor:
+def prompt_ids(side: Side, turns: Sequence[Turn], *, as_chat: bool, system_prompt: str | None = None) -> torch.Tensor:
     """[1, T]: the conversation in the model's template, or the last text as training would begin a document with it.
 
     Raises:
         DataError: the template refuses the turns.
     """
-    if not side.chats:
+    if not (as_chat and side.has_template):
         begin = [side.tokenizer.bos_token_id] if adds_bos(side.tokenizer) else []
         return torch.tensor([begin + side.tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"]], dtype=torch.long)
     first = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]

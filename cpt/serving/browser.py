@@ -11,7 +11,10 @@ from types import FrameType
 
 import typer
 
+from cpt.data.form_of_stage import form_of_stage
 from cpt.errors import ResourceError
+from cpt.recipe.load import load_recipe
+from cpt.runs.record import RECIPE
 from cpt.serving.about_run import beginnings_of, headline_of
 from cpt.serving.answering import Answers, Sampling, sampling_of
 from cpt.serving.checks import check_port
@@ -61,6 +64,12 @@ def run_of(model: str) -> Path | None:
     return None if found is None else found.run
 
 
+def is_chat(sides: Sequence[Side], run: Path | None) -> bool:
+    """Whether the page begins so: all have a template, and the run did not train on documents, after which a template says nothing."""
+    on_documents = run is not None and form_of_stage(load_recipe(run / RECIPE).stage) == "document"
+    return all(side.has_template for side in sides) and not on_documents
+
+
 @contextmanager
 def page_at(
     sides: Sequence[Side],
@@ -82,6 +91,7 @@ def page_at(
         title=sides[-1].name if run is None else run.name,
         headline=None if run is None else headline_of(run),
         examples=() if run is None else beginnings_of(run, sides[-1].tokenizer),
+        as_chat=is_chat(sides, run),
         system_prompt=system_prompt,
         sampling=sampling or Sampling(),
     )

@@ -32,7 +32,10 @@ def command(
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
 ) -> None:
-    """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both."""
+    """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both.
+
+    Example: cpt chat runs/my-run
+    """
     disable_progress_bar()
     if browser:
         if alone and against is not None:

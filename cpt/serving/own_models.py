@@ -27,7 +27,8 @@ def import_own_code(folder: Path, module: str | None) -> None:
 def can_be_served(architecture: str) -> bool:
     """Whether the server will find the class: transformers' own, or one that is registered with AutoModelForCausalLM.
 
-    The server takes `getattr(transformers, architecture)` (cli/serving/model_manager.py, transformers 5.23), so a registered one is put there.
+    The server of transformers 5.23 takes `getattr(transformers, architecture)` (cli/serving/model_manager.py), so a registered one is put
+    there.
     """
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True

@@ -18,7 +18,8 @@ STYLE = """
 #problem:empty, #problem:has(> :empty) { display: none; }
 footer { display: none !important; }
 """
-BEGIN = "Write the beginning of a document, as it would stand in the training text."
+NO_TEMPLATE = "{} no chat template: text is continued, questions are not answered."
+BEGIN = "For that, write the beginning of a document, as it would stand in the training text."
 ONE_AFTER_THE_OTHER = "answers"  # Gradio's name for a queue
 
 
@@ -29,6 +30,8 @@ class About:
     title: str
     headline: str | None = None
     examples: Sequence[str] = ()
+    as_chat: bool = False
+    """How it begins; where there is a template, a switch changes it."""
     system_prompt: str | None = None
     sampling: Sampling = Sampling()
 
@@ -61,12 +64,11 @@ def build_page(sides: Sequence[Side], about: About, answers: Answers, stops: Sto
         gradio.Markdown(f"# {about.title}")
         if about.headline:
             gradio.Markdown(about.headline, elem_id="headline")
-        if notice := told_of_templates(sides):
-            gradio.Markdown(notice, elem_id="notice")
+        gradio.Markdown(told_of_templates(sides), elem_id="notice")
         with gradio.Row():
-            talks = [talk_of(side, number) for number, side in enumerate(sides)]
+            talks = [talk_of(side, number, as_chat=about.as_chat) for number, side in enumerate(sides)]
         problem = gradio.Markdown(elem_id="problem")
-        what = "Message" if all(side.chats for side in sides) else "Beginning of a text"
+        what = "Message" if about.as_chat else "Beginning of a text"
         prompt = gradio.Textbox(label=what, info="Shift + Enter sends it.", lines=3, max_lines=12, elem_id="prompt", autofocus=True)
         with gradio.Row():
             send, stop, retry, clear = (
@@ -75,33 +77,28 @@ def build_page(sides: Sequence[Side], about: About, answers: Answers, stops: Sto
             )
         if about.examples:
             gradio.Examples([[text] for text in about.examples], [prompt], label="From held-out text of the run", elem_id="examples")
-        controls = controls_of(about.sampling)
+        controls = [*controls_of(about.sampling), switch_of(sides, as_chat=about.as_chat)]
         connect(page, Conversation(sides, about, answers, stops), talks, prompt, problem, controls, (send, stop, retry, clear))
     return page
 
 
 def told_of_templates(sides: Sequence[Side]) -> str:
-    """Who only continues text; empty where all of them chat."""
-    names = [side.title.lower() if len(sides) > 1 else "model" for side in sides if not side.chats]
-    if not names:
-        return ""
-    subject = " and ".join(f"the {name} model" if name != "model" else "the model" for name in names)
-    one = len(names) == 1
-    told = (
-        f"{subject[0].upper()}{subject[1:]} {'has' if one else 'have'} no chat template: {'it continues' if one else 'they continue'} text"
-    )
-    if len(names) == len(sides):
-        return f"{told}, and {'does' if one else 'do'} not answer. {BEGIN}"
-    return f"{told}, gets the last message only, and does not answer."
+    """What the models take for a prompt, and that a base model does not answer."""
+    lacking = [side.title for side in sides if not side.has_template]
+    if len(lacking) == len(sides):
+        return f"{NO_TEMPLATE.format('These models have' if len(sides) > 1 else 'This model has')} {BEGIN}"
+    if lacking:
+        return f"{NO_TEMPLATE.format(f'{lacking[0]} has')} It gets the last message alone, chat or not."
+    return f"There is a chat template, but a model that was trained on text alone has never learned it: it continues text. {BEGIN}"
 
 
-def talk_of(side: Side, number: int) -> gradio.Chatbot:
-    """Where a model's answers stand: as Markdown where it chats, else letter by letter."""
+def talk_of(side: Side, number: int, *, as_chat: bool) -> gradio.Chatbot:
+    """Where a model's answers stand: those of a chat as Markdown, a text letter by letter."""
     return gradio.Chatbot(
         label=f"{side.title}: {side.name}",
         elem_id=f"side-{number}",
         height=420,
-        render_markdown=side.chats,
+        render_markdown=as_chat,
         layout="panel",
         buttons=["copy"],
         feedback_options=None,
@@ -121,6 +118,17 @@ def controls_of(sampling: Sampling) -> list[gradio.components.Component]:
     return [temperature, top_p, length, seed]
 
 
+def switch_of(sides: Sequence[Side], *, as_chat: bool) -> gradio.Checkbox:
+    """Between text and chat."""
+    return gradio.Checkbox(
+        as_chat,
+        label="Send as a chat",
+        info="In the model's chat template, with what was said before; otherwise as a text to go on from.",
+        visible=any(side.has_template for side in sides),
+        elem_id="as-chat",
+    )
+
+
 @dataclass(frozen=True)
 class Conversation:
     """What the buttons do; the turns themselves are held by each tab."""
@@ -130,15 +138,17 @@ class Conversation:
     answers: Answers
     stops: Stops
 
-    def send(self, tab: str | None, text: str, talks: Sequence[list[Turn]], sampling: Sampling) -> Iterator[tuple[list[list[Turn]], str]]:
+    def send(
+        self, tab: str | None, text: str, talks: Sequence[list[Turn]], sampling: Sampling, as_chat: bool
+    ) -> Iterator[tuple[list[list[Turn]], str]]:
         """The turns of each side as they grow, and what went wrong."""
-        stopped = self.stops.begin(tab)
+        stopped, system_prompt = self.stops.begin(tab), self.about.system_prompt
         shown = [[*turns, {"role": "user", "content": text}] for turns in talks]
         asked = [list(turns) for turns in shown]
         yield shown, ""
         try:
             for number, side in enumerate(self.sides):
-                for answer in self.answers.stream(side, asked[number], sampling, stopped, self.about.system_prompt):
+                for answer in self.answers.stream(side, asked[number], sampling, stopped, as_chat=as_chat, system_prompt=system_prompt):
                     shown[number] = [*asked[number], {"role": "assistant", "content": answer}]
                     yield shown, ""
                 if stopped.is_set():
@@ -158,15 +168,15 @@ def connect(
 ) -> None:
     """Buttons to functions."""
     send, stop, retry, clear = buttons
-    seed = controls[-1]
+    seed = controls[3]
 
     def ask(text: str, turns: Sequence[list[Any]], values: Sequence[Any], tab: str | None) -> Iterator[tuple[list[list[Turn]], str]]:
         if not text:
             yield [plain(one) for one in turns], "There is nothing to send yet: write something above."
             return
-        temperature, top_p, length, number = values
+        temperature, top_p, length, number, as_chat = values
         sampling = Sampling(float(temperature), float(top_p), int(length), int(number or 0))
-        yield from conversation.send(tab, text, [plain(one) for one in turns], sampling)
+        yield from conversation.send(tab, text, [plain(one) for one in turns], sampling, bool(as_chat))
 
     def on_send(request: gradio.Request, text: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         for shown, what in ask(text, rest[: len(talks)], rest[len(talks) :], request.session_hash):
@@ -174,9 +184,9 @@ def connect(
 
     def on_retry(request: gradio.Request, *rest: Any) -> Iterator[tuple[Any, ...]]:
         before, text = without_last([plain(one) for one in rest[: len(talks)]])
-        *values, number = rest[len(talks) :]
+        *values, number, as_chat = rest[len(talks) :]
         number = int(number or 0) + 1  # the same seed would give the same answers
-        for shown, what in ask(text, before, [*values, number], request.session_hash):
+        for shown, what in ask(text, before, [*values, number, as_chat], request.session_hash):
             yield (*shown, what, number)
 
     queued: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": ONE_AFTER_THE_OTHER, "show_progress": "minimal"}

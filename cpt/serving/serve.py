@@ -27,7 +27,12 @@ def command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
     module: OwnModule = None,
 ) -> None:
-    """Serve a model until Ctrl-C or SIGTERM."""
+    """Serve a model until Ctrl-C or SIGTERM.
+
+    It answers as OpenAI's own server does, at /v1/chat/completions and /v1/completions.
+
+    Example: cpt serve runs/my-run --port 8000
+    """
     disable_progress_bar()
     servable = check_servable(model, module)
     check_port(host, port)

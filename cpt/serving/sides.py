@@ -40,8 +40,8 @@ class Side:
     """It is the other side's model with the adapter off."""
 
     @property
-    def chats(self) -> bool:
-        """Whether a template tells it who speaks; otherwise it continues text."""
+    def has_template(self) -> bool:
+        """Whether there is one that tells who speaks; it says nothing of whether the model has learned it."""
         return self.tokenizer.chat_template is not None
 
     def speaking(self) -> AbstractContextManager[None]:

@@ -34,11 +34,6 @@ class Generations:
         """How far a step moves in the data."""
         return self.prompts * self.accumulation // self.micro_batches
 
-    @property
-    def outlasts_step(self) -> bool:
-        """Whether completions are kept from one step to the next."""
-        return self.micro_batches > self.accumulation
-
     def check(self) -> None:
         """Raise where steps and generations do not fit into each other."""
         lasts, steps = self.micro_batches, self.accumulation

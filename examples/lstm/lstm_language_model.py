@@ -1,4 +1,4 @@
-"""An LSTM language model in one file outside the package: `model: {import: examples.lstm.lstm_language_model}` makes it known to a recipe."""
+"""An LSTM language model outside the package; a recipe knows it by `model: {import: examples.lstm.lstm_language_model}`."""
 
 from dataclasses import dataclass
 

@@ -52,6 +52,7 @@ def test_one_model_has_no_mean_and_an_adapter_is_no_model(three, adapter_folder,
     assert not (tmp_path / "mean").exists()
 
 
+@pytest.mark.slow
 def test_an_average_that_finds_no_room_leaves_nothing_of_itself_and_says_what_to_do(tiny_recipe, tmp_path, monkeypatch):
     tiny_recipe["checkpoints"] = {"every_steps": 4, "average": 2}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))

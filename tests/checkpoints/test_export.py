@@ -67,6 +67,7 @@ def test_a_lora_run_exports_the_merged_model_and_the_adapter(tiny_recipe, tmp_pa
     assert not torch.allclose(before, after, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_export_onto_a_full_disk_names_the_checkpoint_and_the_same_command_makes_up_for_it(tiny_recipe, tmp_path):
     with disk_of_its_own(tmp_path / "disk", "80m") as disk:
         recipe = load_recipe(write_recipe({**tiny_recipe, "output_dir": str(disk)}, tmp_path / "recipe.yaml"))
@@ -105,6 +106,7 @@ train(load_recipe(sys.argv[1]))
 MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("complete", "rename"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_inside_the_export_leaves_none_and_the_next_start_a_whole_one(tiny_recipe, tmp_path, moment):
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")

@@ -26,7 +26,7 @@ def test_the_merged_model_has_the_adapters_logits(tiny_recipe, tmp_path, tokeniz
     merged = merge_into_base(tmp_path / "adapter", section, tokenizer, seed=1, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     ids = torch.arange(30).unsqueeze(0)
-    assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-5)
+    assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-4)
 
 
 def proven(base_folder, adapter, dtype=torch.float32, **options):

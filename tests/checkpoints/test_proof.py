@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-from cpt.checkpoints.proof import NUM_TOKENS, difference, logits_in_another_process, logits_of, proof_text
+from cpt.checkpoints.proof import NUM_TOKENS, brings_its_code, difference, logits_in_another_process, logits_of, proof_text
 from cpt.errors import CheckpointError, DataError
 
 
@@ -52,3 +52,16 @@ def test_an_architecture_that_only_this_package_knows_cannot_be_loaded_there(bas
     text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
     with pytest.raises(CheckpointError, match="cannot load .*ours: ValueError: .*minimind2"):
         logits_in_another_process(folder, text, torch.float32)
+
+
+def test_code_is_trusted_where_all_of_it_was_written_into_the_folder(tmp_path):
+    config = tmp_path / "config.json"
+    assert not brings_its_code(tmp_path)
+    config.write_text('{"model_type": "llama"}')
+    assert not brings_its_code(tmp_path)
+    config.write_text('{"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}')
+    assert not brings_its_code(tmp_path)
+    (tmp_path / "mine.py").touch()
+    assert brings_its_code(tmp_path)
+    config.write_text('{"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "someone/repository--modeling.Model"}}')
+    assert not brings_its_code(tmp_path)

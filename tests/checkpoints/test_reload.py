@@ -49,6 +49,7 @@ def test_another_tokenizer_is_noticed(job, tmp_path):
     assert ended.returncode and "the exported tokenizer gives other tokens" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_reward_model_gives_its_score(job, tmp_path):
     _, content = job
     torch.manual_seed(0)

@@ -92,6 +92,7 @@ def test_removing_never_leaves_half_a_checkpoint_under_its_name(tmp_path, monkey
     assert names(tmp_path) == [".del-checkpoint-1"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(STRACE is None, reason="needs strace")
 def test_files_are_on_the_disk_before_the_manifest_and_that_before_the_rename(tmp_path):
     log = tmp_path / "calls"
@@ -124,6 +125,7 @@ def kill_at(run, moment, first):
     program.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_after_a_kill_every_checkpoint_there_is_sound_and_none_is_lost(tmp_path, kills):
     draw, inside, newest = random.Random(kills), 0, 0

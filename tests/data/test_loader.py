@@ -53,6 +53,7 @@ def test_batches_are_completed_where_they_are_made(rows, options):
     assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))

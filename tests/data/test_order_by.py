@@ -99,6 +99,7 @@ def test_a_function_that_is_not_there_is_told(scored, build):
         build(scored.model_copy(update={"order_by": "no_such_module:score"}))
 
 
+@pytest.mark.slow
 def test_changing_the_order_makes_the_tokens_anew_and_the_score_of_another_column_too(scored, build):
     first = build(scored).windowed[0].tokenized.name
     assert build(scored.model_copy(update={"order_by": None})).windowed[0].tokenized.name != first

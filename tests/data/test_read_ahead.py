@@ -85,6 +85,7 @@ def test_a_stopped_one_leaves_a_store_that_can_be_gone_on_with(build):
     assert all_rows(build(), range(0, 700, 50)) == all_rows(build("straight"), range(0, 700, 50))
 
 
+@pytest.mark.slow
 def test_a_bounded_disk_holds_no_more_than_it_may_and_the_rows_are_the_same(build, tmp_path):
     numbers = range(2200)  # more than twice through the smaller source
     straight = all_rows(build("straight"), numbers)

@@ -40,6 +40,7 @@ def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packin
     assert sorted(found) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [name for name in PACKINGS if name != "token_budget"])
 @pytest.mark.parametrize("epoch", [0, 3])
 @FIXTURES_ARE_READ_ONLY

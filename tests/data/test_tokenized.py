@@ -227,6 +227,7 @@ def finished_shards(cache):
     return [folder for folder in cache.glob("tokens/*/*") if folder.is_dir() and folder.suffix == ""]
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_finished_is_kept_and_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
     by, cache = AutoTokenizer.from_pretrained(tokenizer_folder), tmp_path / "cache"
     straight = tokenized(large, by=by, cache="straight", workers=0)
@@ -328,6 +329,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(large, tokenizer_folder, tmp_path):
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", FULL + PREPARE, large.path, str(tokenizer_folder), str(cache)]

@@ -55,6 +55,7 @@ def read(data, numbers):
     return [{**row, "mask": row.get("attention_mask", torch.ones_like(row["input_ids"]))} for row in rows]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(**CASES)
 def test_each_piece_of_each_document_stands_in_each_time_through_once(tokenizer, lengths, **options):

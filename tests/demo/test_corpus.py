@@ -158,6 +158,7 @@ def test_a_file_takes_the_first_statements_that_fit():
     assert beginning(["a" * 1500, "b" * (LONGEST_FILE + 1), "c" * 1400, "d" * 10]) == ["a" * 1500, "c" * 1400]
 
 
+@pytest.mark.slow
 def test_the_real_library_gives_enough_files_to_judge_by(tmp_path):
     for (kind, part), folder in write_files(tmp_path).items():
         sizes = [path.stat().st_size for path in folder.iterdir()]

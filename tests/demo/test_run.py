@@ -36,6 +36,7 @@ def test_the_base_holds_out_all_that_a_recipe_of_init_holds_out():
     assert share is not None and share >= MOST_HELD_OUT
 
 
+@pytest.mark.slow
 def test_the_recipe_to_read_goes_on_from_the_demo_s_base_with_the_demo_s_texts(tmp_path):
     recipe, base, texts = load_recipe(RECIPES / "demo.yaml"), load_recipe(BASE), write_files(tmp_path)
     assert recipe.model.path == f"{base.output_dir / base.name}/final"

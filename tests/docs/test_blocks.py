@@ -22,6 +22,7 @@ def test_the_fence_and_the_comments_before_it_say_what_a_block_is(tmp_path):
     [
         ("```output\nx\n```", "`output` is none of"),
         ("```sh\nx\n```", "`sh` is none of"),
+        ("```text\n$ cpt train r.yaml\n```", "commands, which begin with"),
         ("text\n\n    cpt train r.yaml\n", "indented block"),
         ("<!-- needs: gpus -->\n```\nx\n```", "gpus"),
         ("<!-- need: gpu -->\n```\nx\n```", "`need:` is none of"),

@@ -37,6 +37,7 @@ def test_every_kind_becomes_a_document_with_its_title(files, kind):
     assert outcome.sha256 == hashlib.sha256(files[kind].read_bytes()).hexdigest() and outcome.size == files[kind].stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "docx", "epub", "html"])
 def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
     draw, whole, outcomes = random.Random(kind), files[kind].read_bytes(), []

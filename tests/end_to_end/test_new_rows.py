@@ -33,6 +33,7 @@ def assert_only_new_rows_changed(extended, final):
             assert same.all(), name
 
 
+@pytest.mark.slow
 def test_only_the_new_rows_change_and_an_interrupted_phase_goes_on_bit_for_bit(extended, tiny_recipe, tmp_path):
     recipe = load_recipe(write_recipe(new_rows_recipe(tiny_recipe, extended), tmp_path / "r.yaml"))
     final = train(recipe)
@@ -45,6 +46,7 @@ def test_only_the_new_rows_change_and_an_interrupted_phase_goes_on_bit_for_bit(e
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
+@pytest.mark.slow
 def test_a_finished_phase_names_its_new_rows_so_that_another_can_go_on_from_it(extended, tiny_recipe, tmp_path):
     sections = new_rows_recipe(tiny_recipe, extended)
     first = train(load_recipe(write_recipe(sections, tmp_path / "first.yaml")))

@@ -30,6 +30,7 @@ def figures(trainer):
     return [value for line in trainer.state.log_history for name, value in line.items() if name.endswith("loss")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
     [{}, {"gradient_checkpointing": True, "use_liger_kernel": True, "dataloader_num_workers": 1}],

@@ -36,6 +36,7 @@ def coverage(strata, repeats=600):
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strata", [[(12, 0.5)], [(20, 1.0)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)], [(50, 0.8), (100, 0.8)]], ids=str
 )

@@ -72,6 +72,7 @@ def test_the_course_is_every_evaluation_in_order(tmp_path):
     assert read_course(tmp_path / "none.jsonl") == []
 
 
+@pytest.mark.slow
 def test_a_run_that_forgets_ends_there_and_its_verdict_says_why(tiny_recipe, corpus, tmp_path):
     sets = [
         {"path": str(corpus / "held_out.jsonl"), "name": "general"},

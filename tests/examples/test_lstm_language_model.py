@@ -1,9 +1,12 @@
 """The LSTM of docs/guides/your_own_model.md: an architecture that nothing in cpt was made for."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -131,3 +134,21 @@ def test_a_few_steps_teach_it(tmp_path):
     assert losses[-1] < 0.7 * losses[0]
     assert AutoConfig.from_pretrained(folder).model_type == "lstm_lm"
     assert (folder / "lstm_language_model.py").exists()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(tmp_path):
+    changes = ["budget.tokens=5_120", "data.sequence_length=64", "budget.global_batch_tokens=512", "checkpoints.every_steps=5"]
+    recipe = load_recipe("examples/lstm/pretrain.yaml", [f"output_dir={tmp_path}", "evaluation.held_out_share=null", *changes])
+    straight = load_file(train(recipe) / "model.safetensors")
+    resumed = load_file(train(recipe, resume=tmp_path / "lstm/checkpoint-5") / "model.safetensors")
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_what_the_guide_quotes_is_in_the_file():
+    guide = Path("docs/guides/your_own_model.md").read_text(encoding="utf-8")
+    code = Path("examples/lstm/lstm_language_model.py").read_text(encoding="utf-8")
+    quotes = re.findall(r"^```text\n(.*?)^```$", guide, re.M | re.S)
+    assert len(quotes) >= 5
+    for quote in quotes:
+        assert quote in code

@@ -18,7 +18,7 @@ from cpt.importing.command import command
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming_from.md"
 TABLES = {"axolotl": axolotl_keys, "llamafactory": llamafactory_keys}
-EXAMPLES = re.compile(r"```\ncpt import (\S+)\n```\n\n```\n(.*?)```\n\n```yaml\n(.*?)```\n", re.S)
+EXAMPLES = re.compile(r"```\ncpt import (\S+) --output (\S+)\n```\n\n<!-- prints -->\n```text\n(.*?)```\n\n```yaml\n(.*?)```\n", re.S)
 
 
 def keys_of(tables: ModuleType) -> str:
@@ -48,16 +48,16 @@ def written(page: str) -> str:
         begin, end = f"<!-- keys of {tool} -->\n", f"\n<!-- end of {tool} -->"
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}{keys_of(tables)}{end}{rest.partition(end)[2]}"
-    return EXAMPLES.sub(lambda found: example(found[1]), page)
+    return EXAMPLES.sub(lambda found: example(found[1], found[2]), page)
 
 
-def example(config: str) -> str:
+def example(config: str, name: str) -> str:
     """A command with what it prints, and the recipe that it writes."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
-        output = Path(folder) / "recipe.yaml"
+        output = Path(folder) / name
         command(Path(config), output=output)
-        told, recipe = printed.getvalue().replace(str(output), output.name), output.read_text()
-    return f"```\ncpt import {config}\n```\n\n```\n{told}```\n\n```yaml\n{recipe}```\n"
+        told, recipe = printed.getvalue().replace(str(output), name), output.read_text()
+    return f"```\ncpt import {config} --output {name}\n```\n\n<!-- prints -->\n```text\n{told}```\n\n```yaml\n{recipe}```\n"
 
 
 def test_the_page_says_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ def choices(base_of, facts, estimate):
     return of
 
 
+@pytest.mark.slow
 def test_text_that_the_tokenizer_fits_is_a_weak_shift_and_other_text_a_strong_one(choices):
     weak = choices()
     strong = choices(found=TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6))
@@ -53,12 +54,14 @@ def test_for_far_text_the_rate_goes_up_again(choices):
     assert "about 0.3 of the peaks" in choices(found=far).rate.reason
 
 
+@pytest.mark.slow
 def test_the_user_may_know_better_how_far_the_text_is(choices):
     strong = choices(shift="strong")
     assert strong.is_strong_shift and strong.shift_reason == "as you say" and strong.replay == 0.25
     assert not choices(found=TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6), shift="weak").is_strong_shift
 
 
+@pytest.mark.slow
 def test_on_a_cpu_rows_go_through_one_by_one_before_steps_become_few(choices):
     few = TokenEstimate(400_000, 400_000, 400_000, 400, 4.2, 0.95)
     assert choices("0.5b", "cpu", found=few).steps >= 400 > choices("0.5b", "H100", found=few).steps
@@ -68,6 +71,7 @@ def test_held_out_documents_are_read_as_often_as_a_tenth_of_the_time_allows():
     assert [evaluations(held_out, 1_000_000) for held_out in (1_000, 60_000, 100_000, 10**6)] == [5, 5, 3, 1]
 
 
+@pytest.mark.slow
 def test_adapters_learn_ten_times_faster_and_embeddings_as_slowly_as_before(choices):
     full, lora = choices(), choices(full=False)
     assert lora.rate.value == pytest.approx(10 * full.rate.value) and lora.embedding_rate == pytest.approx(full.rate.value)

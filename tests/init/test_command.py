@@ -137,6 +137,7 @@ def test_in_a_terminal_the_four_questions_are_asked(run, here, monkeypatch, base
     assert load_recipe("recipe.yaml").data.sources[0].path == "docs" and next(answers, None) is None
 
 
+@pytest.mark.slow
 def test_the_command_line_has_it(here):
     found = subprocess.run([sys.executable, "-m", "cpt.cli", "init"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert found.returncode == 2 and "cpt init DOCUMENTS --model MODEL --gpu GPU" in found.stderr

@@ -15,6 +15,7 @@ def test_a_small_model_is_trained_whole_on_one_card(base_of):
     assert (found.method.name, found.method.profile, refused) == ("full", None, []) and found.micro_batch >= 2
 
 
+@pytest.mark.slow
 def test_1_5b_on_24_gb_keeps_its_optimizer_on_the_host(base_of):
     found, refused = chosen(base_of("1.5b"), "RTX 4090")
     assert (found.method.name, found.method.profile) == ("full", "ds_config_prototype.json") and len(refused) == 1
@@ -41,6 +42,7 @@ def test_what_the_user_wants_is_taken_where_it_fits(base_of):
     assert chosen(base_of("0.5b"), "RTX 4090", full=False)[0].method.name == "lora"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["RTX 4090", pytest.param("H100", marks=pytest.mark.slow)])
 def test_a_micro_batch_is_the_largest_that_fits(base_of, gpu):
     base, target = base_of("1.5b"), find_target(gpu, 1, 64.0)

@@ -30,6 +30,7 @@ def test_8b_on_a_desktop_becomes_adapters_with_the_reason(text_of):
     )
 
 
+@pytest.mark.slow
 def test_the_same_with_a_large_host_becomes_all_parameters_with_its_profile(text_of):
     text, recipe = text_of("8b", host=192.0)
     assert recipe.model.lora is None and recipe.training["deepspeed"].endswith("ds_config_8b_24gb.json")

@@ -58,6 +58,7 @@ def test_accelerates_default_config_counts(tmp_path):
     assert f"told to start 4 processes ({tmp_path}/accelerate/default_config.yaml)" in said
 
 
+@pytest.mark.slow
 def test_deepspeed_that_is_not_in_effect_is_refused(tmp_path):
     config = {
         "compute_environment": "LOCAL_MACHINE",

@@ -71,11 +71,13 @@ def test_plain_python_is_one_process_without_a_group(tmp_path):
     assert [(s["launcher"], s["world_size"], s["group"]) for s in said] == [("python", 1, None)]
 
 
+@pytest.mark.slow
 def test_plain_python_with_deepspeed_gets_a_group_of_one(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, sys.executable, training={"deepspeed": ZERO2}))
     assert [(s["launcher"], s["deepspeed_world"], s["group"]) for s in said] == [("python", 1, "gloo")]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_two(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2"))
     assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [("torchrun", r, 2, "gloo") for r in (0, 1)]

@@ -71,6 +71,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(tmp_path):
     assert (decision.what, decision.code) == ("give up", 2) and len(list(tmp_path.glob("try-*"))) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launchers.watch.LEAST_PATIENCE", 1.0)
     monkeypatch.setattr("cpt.launchers.supervise.SECONDS_FOR_STACKS", 0.3)
@@ -114,6 +115,7 @@ def test_a_signal_is_passed_on_and_ends_the_supervision(tmp_path):
     assert (decision.what, decision.code) == ("stop", 75)
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_learned_from_and_no_failure(tmp_path):
     body = """
         if tries < 4:  # the same step more often than a failure may
@@ -125,6 +127,7 @@ def test_running_out_of_memory_is_learned_from_and_no_failure(tmp_path):
     assert supervised(tmp_path, body, restarts=2).supervise().what == "done"
 
 
+@pytest.mark.slow
 def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp_path):
     body = """
         import subprocess
@@ -139,6 +142,7 @@ def test_what_a_killed_launcher_leaves_behind_is_ended_before_the_next_start(tmp
     assert subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip() in ("", "Z")
 
 
+@pytest.mark.slow
 def test_what_others_wait_for_is_named_where_they_could_not_say_it(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launchers.watch.SECONDS_TO_BE_GONE", 0.5)
     body = """

@@ -5,7 +5,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, LlamaConfig, Mamba2Config
 
 from cpt.models.config import config_from
-from cpt.models.inventory import count_parameters, flops_per_token, isolates_documents, longest_row, vocabulary_size
+from cpt.models.inventory import (
+    count_parameters,
+    flops_per_token,
+    isolates_documents,
+    longest_row,
+    runs_along_the_row,
+    vocabulary_size,
+)
 
 
 def test_a_tied_head_counts_once():
@@ -92,3 +99,9 @@ def test_operations_are_those_that_torch_counts(family):
 def test_the_longest_row_is_what_the_config_names():
     assert longest_row(config_from(tiny_config("gpt2"))) == 64
     assert longest_row(config_from({"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1})) is None
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell])
+def test_torchs_own_recurrent_layers_run_along_the_row(layer):
+    assert runs_along_the_row(torch.nn.Sequential(torch.nn.Linear(4, 4), layer(4, 4)))
+    assert not runs_along_the_row(torch.nn.Sequential(torch.nn.Linear(4, 4)))

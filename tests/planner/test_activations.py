@@ -1,6 +1,7 @@
 import pytest
 from planned_setups import SHAPES, setup_for
 
+from cpt.extend import import_user_module
 from cpt.models.config import config_from
 from cpt.planner.activations import count_activations
 
@@ -65,3 +66,12 @@ def test_a_recurrent_model_is_counted_on_a_short_row_and_grows_with_its_length()
     mamba = {"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
     short, long = count(mamba, packed=False, sequence_length=256), count(mamba, packed=False, sequence_length=4096)
     assert long.kept == 16 * short.kept
+
+
+def test_a_model_whose_documents_decide_its_shapes_is_counted_as_if_each_row_were_one():
+    import_user_module("examples.lstm.lstm_language_model")
+    config = {"model_type": "lstm_lm", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2}
+    packed, alone = (count(config, on_cpu=True, packed=packed) for packed in (True, False))
+    assert packed == alone and packed.is_counted and packed.layers == 2
+    tokens, width = 512, 64
+    assert packed.kept > 2 * tokens * width * 4 * 2  # each layer keeps its gates at least

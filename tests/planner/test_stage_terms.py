@@ -107,6 +107,7 @@ MORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "options"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow if case[0] in SLOW else pytest.mark.long) for case in MORE)],

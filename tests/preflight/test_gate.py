@@ -102,6 +102,7 @@ def test_missing_files_are_data_errors(load, tiny_recipe):
     assert any(line.startswith("DataError") and "nowhere/*.jsonl" in line for line in found), found
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_the_disk_is_refused_by_an_estimate(load):
     shape = {**TINY_LLAMA, "hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 900, "num_attention_heads": 128}
     found = mistakes(load(model={"from_scratch": True, "config": shape}))

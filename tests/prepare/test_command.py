@@ -42,6 +42,7 @@ def test_of_a_bounded_disk_only_the_beginning_is_prepared(tiny_recipe, tmp_path)
     assert told.exit_code == 0 and "Of domain, general only what a run begins with" in told.output
 
 
+@pytest.mark.slow
 def test_a_wrong_recipe_prepares_nothing(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "cpt.cli", "prepare", tmp_path / "none.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2 and "RecipeError" in ended.stderr and not Path(tmp_path / "cache").exists()

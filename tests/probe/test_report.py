@@ -51,6 +51,7 @@ def report_of(plan, **truth):
     return judge(plan, outcomes, held_back, fit_laws(plan, outcomes))
 
 
+@pytest.mark.slow
 def test_the_run_that_was_held_back_lies_inside_what_was_forecast(plan):
     report = report_of(plan)
     assert [check.kind for check in report.checks] == ["domain", "general"] and all(check.held for check in report.checks)
@@ -61,6 +62,7 @@ def test_the_run_that_was_held_back_lies_inside_what_was_forecast(plan):
     assert json.loads(json.dumps(report.to_json()))["checks"][0]["held"] is True
 
 
+@pytest.mark.slow
 def test_a_run_that_does_otherwise_is_outside_and_said_so(plan):
     outcomes = [outcome_of(plan, run) for run in plan.grid]
     strange = outcome_of(plan, plan.held_back(0.3, 3e-3), gain=0.9)

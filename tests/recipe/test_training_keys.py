@@ -90,6 +90,7 @@ def test_removed_keys_are_really_gone():
     assert not {*REMOVED} & {*keys_of_config("transformers:TrainingArguments")}
 
 
+@pytest.mark.slow
 def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_face(slips_of):
     keys = keys_of_config("transformers:TrainingArguments")
     guesses = [(key, hint(wrong, keys)) for key in keys if key not in NO_EFFECT for wrong in slips_of(key, [*keys, *MOVED], times=1)]

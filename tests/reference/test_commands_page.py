@@ -17,8 +17,8 @@ def test_the_page_in_docs_is_the_one_that_the_commands_give():
     assert (DOCS / "reference" / "commands.md").read_text() == commands_page(), "python -m cpt.reference"
 
 
-def test_every_command_has_a_page_that_says_more_and_no_page_a_command_that_is_gone():
-    assert PAGES.keys() == COMMANDS.keys()
+def test_the_pages_that_say_more_are_there_and_of_commands_that_are():
+    assert PAGES.keys() <= COMMANDS.keys()
     assert [page for page in PAGES.values() if not (DOCS / page).exists()] == []
 
 

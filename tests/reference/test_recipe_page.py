@@ -31,8 +31,9 @@ def test_the_page_in_docs_is_the_one_that_the_schema_gives(page):
 def heading_of(location):
     """`data.sources[].path`; the keys of held-out sets are a source's, and those of what is chosen by name stand with the names."""
     parents = [annotation_at(location[:length]) for length in range(1, len(location))]
-    items = [section_in(item_in(parent)) for parent in parents]
-    if any(item is HeldOut or (item is not None and issubclass(item, Component)) for item in items):
+    items = [section_in(parent) or section_in(item_in(parent)) for parent in parents]
+    chosen_below_the_top = [item for item in items[1:] if item is not None and issubclass(item, Component)]
+    if chosen_below_the_top or HeldOut in items:
         return None
     return "".join("[]" if step == 0 else f".{step}" for step in location).removeprefix(".")
 

@@ -1,4 +1,5 @@
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_a_type_is_said_as_yaml_is_written(annotation, words):
         (None, "default `null`"),
         (True, "default `true`"),
         (3, "default `3`"),
+        (29500, "default `29500`"),
+        (sys.executable, "by default the Python that runs cpt"),
         (268_435_456, "default `268_435_456`"),
         (1e-8, "default `1e-8`"),
         (0.1, "default `0.1`"),

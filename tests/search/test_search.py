@@ -30,6 +30,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing that the search does on its way out may happen."""
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

@@ -14,7 +14,9 @@ def tokenizer(tokenizer_folder):
 
 
 def run_with(folder, **evaluation):
-    return write_run(folder / "chemist", lambda recipe, **_: recipe.update(evaluation=evaluation, training={"per_device_train_batch_size": 4}))
+    return write_run(
+        folder / "chemist", lambda recipe, **_: recipe.update(evaluation=evaluation, training={"per_device_train_batch_size": 4})
+    )
 
 
 def held_out(folder, name, word):

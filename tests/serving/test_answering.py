@@ -39,7 +39,7 @@ def last(stream):
 
 def test_the_answer_is_what_generate_writes_and_comes_in_parts(plain, answers):
     parts = list(answers.stream(plain, READS, GREEDY, threading.Event()))
-    ids = plain.tokenizer("the model reads", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    ids = plain.tokenizer("the model reads", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         written = plain.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
     assert parts[-1] == plain.tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
@@ -51,11 +51,12 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(plain, ans
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_conversation_is_put_into_the_models_template_and_a_text_is_left_as_it_is(chat, plain):
+def test_a_conversation_is_put_into_the_models_template_and_of_a_text_only_the_last_turn_counts(chat, plain):
     turns = [*READS, {"role": "assistant", "content": "a word"}, {"role": "user", "content": "which"}]
-    assert "a word" in chat.tokenizer.decode(prompt_ids(chat, turns, "be short")[0])
-    assert "be short" in chat.tokenizer.decode(prompt_ids(chat, turns, "be short")[0])
-    assert plain.tokenizer.decode(prompt_ids(plain, turns, "be short")[0]) == "which"
+    assert "a word" in chat.tokenizer.decode(prompt_ids(chat, turns, as_chat=True, system_prompt="be short")[0])
+    assert "be short" in chat.tokenizer.decode(prompt_ids(chat, turns, as_chat=True, system_prompt="be short")[0])
+    for side, as_chat in ((plain, True), (chat, False)):
+        assert side.tokenizer.decode(prompt_ids(side, turns, as_chat=as_chat)[0]) == plain.tokenizer.bos_token + "which"
 
 
 def test_an_answer_ends_at_the_token_after_it_was_stopped(plain, answers):
@@ -79,7 +80,7 @@ def test_an_answer_that_nobody_listens_to_any_more_does_not_hold_up_the_next(pla
 
 
 def test_an_answer_goes_no_further_than_the_positions_that_the_model_knows(plain, answers):
-    length = prompt_ids(plain, READS).shape[1]
+    length = prompt_ids(plain, READS, as_chat=False).shape[1]
     few = Side(plain.title, plain.name, plain.model, plain.tokenizer, positions=length + 5)
     calls = []
     counting = plain.model.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -108,7 +109,7 @@ def test_a_template_that_refuses_the_turns_is_told(chat, answers):
     template, chat.tokenizer.chat_template = chat.tokenizer.chat_template, "{{ raise_exception('roles must alternate') }}"
     try:
         with pytest.raises(DataError, match="does not take this conversation: roles must alternate. Clear it."):
-            list(answers.stream(chat, READS, GREEDY, threading.Event()))
+            list(answers.stream(chat, READS, GREEDY, threading.Event(), as_chat=True))
     finally:
         chat.tokenizer.chat_template = template
 

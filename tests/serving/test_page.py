@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from gradio_client import Client
+from run_folders import write_run
 
-from cpt.serving.browser import page_at
+from cpt.serving.browser import is_chat, page_at
 from cpt.serving.chat import free_port
 from cpt.serving.page import plain, told_of_templates, without_last
 from cpt.serving.sides import Side, load_sides
@@ -40,8 +41,8 @@ def client(plain_folder, chat_folder, reached):
             yield Client(url, verbose=False)
 
 
-def ask(client, text, talks=((), ()), temperature=0, length=8, seed=0):
-    return client.predict(text, *map(list, talks), temperature, 0.9, length, seed, api_name="/send")
+def ask(client, text, talks=((), ()), temperature=0, length=8, seed=0, as_chat=False):
+    return client.predict(text, *map(list, talks), temperature, 0.9, length, seed, as_chat, api_name="/send")
 
 
 def test_both_sides_answer_the_same_prompt(client):
@@ -53,14 +54,14 @@ def test_both_sides_answer_the_same_prompt(client):
 
 
 def test_answers_stream(client):
-    job = client.submit("the model reads", [], [], 0, 0.9, 30, 0, api_name="/send")
+    job = client.submit("the model reads", [], [], 0, 0.9, 30, 0, False, api_name="/send")
     lengths = [len(plain(talks[0])[-1]["content"]) for talks in job]
     assert len(set(lengths)) > 3
 
 
 def test_retry_answers_the_last_prompt_with_the_next_seed(client):
     *talks, _, _ = ask(client, "the model reads")
-    *again, problem, seed = client.predict(*talks, 1.0, 1.0, 8, 3, api_name="/retry")
+    *again, problem, seed = client.predict(*talks, 1.0, 1.0, 8, 3, False, api_name="/retry")
     assert (problem, seed) == ("", 4)
     for before, after in zip(talks, again, strict=True):
         assert plain(after)[0] == plain(before)[0] and len(after) == 2 and plain(after)[1] != plain(before)[1]
@@ -85,12 +86,27 @@ def test_the_page_names_no_font_or_script_of_another_machine(client):
     assert 'src="http' not in text and 'rel="preconnect"' not in text
 
 
+def test_a_template_is_used_where_there_is_one_and_it_is_asked_for(client):
+    answers = [[plain(turns)[1]["content"] for turns in ask(client, "the model reads", as_chat=as_chat)[:2]] for as_chat in (False, True)]
+    assert answers[0][0] == answers[1][0] and answers[0][1] != answers[1][1]  # only the trained side has one
+
+
 def test_the_page_says_who_only_continues_text(plain_folder, chat_folder):
-    (plain_side,), (chat_side,) = load_sides(str(plain_folder)), load_sides(str(chat_folder))
-    base = Side("Base", "b", plain_side.model, plain_side.tokenizer, 128)
-    assert told_of_templates([chat_side]) == ""
-    assert told_of_templates([plain_side]).startswith("The model has no chat template: it continues text, and does not answer. Write the")
-    assert "The base model has no chat template" in told_of_templates([base, chat_side])
+    (text,), (chat,) = load_sides(str(plain_folder)), load_sides(str(chat_folder))
+    base = Side("Base", "b", text.model, text.tokenizer, 128)
+    assert told_of_templates([text]).startswith("This model has no chat template: text is continued, questions are not answered.")
+    assert told_of_templates([base, chat]).startswith("Base has no chat template: text is continued")
+    assert told_of_templates([base, chat]).endswith("It gets the last message alone, chat or not.")
+    assert "has never learned it" in told_of_templates([chat])
+
+
+def test_a_run_on_documents_begins_with_texts_and_one_on_chats_with_chats(chat_folder, plain_folder, tmp_path):
+    (chat,), (text,) = load_sides(str(chat_folder)), load_sides(str(plain_folder))
+    assert is_chat([chat], None) and not is_chat([text, chat], None)
+    for stage, begins_so in {"cpt": False, "sft": True}.items():
+        changes = {"stage": stage, "training": {"per_device_train_batch_size": 4}}
+        run = write_run(tmp_path / stage, lambda recipe, changes=changes, **_: recipe.update(changes))
+        assert is_chat([chat], run) is begins_so
 
 
 def test_retry_finds_the_last_prompt_even_where_nothing_was_said():

@@ -37,7 +37,7 @@ def weights(side):
 def test_a_run_stands_beside_the_base_that_it_began_with(run, plain_folder):
     base, trained = load_sides(str(run))
     assert (base.title, base.name, trained.title, trained.name) == ("Base", str(plain_folder), "Trained", str(run / "final"))
-    assert not torch.equal(logits(base), logits(trained)) and not base.chats
+    assert not torch.equal(logits(base), logits(trained)) and not base.has_template
     assert not weights(base) & weights(trained)
 
 
@@ -50,7 +50,7 @@ def test_an_adapter_and_its_base_are_in_memory_once(adapter, plain_folder):
 
 def test_an_adapter_beside_another_model_has_memory_of_its_own(adapter, chat_folder):
     other, trained = load_sides(str(adapter), str(chat_folder))
-    assert other.name == str(chat_folder) and other.chats and not weights(other) & weights(trained)
+    assert other.name == str(chat_folder) and other.has_template and not weights(other) & weights(trained)
 
 
 def test_alone_a_run_has_one_side(run):

@@ -40,6 +40,7 @@ def logged(trainer, name="loss"):
     return [line[name] for line in trainer.state.log_history if name in line]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_losses_evaluations_and_checkpoints(tiny_recipe, tmp_path, corpus):
     sections = {**tiny_recipe, "evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "every_steps": 3}}
     plain = trainer_of(sections, tmp_path / "plain")

@@ -34,6 +34,7 @@ def recipe_of(tiny_recipe, tmp_path, teacher_folder):
     return load
 
 
+@pytest.mark.slow
 def test_the_student_comes_nearer_to_its_teacher_on_what_it_writes(recipe_of, teacher_folder):
     trainer = student_trainer(recipe_of(steps=40))
     trainer.train()

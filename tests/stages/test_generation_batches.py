@@ -20,6 +20,7 @@ def trained(stage, folder, resume=None, **sections):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "step"),
     [

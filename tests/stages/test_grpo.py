@@ -14,6 +14,7 @@ def rewards(tmp_path, **sections):
     return rewards_of(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [42, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 3, 4))])
 def test_it_learns_a_bandit(seed, tmp_path):
     found = rewards(tmp_path, seed=seed)

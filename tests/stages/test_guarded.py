@@ -39,6 +39,7 @@ def test_a_bad_step_changes_no_weight_and_the_next_one_goes_on(tiny_recipe, tmp_
     assert not math.isfinite(found[9]) or found[9] > 1e4, "it is logged as what it was"
 
 
+@pytest.mark.slow
 def test_the_schedule_and_the_rows_go_on_over_a_skipped_step(tiny_recipe, tmp_path):
     reference = trainer_of(tiny_recipe, tmp_path / "reference")
     trainer = trainer_of(tiny_recipe, tmp_path / "skips", faults=at_steps(9, change=lambda loss: loss * math.nan))
@@ -137,6 +138,7 @@ def test_the_guard_makes_no_step_wait_for_the_device(tiny_recipe, tmp_path, monk
     assert counts[0] == counts[1], "asked with the guard, and without it"
 
 
+@pytest.mark.slow
 def test_a_second_training_judges_each_step_once(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer.train()

@@ -23,6 +23,7 @@ def released_trainer(sections, folder, *, releases=True, optimizer=None, **chang
     return trainer_of(sections, folder, optimizer=optimizer, training=training, model=model, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_is_the_same_with_and_without_and_leaves_no_hooks(tiny_recipe, tmp_path, optimizer):
     ordinary, released = (
@@ -37,6 +38,7 @@ def test_a_run_is_the_same_with_and_without_and_leaves_no_hooks(tiny_recipe, tmp
     assert not any(parameter._post_accumulate_grad_hooks for parameter in released.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_loss_in_chunks_and_layers_computed_again_give_each_parameter_one_update(tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(chunked_loss, "tokens_at_once", lambda vocabulary: 16)  # 16 chunks in a step
     saving = {**tiny_recipe["training"], "gradient_checkpointing": True, "use_liger_kernel": True}
@@ -48,6 +50,7 @@ def test_a_loss_in_chunks_and_layers_computed_again_give_each_parameter_one_upda
     assert same(weights(released), weights(ordinary)) and losses(released)[STEPS] < losses(released)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_goes_on_from_its_checkpoint_bit_for_bit_with_and_without_release(tiny_recipe, tmp_path, optimizer):
     checkpoints = {"checkpoints": {"every_steps": 8, "keep": 4}, "optimizer": optimizer}

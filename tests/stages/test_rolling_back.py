@@ -48,6 +48,7 @@ def test_the_checkpoints_of_the_way_not_taken_are_kept_apart(tiny_recipe, tmp_pa
     assert json.loads((trainer.run_folder / "checkpoint-8" / "data_position.json").read_text())["row"] == 8 * 4 + 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 6, 12))])
 def test_resumed_before_or_after_the_decision_the_run_is_the_same(tiny_recipe, tmp_path, step):
     straight = rolled_back(tiny_recipe, tmp_path)
@@ -75,6 +76,7 @@ def test_resumed_in_the_middle_of_bad_steps_the_run_decides_the_same(tiny_recipe
     assert same(weights(resumed), weights(straight)) and losses(resumed) == losses(straight)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_wrong_for_ever_stops_with_a_clear_word(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=in_rows(*range(24, 200, 4)), **EVERY, safety=TOLERANT)
     with pytest.raises(TrainingError, match=r"diverged: steps 7, 8, 9 .* 1 roll-back.*6 skipped .*checkpoint-8.*learning_rate"):
@@ -82,6 +84,7 @@ def test_a_run_that_goes_wrong_for_ever_stops_with_a_clear_word(tiny_recipe, tmp
     assert len(events(trainer, "rolled_back")) == 1
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_from_before_it_goes_on_without_the_rows(tiny_recipe, tmp_path):
     trainer = rolled_back(tiny_recipe, tmp_path, checkpoints={})
     trainer.train()
@@ -90,6 +93,7 @@ def test_without_a_checkpoint_from_before_it_goes_on_without_the_rows(tiny_recip
     assert trainer.state.global_step == STEPS and len(losses(trainer)) == STEPS
 
 
+@pytest.mark.slow
 def test_a_run_may_go_back_at_its_last_step(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=in_rows(52, 56, 60), **EVERY, safety=TOLERANT)
     trainer.train()
@@ -97,6 +101,7 @@ def test_a_run_may_go_back_at_its_last_step(tiny_recipe, tmp_path):
     assert trainer.state.global_step == STEPS and trainer.rows_of_steps.left_out == [(52, 64)]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_damaged_is_not_gone_back_to(tiny_recipe, tmp_path):
     trainer = rolled_back(tiny_recipe, tmp_path)
     save, folder = trainer._save_checkpoint, trainer.run_folder

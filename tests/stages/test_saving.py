@@ -85,6 +85,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny_recipe, tmp_path, m
     assert seen == [[".saving"]] and published(trainer) == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_save_that_fails_costs_an_event_and_the_next_one_succeeds(tiny_recipe, tmp_path, monkeypatch, in_background):
     trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)
@@ -102,6 +103,7 @@ def test_a_save_that_fails_costs_an_event_and_the_next_one_succeeds(tiny_recipe,
     assert "No space left on device" in read_events(trainer.run_folder)[0]["message"]
 
 
+@pytest.mark.slow
 def test_the_last_save_is_tried_again(tiny_recipe, tmp_path, monkeypatch, no_pause):
     trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2)
     write, tries = transaction.write, []
@@ -118,6 +120,7 @@ def test_the_last_save_is_tried_again(tiny_recipe, tmp_path, monkeypatch, no_pau
     assert published(trainer) == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(tiny_recipe, tmp_path, monkeypatch, no_pause, in_background):
     trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)

@@ -46,6 +46,7 @@ def test_an_error_between_two_steps_saves_the_last_one(tiny_recipe, tmp_path):
     assert "failed after step 5: ValueError: a bug" in message and "goes on from checkpoint-5" in message
 
 
+@pytest.mark.slow
 def test_an_error_within_a_step_names_the_checkpoint_that_there_is(tiny_recipe, tmp_path):
     names, message = failing_run(tiny_recipe, tmp_path, "within", every_steps=3)
     assert names == ["checkpoint-3"] and "goes on from checkpoint-3" in message

@@ -35,6 +35,7 @@ def test_out_of_memory_the_step_is_redone_with_the_same_rows_and_nothing_is_lost
     assert all(torch.allclose(tensor, expected[name], atol=1e-5) for name, tensor in weights(trainer).items())
 
 
+@pytest.mark.slow
 def test_memory_that_ends_in_the_backward_leaves_no_gradient_behind(tiny_recipe, tmp_path):
     class EndsInBackward(torch.autograd.Function):
         @staticmethod
@@ -60,6 +61,7 @@ def test_memory_that_ends_in_the_backward_leaves_no_gradient_behind(tiny_recipe,
     assert seen == [2, 2] and losses(trainer) == pytest.approx(losses(reference), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_next_start_knows_what_fitted(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=too_large_above({3: 2}), **MEMORY, checkpoints={"every_steps": 4, "keep": None})
     trainer.train()
@@ -70,6 +72,7 @@ def test_the_next_start_knows_what_fitted(tiny_recipe, tmp_path):
     assert same(weights(again), weights(trainer)) and len(events(again, "out_of_memory")) == 1
 
 
+@pytest.mark.slow
 def test_where_one_row_is_too_much_it_says_what_helps(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=too_large_above({5: 0}), **MEMORY)
     with pytest.raises(ResourceError, match="step 5 with a single row of 64 tokens.*gradient_checkpointing"):
@@ -94,6 +97,7 @@ def test_another_error_is_not_taken_for_it(tiny_recipe, tmp_path):
         trainer_of(tiny_recipe, tmp_path, faults=fault).train()
 
 
+@pytest.mark.slow
 def test_bad_steps_are_skipped_with_smaller_micro_batches_too(tiny_recipe, tmp_path):
     memory = too_large_above({7: 2})
 

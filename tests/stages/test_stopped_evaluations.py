@@ -72,6 +72,7 @@ def evaluated(trainer):
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((4, None), (8, None), (8, 1), (3, None))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "batch"), [(4, 2), *SLOW])
 def test_an_evaluation_that_a_signal_stopped_is_made_up_and_nothing_else_changes(start, step, batch):
     straight, _ = start("straight")
@@ -105,6 +106,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_to_go_on_from(start):
     assert evaluated(again) == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_a_made_up_evaluation_stops_a_run_that_forgets_where_it_would_have_stopped(start, corpus, tmp_path):
     general = write_documents(tmp_path / "retained.jsonl", 12, seed=9)
     forgets = {

@@ -42,6 +42,7 @@ def train(sections, folder):
     return [line["loss"] for line in trainer.state.log_history if "loss" in line], trainer.model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [None, TINY_MOE], ids=["dense", "experts"])
 def test_accumulation_changes_nothing_but_rounding(tiny_recipe, tmp_path, config):
     if config:

@@ -22,6 +22,7 @@ def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):
     assert "longer than" in run("import time; time.sleep(60)", tmp_path)["failed"]
 
 
+@pytest.mark.slow
 def test_memory_is_watched_also_of_what_a_program_starts(tmp_path):
     child = "import time; x = bytearray(90_000_000); time.sleep(0.8)"
     program = f"import json, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print(json.dumps({{'done': 1}}))"

@@ -9,6 +9,7 @@ from benchmarks.optimizers.training import ARMS
 pytest.importorskip("bitsandbytes")
 
 
+@pytest.mark.slow
 def test_each_arm_is_measured_at_each_rate(tmp_path):
     main(["--seeds", "1", "--steps", "3", "--rates", "1e-5", "1e-3", "--output", str(tmp_path / "r.json")])
     results = json.loads((tmp_path / "r.json").read_text())

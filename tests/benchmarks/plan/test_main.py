@@ -1,6 +1,9 @@
+import pytest
+
 from benchmarks.plan.__main__ import MODELS, WAYS, cell, draw, results_of
 
 
+@pytest.mark.slow
 def test_a_cell_is_close_and_the_results_say_so(tmp_path):
     found = cell("gpt2/124m", 256, "half precision, checkpointing, fused loss, 4 rows")
     assert 0.97 <= found["formula"] / found["dry_run"] <= 1.05

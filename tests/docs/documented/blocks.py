@@ -142,6 +142,7 @@ def checked(block: Block) -> Block:
         "`exit:` takes a number": not settings.get("exit", "0").isdigit(),
         "`until:` takes what the command prints": settings.get("until") == "",
         "`file:` takes a path, and is not for commands": settings.get("file") == "" or "file" in settings and block.is_commands,
+        "commands, which begin with `$ `, are not `text`": block.language == "text" and f"\n{PROMPT}" in f"\n{block.text}",
         "`prints` is for `text`": "prints" in settings and block.language != "text",
         "`yaml:` is for `yaml`, and says `any` or a recipe": "yaml" in settings
         and (block.language != "yaml" or settings["yaml"] != "any" and not settings["yaml"].endswith(".yaml")),

@@ -113,7 +113,7 @@ def check_cpt(words: list[str], reading: Reading) -> None:
     if name.isupper():
         return
     values = parsed(get_command(application(name)), "cpt", given, lenient)
-    overrides = [override for override in values.get("overrides") or [] if "$" not in override]
+    overrides = [override for override in values.get("overrides") or [] if "$" not in override and LEFT_OUT not in override]
     recipe = existing(values.get("recipe"), reading.folder)
     file, space = existing(values.get("file"), reading.folder), existing(values.get("space"), reading.folder)
     if name == "pipeline" and file:

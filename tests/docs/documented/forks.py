@@ -1,7 +1,7 @@
 """`cpt` on a page starts in a moment: a fork of one process that has imported what all commands import does what the program would do.
 
-What is started reads its own files and environment, has its own memory and ends for good; only the seconds of imports are saved. A command whose
-environment differs in what is read by imports is executed, as all are with CPT_EXECUTE=1, and as everything but `cpt` itself is.
+What is started reads its own files and environment, has its own memory and ends for good; only the seconds of imports are saved. A
+command whose environment differs in what is read by imports is executed, as all are with CPT_EXECUTE=1, and as everything but `cpt` is.
 `python forks.py SOCKET` is the one process; CLIENT is the `cpt` that pages find on their PATH.
 """
 

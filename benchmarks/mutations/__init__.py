@@ -1,0 +1,1 @@
+"""Break guarded lines one at a time, and see that a test falls."""

@@ -1,0 +1,3 @@
+"""The configs that the page imports are those of the tests."""
+
+FAST = True

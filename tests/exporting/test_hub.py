@@ -1,0 +1,137 @@
+"""Pushed to a Hub on this machine, by the huggingface_hub that pushes to the real one."""
+
+import re
+
+import pytest
+from loopback_hub import Client
+from model_hub import READ_ONLY, TOKEN, ModelHub
+
+from cpt.errors import RecipeError
+from cpt.exporting.hub import check_push
+from cpt.exporting.sealed import seal_export
+
+CARD = """# chemist
+
+Licence of the base: apache-2.0.
+
+## Data
+
+| source | licence | share of the training tokens | documents | tokens |
+| --- | --- | --- | --- | --- |
+| papers | CC-BY-4.0 | 70.0% | 10 | 1,000 |
+| letters | not stated | 30.0% | 5 | 400 |
+
+| held-out set | before | after |
+| --- | --- | --- |
+| domain | 2.0 | 1.5 |
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    hub = ModelHub()
+    yield hub
+    hub.shutdown()
+    hub.server_close()
+
+
+@pytest.fixture
+def hub(server):
+    server.forget()
+    return server
+
+
+@pytest.fixture(scope="module")
+def client(server, tmp_path_factory):
+    # Xet's own protocol of chunks is not imitated here; huggingface_hub falls back to LFS.
+    client = Client(server, tmp_path_factory.mktemp("home"), HF_HUB_DISABLE_XET="1")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def export(tmp_path):
+    folder = tmp_path / "chemist"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 100)
+    (folder / "more.safetensors").write_bytes(bytes(range(255, -1, -1)) * 100)
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").write_text(CARD)
+    seal_export(folder, ["proven"])
+    return folder
+
+
+def pushing(folder, name="chemist/model", *, private=False):
+    options = f"private={private}, sure=True"
+    return (
+        "from pathlib import Path\nfrom cpt.exporting.hub import check_push, push\n"
+        f"check_push({name!r}, {options})\nresult = list(push(Path({str(folder)!r}), {name!r}, {options}))"
+    )
+
+
+def test_every_byte_of_an_export_arrives_and_what_will_be_seen_is_said(hub, client, export):
+    told = client(pushing(export), HF_TOKEN=TOKEN)
+    local = {file.name: file.read_bytes() for file in export.iterdir()}
+    assert {name: content for name, content in hub.files("chemist/model").items() if name != ".gitattributes"} == local
+    assert "to be seen by EVERYBODY: 5 files" in told[0] and "Licence of the base: apache-2.0." in told
+    assert "Data: papers, licence CC-BY-4.0." in told and "Data: letters, licence not stated." in told and len(told) == 6
+    assert "not every licence is stated" in told[4] and "the Hub's hashes are those of" in told[5]
+    assert hub.private == {"chemist/model": False}
+
+
+def test_an_interrupted_push_goes_on_with_what_the_hub_has_not(hub, client, export):
+    hub.breaking = 1
+    with pytest.raises(RuntimeError, match="ResourceError: .* what the Hub has already is not sent again: cpt export .*--push-to-hub"):
+        client(pushing(export), HF_TOKEN=TOKEN)
+    assert hub.files("chemist/model").keys() == {".gitattributes"}
+    arrived, sent = len(hub.blobs), hub.uploads()
+    client(pushing(export), HF_TOKEN=TOKEN)
+    assert hub.uploads() - sent == 2 - arrived and len(hub.files("chemist/model")) == 6
+
+
+def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, client, export):
+    told = client(pushing(export, private=True), HF_TOKEN=TOKEN)
+    assert hub.private == {"chemist/model": True} and "its owner alone" in told[0] and not any("WARNING" in line for line in told)
+    hub.private["chemist/model"] = False
+    with pytest.raises(RuntimeError, match="RecipeError: chemist/model exists and is public"):
+        client(pushing(export, private=True), HF_TOKEN=TOKEN)
+    assert len(hub.commits["chemist/model"]) == 2
+
+
+def test_other_bytes_on_the_hub_are_found(hub, client, export):
+    hub.spoils = True
+    with pytest.raises(RuntimeError, match="CheckpointError: chemist/model holds other bytes than .*: model.safetensors, more.safetensors"):
+        client(pushing(export), HF_TOKEN=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "message"),
+    [
+        ({"HF_TOKEN": ""}, "chemist/model", "needs a token that may write"),
+        ({"HF_TOKEN": "hf_wrong"}, "chemist/model", "does not know the token"),
+        ({"HF_TOKEN": READ_ONLY}, "chemist/model", "the token may not write to chemist/model"),
+        ({"HF_TOKEN": TOKEN}, "stranger/model", "may not write to stranger. Yours are: chemist, lab"),
+    ],
+)
+def test_a_token_that_will_not_do_is_said_before_anything_is_sent(hub, client, export, environment, name, message):
+    with pytest.raises(RuntimeError, match=f"ResourceError: .*{re.escape(message)}"):
+        client(pushing(export, name), **environment)
+    assert not hub.blobs and not any(hub.commits.values())
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_not_there_is_said_with_the_remedy(export, tmp_path):
+    gone = ModelHub()
+    gone.shutdown()
+    gone.server_close()
+    client = Client(gone, tmp_path / "home", HF_HUB_DISABLE_XET="1")
+    with pytest.raises(RuntimeError, match="ResourceError: the Hub cannot be reached"):
+        client(pushing(export), HF_TOKEN=TOKEN)
+    client.close()
+
+
+@pytest.mark.parametrize(("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody is there to be asked")])
+def test_nothing_is_published_by_accident(monkeypatch, name, message):
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    with pytest.raises(RecipeError, match=message):
+        check_push(name, private=False, sure=False)
