@@ -15,7 +15,8 @@ extensions = ["myst_nb", "sphinx_external_toc"]
 root_doc = "docs/index"
 external_toc_path = "docs/_toc.yml"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-include_patterns = ["docs/**", "*.md", "recipes/README.md", "launch/README.md", "deepspeed_configs/README.md", "benchmarks/README.md"]
+include_patterns = ["docs/**", "*.md"]
+include_patterns += [f"{folder}/README.md" for folder in ("recipes", "launch", "deepspeed_configs", "benchmarks", "tests/docs")]
 exclude_patterns = [".*", "build", "**/.ipynb_checkpoints"]
 
 nitpicky = True  # with `-W`: what cannot be resolved fails the build

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from on_terminal import in_pipe, on_terminal
+from run_folders import write_run
 
 from cpt.console import WIDTH_OF_A_FILE, settle
 
@@ -90,3 +91,25 @@ def test_ci_that_is_switched_off_is_no_ci(value):
 def test_the_width_of_a_file_is_not_forced_on_those_who_name_one():
     program = "from cpt.console import open_console; import json; print(json.dumps(open_console().width))"
     assert [json.loads(in_pipe(["-c", program], **more)) for more in ({}, {"COLUMNS": "90"})] == [WIDTH_OF_A_FILE, 90]
+
+
+COMMANDS = [["--help"], ["train", "--help"], ["trian"], ["runs", "RUNS"], ["check", "RUNS/a-run/recipe.yaml", "stag=cpt"]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "a-run")
+    return str(folder)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_what_a_command_prints_into_a_pipe_or_without_colours_has_no_control_characters(words, runs):
+    typed = ["-m", "cpt.cli", *(word.replace("RUNS", runs) for word in words)]
+    piped, plain = in_pipe(typed, GITHUB_ACTIONS="true"), on_terminal(typed, NO_COLOR="1")
+    assert piped and plain and not is_decorated(piped) and not is_decorated(plain)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["runs", "RUNS"]], ids=" ".join)
+def test_what_a_command_prints_on_a_terminal_has_colours(words, runs):
+    assert "\x1b[" in on_terminal(["-m", "cpt.cli", *(word.replace("RUNS", runs) for word in words)])

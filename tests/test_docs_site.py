@@ -1,5 +1,6 @@
 """The site that `make docs` builds: strict in all that leads nowhere, and the repository's own pages pass."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,21 @@ def test_what_leads_nowhere_fails_the_build_and_is_named(tmp_path):
     built = build(tmp_path, tmp_path / "build")
     assert built.returncode == 1
     assert [what for what, (_, _, complaint) in PLANTED.items() if complaint not in built.stderr] == [], built.stderr
+
+
+def test_the_sidebar_names_every_page_once():
+    """The build says the same, in half a minute."""
+    listed = re.findall(r"file: (\S+)", (ROOT / "docs" / "_toc.yml").read_text())
+    assert sorted(listed) == sorted(set(listed))
+    pages = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".ipynb") and "checkpoints" not in path.parent.name]
+    below_docs = {str(path.relative_to(ROOT).with_suffix("")) for path in pages}
+    assert below_docs - {"docs/index"} == {page for page in listed if page.startswith("docs/")}
+    assert [page for page in listed if not page.startswith("docs/") and not (ROOT / f"{page}.md").exists()] == []
+
+
+def test_no_page_has_a_gap_that_was_to_be_filled():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert [path.name for path in pages if re.search(r"@@|TODO|FIXME|XXX", path.read_text())] == []
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
 LEFT_AT_HOME = (".git", ".venv*", "__pycache__", ".*_cache", "runs", "demo_runs", "*.egg-info", "results", "dist", "build")
 IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # none of ours: that is what is broken
-SECONDS = 600
+SECONDS = 300
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ MUTATIONS = (
         "data order",
         "cpt/data/packing.py",
         "if gcd(draw, count) == 1)",
-        "if draw)",
+        "if draw >= 0)",
         "tests/data/test_packing.py",
     ),
     Mutation(

@@ -46,8 +46,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
         raise ResourceError("serving needs fastapi, uvicorn and openai. Install them: pip install 'cpt[serving]'")
     folder = Path(model).expanduser()
     if folder.is_dir():
-        import_own_code(folder, module)
-        name = str(check_folder(folder))
+        name = str(check_folder(folder, module))
     elif folder.exists():
         raise CheckpointError(f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER")
     else:
@@ -60,7 +59,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     return Servable(name, tokenizer.chat_template is not None)
 
 
-def check_folder(folder: Path) -> Path:
+def check_folder(folder: Path, module: str | None = None) -> Path:
     """The folder to serve: itself, or a finished run's model."""
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
@@ -87,13 +86,15 @@ def check_folder(folder: Path) -> Path:
             f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it equals: "
             f"cpt export {folder} --output FOLDER"
         )
-    check_architecture(folder)
+    check_architecture(folder, module)
     return folder
 
 
-def check_architecture(folder: Path) -> None:
+def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server takes the class that config.json names, and nothing else."""
     architectures = json.loads((folder / "config.json").read_text()).get("architectures") or ["(none named)"]
+    if module is not None or not can_be_served(architectures[0]):
+        import_own_code(folder, module)
     if not can_be_served(architectures[0]):
         remedy = (
             "Name the module that registers it: --import package.module"

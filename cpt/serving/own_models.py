@@ -32,7 +32,7 @@ def can_be_served(architecture: str) -> bool:
     """
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
-    registered = {found.__name__: found for found in MODEL_FOR_CAUSAL_LM_MAPPING.values() if isinstance(found, type)}
+    registered = {found.__name__: found for found in MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.values()}  # values() imports all models
     if architecture not in registered:
         return False
     setattr(transformers, architecture, registered[architecture])

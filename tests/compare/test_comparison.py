@@ -3,7 +3,7 @@ import json
 import pytest
 from run_folders import keep_document_losses, write_lines, write_run
 
-from cpt.compare.comparison import compare
+from cpt.compare.comparison import compare, read_records
 
 
 def lines_of(comparison):
@@ -152,3 +152,11 @@ def test_losses_by_document_without_sense_are_survived(tmp_path):
     keep_document_losses(first, documents=1)
     keep_document_losses(second, documents=1)
     assert "an interval needs 2 documents" in not_compared(compare([first, second]))
+
+
+def test_long_runs_are_read_by_several_processes_with_the_same_result(tmp_path, monkeypatch):
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    alone = read_records(folders)
+    monkeypatch.setattr("cpt.compare.comparison.WORTH_PROCESSES", 0)
+    assert [record.recipe for record in read_records(folders)] == [record.recipe for record in alone]
+    assert [record.name for record in read_records(folders)] == ["a", "b"]

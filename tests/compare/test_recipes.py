@@ -73,3 +73,7 @@ def test_values_are_told_in_one_line():
 def test_long_values_that_differ_at_their_end_differ_in_the_table():
     first, second = told("x" * 500), told("x" * 499 + "y")
     assert len(first) <= 100 and first.startswith("xxx") and first != second
+
+
+def test_text_that_looks_like_a_number_is_told_in_quotes():
+    assert [told(value) for value in ("1", "010", "true", "", "a", 1)] == ["'1'", "'010'", "'true'", "''", "a", "1"]

@@ -103,3 +103,8 @@ def test_a_rule_does_not_run_on_a_section_that_is_wrong_itself(mistakes):
 
 def test_every_rule_says_what_it_guards():
     assert all(rule.__doc__ for rule in RULES) and len(set(RULES)) == len(RULES)
+
+
+def test_a_revision_of_no_tokenizer_is_told_beside_the_tokenizer_that_is_missing(mistakes):
+    lines = mistakes("stage: pretrain\ntokenizer: {revision: main}\n", "model={from_scratch: true, config: {model_type: llama}}")
+    assert "`tokenizer.path` is missing" in lines[0] and "`tokenizer.revision` has no effect without `tokenizer.path`" in lines[1]

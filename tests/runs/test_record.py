@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -5,12 +6,12 @@ import sys
 import time
 
 import pytest
-from full_disk import disk_of_its_own, fill
+from full_disk import disk_of_its_own, files_end_at, fill
 
 from cpt.errors import CheckpointError, DataError, Interrupted, LaunchError, RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event
-from cpt.runs.record import Run, hold, start_run
+from cpt.runs.record import Run, claim_new_folder, hold, start_run
 
 
 def recipe(folder, **changes):
@@ -49,6 +50,37 @@ def test_the_plan_is_kept_where_there_is_one(tmp_path):
     assert not (tmp_path / "plan.json").exists()
     run.record_plan({"gpu_total_gib": 20.5})
     assert json.loads((tmp_path / "plan.json").read_text()) == {"gpu_total_gib": 20.5}
+
+
+def test_a_first_start_whose_record_is_damaged_is_told_in_full_at_the_next(tmp_path):
+    run = start_run(recipe(tmp_path))
+    run.write_status("running")
+    (run.folder / "environment.json").write_text("{")
+    start_run(recipe(tmp_path))
+    assert {"started", "variables", "python"} <= json.loads((run.folder / "starts.jsonl").read_text()).keys()
+
+
+def test_a_status_or_plan_that_cannot_be_written_ends_no_run(tmp_path):
+    run = Run(tmp_path)
+    with files_end_at(0):
+        run.put_status("running")
+        run.record_plan({"gpu_total_gib": 20.5})
+    assert run.status() == {} and not (tmp_path / "plan.json").exists()
+
+
+def test_other_ranks_find_the_new_folder_that_the_main_process_made(tmp_path, monkeypatch):
+    for _ in range(2):
+        made = start_run(recipe(tmp_path), new=True).folder
+    monkeypatch.setenv("RANK", "1")
+    assert claim_new_folder(recipe(tmp_path)) == made == tmp_path / "a-run-2"
+
+
+def test_a_disk_that_knows_no_locks_stops_no_run(tmp_path, monkeypatch):
+    def without_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", without_locks)
+    assert hold(tmp_path) is None
 
 
 def test_another_recipe_under_the_same_name_is_refused_with_what_differs(tmp_path):

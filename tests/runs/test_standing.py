@@ -45,3 +45,11 @@ def test_rubbish_is_survived(tmp_path, pid):
     assert state_of(tmp_path, pid=pid, lock="rubbish") in ("running", "died")
     (tmp_path / "status.json").write_text("{")
     assert read_status(tmp_path) == {}
+
+
+def test_a_process_of_another_user_is_alive(tmp_path, monkeypatch):
+    def not_yours(pid, number):
+        raise PermissionError
+
+    monkeypatch.setattr("os.kill", not_yours)
+    assert state_of(tmp_path, pid=12345) == "running"

@@ -8,7 +8,7 @@ import transformers
 
 from cpt.errors import CheckpointError
 from cpt.serving.checks import check_architecture
-from cpt.serving.own_models import can_be_served, import_own_code
+from cpt.serving.own_models import can_be_served
 
 CONFIG = {"model_type": "lstm_lm", "architectures": ["LstmForCausalLM"], "auto_map": {"AutoConfig": "lstm_language_model.LstmConfig"}}
 
@@ -36,9 +36,8 @@ def test_an_imported_class_is_where_the_server_looks(tmp_path, how, monkeypatch)
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
     if how == "option":
-        import_own_code(model, "examples.lstm.lstm_language_model")
+        check_architecture(model, "examples.lstm.lstm_language_model")
     else:
         (tmp_path / "recipe.yaml").write_text(Path("examples/lstm/pretrain.yaml").read_text())
-        import_own_code(model, None)
-    check_architecture(model)
+        check_architecture(model)
     assert transformers.LstmForCausalLM.__name__ == "LstmForCausalLM"

@@ -1,10 +1,8 @@
 """CPO: starts, learns and is evaluated on our rows."""
 
-import pytest
 from example_runs import build_run
 
 
-@pytest.mark.slow
 def test_the_better_answers_become_likelier(tmp_path):
     trainer = build_run("cpo", tmp_path, steps=12, held_out=4)
     trainer.train()

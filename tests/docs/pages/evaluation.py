@@ -1,9 +1,11 @@
-"""A base, a run that went on from it, two more models, and held-out texts."""
+"""A base, a run that went on from it, two more models, and held-out documents of several sentences."""
 
+import json
 import shutil
 from pathlib import Path
 
-from documented.tiny_runs import tiny_base, tiny_run, tiny_texts
+from documented.tiny_runs import tiny_base, tiny_run
+from guide_texts import manuals
 
 
 def prepare(folder: Path) -> None:
@@ -13,5 +15,6 @@ def prepare(folder: Path) -> None:
     run = tiny_run(folder, "mine", *going_on, recipe="recipes/tiny/cpt.yaml")
     shutil.copytree(base, folder / "BASE")
     shutil.copytree(run / "final", folder / "MODEL")
-    tiny_texts(folder / "held_out.jsonl")
-    tiny_texts(folder / "prose.jsonl")
+    texts = [" ".join(passages)[:500] for passages in manuals(90).values()]
+    for name, some in {"held_out": texts[:60], "prose": texts[60:]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
