@@ -22,7 +22,7 @@ def main() -> None:
     run = Path(sys.argv[1])
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     sides = load_sides(str(run))
-    with page_at(sides, run, port=free_port(), sampling=Sampling(temperature=0.3, max_new_tokens=90)) as url, sync_playwright() as driver:
+    with page_at(sides, run, port=free_port(), sampling=Sampling(temperature=0.3, max_new_tokens=60)) as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"])
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.set_default_timeout(MILLISECONDS)
@@ -36,9 +36,7 @@ def take(page: Page, url: str) -> None:
     page.goto(url)
     page.locator("#prompt textarea").fill(PROMPT)
     page.locator("#send").click()
-    page.wait_for_selector("#side-1 .bot.message")
-    page.wait_for_selector("#side-1 .latest .message-buttons-left, #side-1 .message-buttons-bot, #side-1 .bot-row .message-buttons")
-    page.wait_for_function("!document.querySelector('#side-1 .generating')")
+    page.wait_for_selector("#side-1 .bot-row [aria-label='Copy message']")  # is there once the answer is whole
     page.screenshot(path=PICTURE, full_page=True)
 
 

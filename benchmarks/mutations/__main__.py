@@ -30,7 +30,7 @@ SECONDS = 300
 def main() -> None:
     """Break, run, tell, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument("--only", default="", help="those whose file or subject contains this")
+    parser.add_argument("--only", default="", help="those whose file or subject contains this; of the others the results stay")
     asked = parser.parse_args()
     chosen = [one for one in MUTATIONS if asked.only in f"{one.about} {one.file}"]
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
@@ -40,8 +40,7 @@ def main() -> None:
         copy = Path(temporary) / "repository"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_AT_HOME))
         rows = [tried(copy, mutation) for mutation in chosen]
-    if not asked.only:
-        RESULTS.write_text(json.dumps({"python": sys.version.split()[0], "mutations": rows}, indent=1) + "\n")
+    write_results(rows)
     noticed = sum(bool(row["noticed_by"]) for row in rows)
     print(f"{noticed} of {len(rows)} broken lines were noticed.")
     sys.exit(noticed < len(rows))
@@ -60,6 +59,15 @@ def tried(copy: Path, mutation: Mutation) -> dict[str, str | None]:
         noticed_by = None
     print(f"{mutation.about}: {mutation.file}: {noticed_by or 'NOT NOTICED'} ({time.monotonic() - begun:.0f} s)", flush=True)
     return {"about": mutation.about, "file": mutation.file, "line": mutation.line, "broken": mutation.broken, "noticed_by": noticed_by}
+
+
+def write_results(rows: Sequence[dict[str, str | None]]) -> None:
+    """These, beside what an earlier run found of the lines that were not tried now; lines that are no longer in the list go."""
+    before = json.loads(RESULTS.read_text())["mutations"] if RESULTS.exists() else []
+    found = {(row["file"], row["line"], row["broken"]): row for row in [*before, *rows]}
+    listed = [key for one in MUTATIONS if (key := (one.file, one.line, one.broken)) in found]
+    content = {"python": sys.version.split()[0], "mutations": [found[key] for key in listed]}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def broken(text: str, mutation: Mutation) -> str:

@@ -31,8 +31,9 @@ def export_gguf(trained: Trained, output: Path, wish: Wish, kind: GgufType, max_
     Raises:
         CheckpointError: it has no place in GGUF, cannot be proven, or costs too much; then no folder is left behind.
     """
-    whole = output.with_name(f".{output.name}.whole")
-    shutil.rmtree(whole, ignore_errors=True)
+    scratch = output.with_name(f".{output.name}.whole")
+    whole = scratch / output.name  # the card takes its name from the folder's
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
         for line in export_whole(trained, whole, wish):
             if not line.startswith(OF_THE_WHOLE):
@@ -49,7 +50,7 @@ def export_gguf(trained: Trained, output: Path, wish: Wish, kind: GgufType, max_
             )
             size = file.stat().st_size
     finally:
-        shutil.rmtree(whole, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     yield f"Wrote {output / file.name}: {size / 1e6:,.1f} MB, with README.md."
     yield f"Serve it: llama-server -m {output / file.name}"
 
@@ -60,7 +61,7 @@ def converted(trained: Trained, whole: Path, file: Path, wish: Wish, kind: GgufT
     family = family_of(config, "FOLDER")
     text = proof_text(tokenizer, config, wish.text)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
-    judge = Judge(judged_text(trained.recipe, tokenizer, config, wish.text), torch.float32, gain_of_run(trained), max_rise)
+    judge = Judge(judged_text(trained, tokenizer, config, wish.text), torch.float32, gain_of_run(trained), max_rise)
     judge.parameters = sum(parameter.numel() for parameter in model.parameters())
     before = judge.logits(model)
     vocabulary = write_gguf(model, tokenizer, family, file, kind, file.stem)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase

@@ -1,22 +1,34 @@
 """The text that a quantised model is judged on: the run's own held-out documents, or the user's file, or our passage."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.proof import TEXT
+from cpt.checkpoints.trained import Trained
+from cpt.data.bad_rows import apply_policy
+from cpt.data.check import keyed_sources
+from cpt.data.open_sources import open_source
+from cpt.data.shards import keep
+from cpt.data.sources import read_piece
+from cpt.data.store import default_cache_dir
+from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError
-from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
+from cpt.evaluation.kept_losses import kept_losses, load_losses
 from cpt.models.config import value_of
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import DocumentSource, Recipe
 
 WINDOW = 256  # tokens that are read together
 MOST_TOKENS = 8192
 MOST_LOGITS = 2**28  # 1 GiB of them in fp32
 DOCUMENTS_A_SET = 64
+DOCUMENTS_READ = 20_000  # of a source, to look for those that were held out
 BEGINNING = 4000  # characters that are read of a document, so that one long document is not the whole judgement
 
 
@@ -39,11 +51,11 @@ class JudgedText:
         return sum(len(window) - 1 for window in self.windows)
 
 
-def judged_text(recipe: Recipe | None, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None) -> JudgedText:
+def judged_text(trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None) -> JudgedText:
     """The best text there is.
 
     Args:
-        recipe: of the run; its `evaluation.perplexity` files are read again.
+        trained: whose run held documents out, which are read again from their files.
         file: `--text`, which comes before all.
 
     Raises:
@@ -54,27 +66,35 @@ def judged_text(recipe: Recipe | None, tokenizer: PreTrainedTokenizerBase, confi
             return in_windows(f"the text of {file}", [file.read_text(encoding="utf-8")], tokenizer, config)
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"--text {file} cannot be read: {problem}") from problem
-    if recipe is not None and recipe.evaluation.perplexity:
-        try:
-            documents = list(islice(held_out_documents(recipe, tokenizer), 1000))
-            return in_windows(f"held-out documents of the run `{recipe.name}`", documents, tokenizer, config)
-        except CptError:
-            pass  # the files have moved since: what is said in the end names the text that was taken instead
+    if trained.run is not None and trained.recipe is not None:
+        with suppress(CptError):  # the files are elsewhere now: what is said in the end names the text that was taken instead
+            documents = held_out_documents(trained.run, trained.recipe, tokenizer)
+            return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
     return in_windows("our own passage, which is short: --text FILE gives a page of your domain", [TEXT], tokenizer, config)
 
 
-def held_out_documents(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Of every set that is a file of its own, in turn, so that none is crowded out."""
-    evaluation = recipe.evaluation.model_copy(update={"held_out_share": None})
-    judges = replace(judges_of_recipe(recipe), evaluation=evaluation)
-    texts = [islice(one.texts(), DOCUMENTS_A_SET) for one in open_judged_sets(judges, tokenizer).values()]
+def held_out_documents(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Of every set in turn, so that none is crowded out; found among the files by the hashes that the run's evaluations kept."""
+    kept = list(kept_losses(run).values())
+    hashes = {number for one in load_losses(kept[-1]).values() for number in one.hashes.tolist()} if kept else set[int]()
+    sources = keyed_sources(recipe.data, recipe.evaluation)
+    texts = [islice(texts_of(recipe, source, key, hashes, tokenizer), DOCUMENTS_A_SET) for key, source in sources]
     while texts:
         for one in list(texts):
-            document = next(one, None)
-            if document is None:
+            text = next(one, None)
+            if text is None:
                 texts.remove(one)
             else:
-                yield document.text
+                yield text
+
+
+def texts_of(recipe: Recipe, source: DocumentSource, key: str, hashes: set[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """A source's documents that were held out, as far as a look at its beginning finds them; nothing is tokenised for it."""
+    opened = open_source(recipe.data, source, key, DocumentEncoder(tokenizer), default_cache_dir(), recipe.seed)
+    work, plan = opened.work, opened.plan
+    items = (item for pieces in plan.shards for piece in pieces for item in read_piece(source, piece, key))
+    documents = islice(apply_policy(items, work.on_bad_row, key, []), DOCUMENTS_READ)
+    yield from (text for text, _ in keep(documents, work, Counter()) if xxh3_64_intdigest(text.encode()) in hashes)
 
 
 def in_windows(where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> JudgedText:

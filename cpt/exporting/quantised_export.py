@@ -24,33 +24,35 @@ def export_quantised(trained: Trained, output: Path, wish: Wish, method: Method,
     Raises:
         CheckpointError: it cannot be proven, or it costs too much; then no folder is left behind.
     """
-    whole = output.with_name(f".{output.name}.whole")
-    shutil.rmtree(whole, ignore_errors=True)
+    scratch = output.with_name(f".{output.name}.whole")
+    whole = scratch / output.name  # the card takes its name from the folder's
+    shutil.rmtree(scratch, ignore_errors=True)
     try:
         for line in export_whole(trained, whole, wish):
             if not line.startswith(OF_THE_WHOLE):
                 yield line
         tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
-        judge = Judge(judged_text(trained.recipe, tokenizer, config, wish.text), wish.dtype, gain_of_run(trained), max_rise)
+        judge = Judge(judged_text(trained, tokenizer, config, wish.text), wish.dtype, gain_of_run(trained), max_rise)
         with written_whole_or_not(output) as unfinished:
+            copy_beside(whole, unfinished)
             told = list(write_quantised(whole, unfinished, method, judge, proof_text(tokenizer, config, wish.text), wish.max_shard_size))
             told.append(f"Judged on {judge.text.num_predicted:,} tokens of {judge.text.where}.")
             yield from told
-            copy_beside(whole, unfinished)
             sizes = (
                 f"{bytes_of(whole) / 1e6:,.1f} MB of {name_of(wish.dtype)} -> {bytes_of(unfinished) / 1e6:,.1f} MB "
                 f"({bytes_of(unfinished) / bytes_of(whole):.0%})"
             )
             add_section(unfinished, "Quantised", [*told, f"Size: {sizes}."])
     finally:
-        shutil.rmtree(whole, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     yield f"Wrote {output}: {method}, {sizes}, with README.md."
     yield f"Serve it: cpt serve {output}"
 
 
 def copy_beside(whole: Path, folder: Path) -> None:
-    """All that lies beside the weights: tokenizer, generation config, model card."""
+    """All that lies beside the weights: tokenizer, configs (which saving the quantised model completes), model card."""
+    folder.mkdir(parents=True)
     weights = {file.name for file in weight_files(whole)}
     for file in whole.iterdir():
-        if file.is_file() and file.name not in weights and not (folder / file.name).exists():
+        if file.name not in weights and not file.name.endswith(".index.json"):
             shutil.copy(file, folder / file.name)

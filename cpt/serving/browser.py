@@ -109,7 +109,7 @@ def page_at(
             footer_links=[],
             enable_monitoring=False,
             max_file_size=1,
-            theme=gradio.themes.Default(font=FONT, font_mono=FONT_MONO),
+            theme=gradio.themes.Default(primary_hue="blue", font=FONT, font_mono=FONT_MONO),
             css=STYLE,
         )
         yield url.rstrip("/")

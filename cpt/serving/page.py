@@ -14,6 +14,8 @@ from cpt.serving.sides import Side
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # those of the reader's system: nothing to fetch
 STYLE = """
 .message, .message * { white-space: pre-wrap; overflow-wrap: anywhere; }
+.message-markdown-disabled .md { font-family: var(--font-mono); font-size: 0.85rem; }
+[id^="side-"] button[aria-label="Clear"] { display: none; }
 #problem { color: var(--error-text-color); }
 #problem:empty, #problem:has(> :empty) { display: none; }
 footer { display: none !important; }
@@ -144,12 +146,13 @@ class Conversation:
         """The turns of each side as they grow, and what went wrong."""
         stopped, system_prompt = self.stops.begin(tab), self.about.system_prompt
         shown = [[*turns, {"role": "user", "content": text}] for turns in talks]
-        asked = [list(turns) for turns in shown]
+        asked = [[*answered(turns), {"role": "user", "content": text}] for turns in talks]
+        before = [list(turns) for turns in shown]
         yield shown, ""
         try:
             for number, side in enumerate(self.sides):
                 for answer in self.answers.stream(side, asked[number], sampling, stopped, as_chat=as_chat, system_prompt=system_prompt):
-                    shown[number] = [*asked[number], {"role": "assistant", "content": answer}]
+                    shown[number] = [*before[number], {"role": "assistant", "content": answer}]
                     yield shown, ""
                 if stopped.is_set():
                     break
@@ -210,6 +213,12 @@ def plain(turns: Sequence[Any]) -> list[Turn]:
 def text_of(content: Any) -> str:
     """Of a turn's content."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def answered(turns: Sequence[Turn]) -> list[Turn]:
+    """Without prompts that were stopped before an answer began: templates want the roles in turn."""
+    following = [*(turn["role"] for turn in turns[1:]), "user"]
+    return [turn for turn, after in zip(turns, following, strict=False) if "assistant" in (turn["role"], after)]
 
 
 def without_last(talks: Sequence[list[Turn]]) -> tuple[list[list[Turn]], str]:

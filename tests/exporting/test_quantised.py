@@ -3,10 +3,10 @@ import torch
 from tiny_gguf import tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.proof import proof_text
+from cpt.checkpoints.proof import TEXT, proof_text
 from cpt.errors import CheckpointError, ResourceError
 from cpt.exporting.cost import Cost
-from cpt.exporting.judged_text import judged_text
+from cpt.exporting.judged_text import in_windows
 from cpt.exporting.judging import Judge
 from cpt.exporting.quantised import check_quantising, describe_layers, group_size, quantisation, refuse_costly, write_quantised
 
@@ -29,7 +29,7 @@ def quantise(model, tokenizer, tmp_path, method, **judging):
     """What is told; the folder lacks the tokenizer until a whole export is copied beside."""
     whole = saved(model, tokenizer, tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "out")
-    judge = Judge(judged_text(None, tokenizer, model.config, None), torch.bfloat16, None, judging.get("max_rise"))
+    judge = Judge(in_windows("our passage", [TEXT], tokenizer, model.config), torch.bfloat16, None, judging.get("max_rise"))
     return list(write_quantised(whole, tmp_path / "out", method, judge, proof_text(tokenizer, model.config), "5GB"))
 
 
@@ -45,8 +45,7 @@ def test_a_config_leaves_embeddings_head_and_norms_alone(tokenizer, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["int8", "nf4"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("method", "tied"), [("int8", True), ("nf4", False)])
 def test_a_quantised_model_is_smaller_and_the_same_when_loaded_by_a_stranger(method, tied, tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes")
     told = quantise(tiny_model("llama", tokenizer, tie_word_embeddings=tied, **WIDE), tokenizer, tmp_path, method, max_rise=1.0)
@@ -55,10 +54,11 @@ def test_a_quantised_model_is_smaller_and_the_same_when_loaded_by_a_stranger(met
     assert sizes[1] < (0.75 if method == "int8" else 0.6) * sizes[0] + 3000 * 14  # beside what each layer's description takes
 
 
-@pytest.mark.slow
 def test_experts_stay_as_they_are_and_are_named(tokenizer, tmp_path):
-    told = quantise(tiny_model("qwen3_moe", tokenizer), tokenizer, tmp_path, "int8", max_rise=1.0)
-    assert "8 linear layers" in told[0] and "experts.gate_up_proj" in told[0]
+    whole = saved(tiny_model("qwen3_moe", tokenizer), tokenizer, tmp_path / "whole")
+    config = quantisation("int8", AutoModelForCausalLM.from_pretrained(whole), torch.bfloat16)
+    told = describe_layers(AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16, quantization_config=config), "int8")
+    assert "8 linear layers" in told and "experts.gate_up_proj" in told
 
 
 def test_a_model_without_linear_layers_is_refused_with_another_way(tokenizer):

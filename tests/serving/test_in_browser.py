@@ -76,7 +76,7 @@ class Tab:
         self.page.locator("#send").click()
 
     def answer(self, side):
-        return self.page.locator(f"#side-{side} .bot.message")
+        return self.page.locator(f"#side-{side} .bot-row .bot.message")
 
     def ground(self):
         red, green, blue = (int(part) for part in self.page.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(","))
@@ -126,7 +126,7 @@ def test_an_answer_grows_while_it_is_watched_and_stop_ends_both(tab, written):
     tab.ask(tokens=MANY)
     expect(tab.answer(0)).not_to_be_empty()
     begun = len(tab.answer(0).inner_text())
-    tab.page.wait_for_function("begun => document.querySelector('#side-0 .bot.message').innerText.length > begun + 10", arg=begun)
+    tab.page.wait_for_function("begun => document.querySelector('#side-0 .bot-row .bot.message').innerText.length > begun + 10", arg=begun)
     tab.page.locator("#stop").click()
     expect(tab.page.locator("#send")).to_be_enabled()
     tab.ask("which")  # is answered once the first one has ended

@@ -14,7 +14,7 @@ from run_folders import write_run
 
 from cpt.serving.browser import is_chat, page_at
 from cpt.serving.chat import free_port
-from cpt.serving.page import plain, told_of_templates, without_last
+from cpt.serving.page import answered, plain, told_of_templates, without_last
 from cpt.serving.sides import Side, load_sides
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost", "0.0.0.0")
@@ -107,6 +107,12 @@ def test_a_run_on_documents_begins_with_texts_and_one_on_chats_with_chats(chat_f
         changes = {"stage": stage, "training": {"per_device_train_batch_size": 4}}
         run = write_run(tmp_path / stage, lambda recipe, changes=changes, **_: recipe.update(changes))
         assert is_chat([chat], run) is begins_so
+
+
+def test_a_prompt_that_was_stopped_before_its_answer_is_not_sent_again():
+    first, answer, second = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}
+    assert answered([first, answer, second]) == [first, answer] and answered([first, second, answer]) == [second, answer]
+    assert answered([]) == answered([first]) == []
 
 
 def test_retry_finds_the_last_prompt_even_where_nothing_was_said():

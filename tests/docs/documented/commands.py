@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def check_cpt(words: list[str], reading: Reading) -> None:
     lenient = reading.in_text or LEFT_OUT in words
     if name.isupper():
         return
-    values = parsed(get_command(application(name)), "cpt", given, lenient)
+    values = parsed(command_line(name), "cpt", given, lenient)
     overrides = [override for override in values.get("overrides") or [] if "$" not in override and LEFT_OUT not in override]
     recipe = existing(values.get("recipe"), reading.folder)
     file, space = existing(values.get("file"), reading.folder), existing(values.get("space"), reading.folder)
@@ -122,6 +123,12 @@ def check_cpt(words: list[str], reading: Reading) -> None:
         check_overrides(recipe, overrides)
     if name == "search" and recipe and space:
         check_space(space, recipe)
+
+
+@cache
+def command_line(name: str) -> typer.core.TyperGroup:
+    """All of `cpt`, with this command loaded."""
+    return get_command(application(name))  # type: ignore[return-value]
 
 
 def existing(value: object, folder: Path) -> Path | None:

@@ -31,10 +31,8 @@ def pages() -> list[Path]:
 
 
 def preparation_name(page: Path) -> str:
-    """`docs/guides/mixing.md` -> `mixing`, `recipes/README.md` -> `recipes_README`."""
-    if page.parts[0] == "docs":
-        return page.stem
-    return "_".join((*page.parts[:-1], page.stem))
+    """`docs/guides/mixing.md` -> `mixing`, `docs/reference/recipe.md` -> `reference_recipe`, `recipes/README.md` -> `recipes_README`."""
+    return "_".join([*(folder for folder in page.parts[:-1] if folder not in ("docs", "guides")), page.stem])
 
 
 def preparation_of(page: Path, among: Path = PREPARED_BY) -> Preparation:

@@ -5,16 +5,21 @@ from pathlib import Path
 
 from guide_texts import manuals, write_base, write_general
 
+SHORT = 500  # characters, which are less than a row of 256 tokens
 ENDING = {"chosen": "I hope that this helps.", "rejected": "Read the manual yourself."}
 
 
 def prepare(folder: Path) -> None:
     """`manuals`, `manuals_held_out`, `general`, `conversations.jsonl`, `pairs.jsonl` and `base`."""
-    texts = {name: "\n\n".join(passages) for name, passages in manuals(60).items()}
-    for number, (name, text) in enumerate(texts.items()):
-        place = folder / ("manuals_held_out" if number % 4 == 0 else "manuals")
-        place.mkdir(exist_ok=True)
-        (place / f"{name}.txt").write_text(text, encoding="utf-8")
+    texts = {}
+    for number, (name, passages) in enumerate(manuals(60).items()):
+        if number % 4 == 0:
+            for part, passage in enumerate(passages):
+                if len(passage) < SHORT:
+                    write(folder / "manuals_held_out" / f"{name}-{part}.txt", passage)
+        else:
+            texts[name] = "\n\n".join(passages)
+            write(folder / "manuals" / f"{name}.txt", texts[name])
     answers = {f"What is {name}?": " ".join(text.split()[:20]) for name, text in texts.items()}
     rows = [{"messages": [said("user", question), said("assistant", answer)]} for question, answer in answers.items()]
     write_rows(folder / "conversations.jsonl", rows)
@@ -28,6 +33,12 @@ def prepare(folder: Path) -> None:
     )
     write_base(folder / "base", chat_template=True)
     write_general(folder / "general")
+
+
+def write(path: Path, text: str) -> None:
+    """In its folder."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def said(role: str, content: str) -> dict[str, str]:
