@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
 SECONDS_FOR_A_CELL = 600
 NOISE = ("stderr",)  # progress bars and warnings of libraries, which differ from machine to machine
+OF_THIS_MACHINE = re.compile(r"  \d[\d:]* to go|  [\d,]+ tokens/s|  host [\d.]+ GiB")  # in the lines of a run
 PAGES = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -39,15 +40,29 @@ def run_notebook(page: Path, folder: Path) -> NotebookNode:
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
-            cell.outputs = [kept(output) for output in cell.outputs if output.get("name") not in NOISE]
+            cell.outputs = joined([kept(output) for output in cell.outputs if output.get("name") not in NOISE])
     return book
 
 
 def kept(output: NotebookNode) -> NotebookNode:
-    """Without this machine's paths."""
+    """Without this machine's paths and speed; what rich prints, and shows notebooks as HTML, as the text that it is."""
+    if output.output_type == "display_data" and set(output.data) == {"text/html", "text/plain"}:
+        output = nbformat.v4.new_output("stream", name="stdout", text=output.data["text/plain"])
     if output.output_type == "stream":
         output.text = re.sub(r"/[^\s'\"]*/(?=(lib/python|site-packages))", ".../", output.text)
+        output.text = OF_THIS_MACHINE.sub("", output.text)
     return output
+
+
+def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """What was printed bit by bit as one text."""
+    whole: list[NotebookNode] = []
+    for output in outputs:
+        if whole and whole[-1].output_type == output.output_type == "stream":
+            whole[-1].text += output.text
+        else:
+            whole.append(output)
+    return whole
 
 
 if __name__ == "__main__":

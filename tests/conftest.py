@@ -9,7 +9,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import pytest
+from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
+
+settings.register_profile("any machine", deadline=None)  # a fifth of a second for an example is no promise on a busy one
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def rows(machine) -> dict[str, doctor.Finding]:
 def test_this_machine_can_run_cpt(capsys):
     assert doctor.run_doctor() == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("torch", "host memory", "shared memory", "g++", "deepspeed"))
+    assert all(word in printed for word in ("torch", "versions", "host memory", "shared memory", "g++", "deepspeed"))
 
 
 def test_a_missing_compiler_has_its_cost_and_install_line(machine):

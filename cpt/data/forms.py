@@ -57,7 +57,8 @@ def form_of(columns: Sequence[str]) -> str:
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """The recipe's sections, each source with the form that its rows are read in.
 
-    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) stay texts in every form.
+    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are documents in every form:
+    all of a text is read, in windows, and its bits per byte are those that a run on documents finds.
 
     Raises:
         RecipeError: `chat` names other columns than the form has.
@@ -65,7 +66,7 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
     if form != "document":
         sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
         held_out = [
-            source_with_form(source, "conversation" if is_plain(source) else form, f"evaluation.perplexity[{number}]")
+            source if is_plain(source) else source_with_form(source, form, f"evaluation.perplexity[{number}]")
             for number, source in enumerate(evaluation.perplexity)
         ]
         data, evaluation = data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})

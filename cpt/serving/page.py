@@ -183,14 +183,14 @@ def connect(
 
     def on_send(request: gradio.Request, text: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         for shown, what in ask(text, rest[: len(talks)], rest[len(talks) :], request.session_hash):
-            yield (*shown, what, "" if not what else text)
+            yield (*map(in_parts, shown), what, "" if not what else text)
 
     def on_retry(request: gradio.Request, *rest: Any) -> Iterator[tuple[Any, ...]]:
         before, text = without_last([plain(one) for one in rest[: len(talks)]])
         *values, number, as_chat = rest[len(talks) :]
         number = int(number or 0) + 1  # the same seed would give the same answers
         for shown, what in ask(text, before, [*values, number, as_chat], request.session_hash):
-            yield (*shown, what, number)
+            yield (*map(in_parts, shown), what, number)
 
     queued: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": ONE_AFTER_THE_OTHER, "show_progress": "minimal"}
     outputs = [*talks, problem]
@@ -208,6 +208,11 @@ def connect(
 def plain(turns: Sequence[Any]) -> list[Turn]:
     """Role and text of each turn: Gradio gives the text as parts."""
     return [{"role": turn["role"], "content": text_of(turn["content"])} for turn in turns]
+
+
+def in_parts(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """As Gradio gives them: a bare string would lose its indentation and the line breaks at its ends."""
+    return [{"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
 
 
 def text_of(content: Any) -> str:

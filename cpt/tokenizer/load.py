@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
+from cpt.extend import import_user_module
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model, Tokenizer
 
@@ -25,6 +26,8 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
             "no tokenizer: the model is built from `model.config`, which has none. Set `tokenizer.path` to a local folder or a Hub id, "
             "or train one: cpt tokenizer train --text FILES --vocabulary 32000 --output FOLDER"
         )
+    if model.import_ is not None:
+        import_user_module(model.import_)  # AutoTokenizer reads the model's config as well, and warns of a type that it does not know
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:

@@ -75,6 +75,7 @@ def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tin
     assert AutoModelForCausalLM.from_pretrained(run / "average").config.use_cache
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stage", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(stage, marks=pytest.mark.long) for stage in (2, 3))]
 )

@@ -25,6 +25,7 @@ def test_parts_that_cannot_be_read_are_refused(tmp_path):
         consolidated_state(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "lora"),
     [pytest.param(3, True, marks=pytest.mark.slow), *(pytest.param(stage, False, marks=pytest.mark.long) for stage in (2, 3))],

@@ -79,7 +79,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_main_process_gets_all_weights_while_the_others_train(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

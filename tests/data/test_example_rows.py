@@ -217,9 +217,18 @@ def test_held_out_files_of_examples_and_of_plain_texts(build, rows_file, tmp_pat
     (tmp_path / "plain.txt").write_text("a plain text")
     sets = [HeldOut(path=rows_file("exam", pairs(5)).path), HeldOut(path=str(tmp_path / "plain.txt"))]
     prepared = build("preference", rows_file("a", pairs(50)), evaluation=Evaluation(perplexity=sets))
-    assert {name: one.form for name, one in prepared.held_out.items()} == {"exam": "preference", "plain": "conversation"}
-    assert set(prepared.held_out["plain"].rows[0]) == {"input_ids", "labels", "position_ids"}
+    assert {name: one.form for name, one in prepared.held_out.items()} == {"exam": "preference", "plain": "document"}
     assert prepared.sources[0].documents == 45, "what is in the exam is not trained on"
+
+
+@pytest.mark.parametrize(("form", "rows"), [("conversation", talks(50)), ("preference", pairs(50))])
+def test_a_held_out_text_that_is_longer_than_a_row_is_read_to_its_end_in_every_form(build, rows_file, tmp_path, form, rows):
+    (tmp_path / "plain.txt").write_text("a plain text " * 40)
+    sets = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "plain.txt"))])
+    held_out = build(form, rows_file("a", rows), evaluation=sets).held_out["plain"]
+    as_documents = build("document", rows_file("b", [{"text": f"{n}"} for n in range(9)]), evaluation=sets).held_out["plain"]
+    assert (held_out.num_tokens, held_out.num_bytes) == (as_documents.num_tokens, as_documents.num_bytes)
+    assert held_out.num_tokens > 3 * 64
 
 
 def test_filters_and_deduplication_see_the_text(build, rows_file):

@@ -74,7 +74,7 @@ def test_columns_of_another_form_are_refused(form, chat, said):
         formed(form, chat)
 
 
-def test_held_out_files_of_plain_texts_stay_texts():
+def test_held_out_files_of_plain_texts_are_documents():
     sets = [
         HeldOut(path="a.jsonl"),
         HeldOut(path="b.txt.gz"),
@@ -82,7 +82,7 @@ def test_held_out_files_of_plain_texts_stay_texts():
         HeldOut(path="d.jsonl", text_column="a"),
     ]
     _, evaluation = formed("preference", None, sets)
-    assert [form_of_source(one) for one in evaluation.perplexity] == ["preference", "conversation", "conversation", "conversation"]
+    assert [form_of_source(one) for one in evaluation.perplexity] == ["preference", "document", "document", "document"]
 
 
 def test_gaps_are_not_for_examples():

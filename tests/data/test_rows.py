@@ -61,6 +61,13 @@ def test_positions_count_each_document_and_the_padding_from_zero(rows_of):
     assert row["input_ids"][-3:].tolist() == [PAD] * 3
 
 
+def test_neither_a_documents_first_token_nor_padding_is_learned(rows_of):
+    """The first one would be predicted from the end of another document."""
+    (row,) = rows_of(["abcd", "ab"], sequence_length=11)
+    ids = row["input_ids"].tolist()
+    assert row["labels"].tolist() == [-100, *ids[1:5], -100, *ids[6:8], -100, -100, -100]
+
+
 def test_rows_are_int64_of_the_sequence_length(rows_of):
     (row,) = rows_of(["abc"])
     assert set(row) == {"input_ids", "labels", "position_ids"}

@@ -62,7 +62,7 @@ def same(first, second):
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_read_what_one_does_cold_or_warm(read):
     alone = read()
     assert same(read(processes=2), alone), "warm"

@@ -5,6 +5,7 @@ from launching import launch, losses, zero_profile
 from tiny import write_recipe
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "tied"),
     [

@@ -37,6 +37,7 @@ def test_two_processes_have_the_losses_of_one(losses_of, zero):
     assert losses_of("together", processes=2, zero=zero) == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
 def test_a_student_that_writes_itself_learns_when_divided(losses_of, tmp_path, zero):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"the model {number}"}) + "\n" for number in range(64)))

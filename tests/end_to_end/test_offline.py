@@ -61,7 +61,7 @@ def in_trackio(database):
     return set(json.loads(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stage_of_answers(tmp_path):
     sections = {"base": str(TINY / "sft.yaml"), "name": "sft", "budget": {"tokens": 2048}}
     run_heard(sections, tmp_path, ["tensorboard"])

@@ -70,6 +70,7 @@ KINDS = [  # stage, in the background
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "behind"), KINDS)
 def test_a_first_save_that_the_disk_changed_is_not_published_whatever_the_run(tiny_recipe, tmp_path, stage, behind):
     saved = {"every_steps": 1, "keep": None, "in_background": behind}

@@ -55,6 +55,7 @@ def test_every_signal_to_whoever_gets_it_in_every_kind_of_run(tiny_recipe, tmp_p
         shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
 def test_a_long_evaluation_is_left_by_all_processes_alike_and_made_up(tiny_recipe, tmp_path, stage):
     many = write_documents(tmp_path / "many.jsonl", 600, seed=7)

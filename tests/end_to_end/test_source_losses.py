@@ -22,6 +22,7 @@ def first_line(folder):
     return json.loads((folder / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stage", [pytest.param(None, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )

@@ -56,7 +56,7 @@ def test_a_stage_resumes_bit_for_bit(stage, tmp_path):
     interrupted_equals_straight(stage, tmp_path, at=4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_dpo_resumes_bit_for_bit_under_zero(tmp_path, zero):
     profile = {"deepspeed": zero_profile(tmp_path, zero), "gradient_accumulation_steps": 1}

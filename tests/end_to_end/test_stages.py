@@ -59,6 +59,7 @@ def test_a_stage_learns_under_zero_2(stage, tmp_path):
     LEARNED[stage](run_tiny(stage, tmp_path, {"training": training}, way="torchrun", processes=2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", stages("sft"))
 def test_a_stage_learns_with_lora(stage, tmp_path, base, untrained):
     explores = stage in ("grpo", "ppo", "spo")

@@ -149,7 +149,7 @@ def test_a_peft_model_is_measured_with_its_adapter():
     assert evaluate_held_out(adapted, sets, batch_size=4)["general_loss"] != pytest.approx(plain, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_give_the_figures_of_one():
     """Under DDP and by itself; with 7 rows and batches of 2, one process runs out of rows before the other."""
     expected = evaluate_held_out(tiny_model(), {"general": held_out_set()}, batch_size=2)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import CheckpointError, CptError, RecipeError
+from cpt.exporting.sealed import refuse_unsealed
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
@@ -120,6 +121,12 @@ def test_a_tensor_that_is_lacking_is_named(base_folder, tmp_path):
         (["-o", "new", "--adapter-only", "--pth", "x.pth"], RecipeError, "Leave one of them out"),
         (["-o", "new", "--pth", "taken/file"], CheckpointError, "exists"),
         (["-o", "new", "--adapter-only"], CheckpointError, "holds no adapter"),
+        (["-o", "new", "--quantize", "int8", "--gguf", "f16"], RecipeError, "--quantize and --gguf are different ways out"),
+        (["-o", "new", "--gguf", "f16", "--pth", "x.pth"], RecipeError, "--pth holds a whole model, --gguf writes none"),
+        (["-o", "new", "--max-rise", "0.1"], RecipeError, "--max-rise belongs to --quantize and --gguf"),
+        (["-o", "new", "--private"], RecipeError, "belong to --push-to-hub"),
+        (["-o", "new", "--push-to-hub", "nobody"], RecipeError, "is no name on the Hub"),
+        ([], RecipeError, "--output is missing"),
     ],
 )
 def test_wishes_that_cannot_be_met_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, message):
@@ -128,3 +135,31 @@ def test_wishes_that_cannot_be_met_are_refused_at_once(base_folder, tmp_path, mo
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(error, match=message):
         export(base_folder, *words)
+
+
+def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
+    monkeypatch.setattr("cpt.exporting.command.check_push", lambda *_, **__: None)
+    with pytest.raises(CheckpointError, match=r"is no export that was proven .export.json is not in it."):
+        export(base_folder, "--push-to-hub", "chemist/model", "--yes")
+
+
+@pytest.mark.slow
+def test_a_quantised_export_is_one_that_strangers_load_with_its_cost_on_the_card(base_folder, tmp_path):
+    pytest.importorskip("torchao")
+    told = export(base_folder, "-o", tmp_path / "out", "--quantize", "int8", "--max-rise", "1")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "What int8 costs" in told and "## Quantised" in card and "What int8 costs" in card and "# out\n" in card
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "torchao"
+    assert refuse_unsealed(tmp_path / "out") and {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+@pytest.mark.slow
+def test_a_gguf_export_is_one_file_with_its_proof(base_folder, tmp_path):
+    pytest.importorskip("gguf")
+    told = export(base_folder, "-o", tmp_path / "out", "--gguf", "q8_0", "--max-rise", "1")
+    assert "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits" in told
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "export.json", "out-Q8_0.gguf"}
+    assert "llama-server -m out-Q8_0.gguf" in (tmp_path / "out" / "README.md").read_text()
+    with pytest.raises(CheckpointError, match="q4_0 costs too much"):
+        export(base_folder, "-o", tmp_path / "dear", "--gguf", "q4_0", "--max-rise", "-1")
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}

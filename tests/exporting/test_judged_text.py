@@ -1,11 +1,19 @@
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 from tiny import TINY_LLAMA, write_documents
 from transformers import AutoTokenizer, LlamaConfig
+from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.trained import Trained
 from cpt.errors import DataError
+from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.exporting.judged_text import MOST_TOKENS, judged_text
 from cpt.recipe.schema import Recipe
 
+NO_RUN = Trained(Path("model"), "model", None, None)
 CONFIG = LlamaConfig(**{key: value for key, value in TINY_LLAMA.items() if key != "model_type"})
 
 
@@ -14,33 +22,57 @@ def tokenizer(tokenizer_folder):
     return AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
-def test_a_run_is_judged_on_its_own_held_out_files(tiny_recipe, tokenizer, tmp_path):
+def trained(recipe, run):
+    return Trained(run, "model", run, Recipe.model_validate(recipe))
+
+
+def keep_hashes(run, texts):
+    """As the run's evaluations keep what they know of each held-out document."""
+    hashes = np.array([xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)
+    ones, nats = np.ones(len(texts), np.int64), np.ones(len(texts))
+    save_losses(run / "held_out" / "step-8.npz", {"domain": DocumentLosses(hashes, ones, nats, ones, ones)})
+
+
+def test_a_run_is_judged_on_the_documents_that_it_held_out_and_no_others(tiny_recipe, tokenizer, tmp_path):
+    sources = [source["path"] for source in tiny_recipe["data"]["sources"]]
+    texts = [json.loads(line)["text"] for path in sources for line in Path(path).read_text().splitlines()]
+    held_out = texts[3:120:10]
+    keep_hashes(tmp_path, held_out)
+    text = judged_text(trained(tiny_recipe | {"evaluation": {"held_out_share": 0.1}}, tmp_path), tokenizer, CONFIG, None)
+    assert text.where == "documents that the run `tiny` held out"
+    read = [tokenizer.decode(window) for window in text.windows]
+    assert len(read) >= len(held_out) and all(any(one in document for document in held_out) for one in read)
+
+
+def test_held_out_files_of_their_own_are_read_in_turn(tiny_recipe, tokenizer, tmp_path):
+    sets, texts = [], []
     for number, name in enumerate(("domain", "general")):
-        write_documents(tmp_path / f"{name}.jsonl", 5, seed=number)
-    sets = [{"path": str(tmp_path / f"{name}.jsonl"), "name": name} for name in ("domain", "general")]
-    text = judged_text(Recipe.model_validate(tiny_recipe | {"evaluation": {"perplexity": sets}}), tokenizer, CONFIG, None)
-    assert "held-out documents of the run `tiny`" in text.where and len(text.windows) >= 10
-    whole = "".join((tmp_path / f"{name}.jsonl").read_text() for name in ("domain", "general"))
-    assert tokenizer.decode(text.windows[0][:8]) in whole
+        path = write_documents(tmp_path / f"{name}.jsonl", 5, seed=number)
+        sets.append({"path": str(path), "name": name})
+        texts.append([json.loads(line)["text"] for line in path.read_text().splitlines()])
+    keep_hashes(tmp_path, texts[0] + texts[1])
+    text = judged_text(trained(tiny_recipe | {"evaluation": {"perplexity": sets}}, tmp_path), tokenizer, CONFIG, None)
+    assert tokenizer.decode(text.windows[0]) in texts[0][0] and len(text.windows) >= 10
 
 
-def test_without_held_out_files_it_is_our_passage_and_said_so(tiny_recipe, tokenizer, tmp_path):
+def test_without_held_out_documents_it_is_our_passage_and_said_so(tiny_recipe, tokenizer, tmp_path):
     gone = {"evaluation": {"perplexity": [{"path": str(tmp_path / "gone.jsonl"), "name": "gone"}]}}
-    for recipe in (None, Recipe.model_validate(tiny_recipe), Recipe.model_validate(tiny_recipe | gone)):
-        assert "our own passage" in judged_text(recipe, tokenizer, CONFIG, None).where
+    for recipe in (tiny_recipe, tiny_recipe | gone):
+        assert "our own passage" in judged_text(trained(recipe, tmp_path), tokenizer, CONFIG, None).where
+    assert "our own passage" in judged_text(NO_RUN, tokenizer, CONFIG, None).where
 
 
 def test_the_users_file_comes_before_all(tiny_recipe, tokenizer, tmp_path):
     file = tmp_path / "page.txt"
     file.write_text("the model reads a document " * 20)
-    text = judged_text(Recipe.model_validate(tiny_recipe), tokenizer, CONFIG, file)
+    text = judged_text(trained(tiny_recipe, tmp_path), tokenizer, CONFIG, file)
     assert text.where == f"the text of {file}" and text.num_bytes == pytest.approx(len(file.read_text()), abs=30)
 
 
 def test_windows_are_as_long_as_the_model_reads_and_not_endless(tokenizer, tmp_path):
     file = tmp_path / "page.txt"
     file.write_text("the model reads a document " * 500)
-    text = judged_text(None, tokenizer, CONFIG, file)
+    text = judged_text(NO_RUN, tokenizer, CONFIG, file)
     assert max(map(len, text.windows)) <= CONFIG.max_position_embeddings and text.num_predicted < MOST_TOKENS
 
 
@@ -48,4 +80,4 @@ def test_a_file_of_one_token_or_none_is_refused(tokenizer, tmp_path):
     (tmp_path / "short.txt").write_text("a")
     for name, message in (("short.txt", "fewer than two tokens"), ("gone.txt", "cannot be read")):
         with pytest.raises(DataError, match=message):
-            judged_text(None, tokenizer, CONFIG, tmp_path / name)
+            judged_text(NO_RUN, tokenizer, CONFIG, tmp_path / name)

@@ -30,7 +30,7 @@ def test_8b_on_24_gb_depends_on_the_memory_of_the_host(base_of):
     assert any("needs 124 GiB of host memory, there is 64" in line for line in refused)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_8b_on_80_gb_gets_adapters_with_embeddings_and_on_four_such_cards_all_parameters(base_of):
     base = base_of("8b")
     assert chosen(base, "H100")[0].method.name == "lora"
@@ -42,7 +42,7 @@ def test_what_the_user_wants_is_taken_where_it_fits(base_of):
     assert chosen(base_of("0.5b"), "RTX 4090", full=False)[0].method.name == "lora"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("gpu", ["RTX 4090", pytest.param("H100", marks=pytest.mark.slow)])
 def test_a_micro_batch_is_the_largest_that_fits(base_of, gpu):
     base, target = base_of("1.5b"), find_target(gpu, 1, 64.0)

@@ -46,7 +46,7 @@ def test_every_folder_has_its_row_and_its_line():
 
 @pytest.mark.parametrize("folder", LINES)
 def test_a_folder_is_what_its_line_writes(folder, tmp_path, monkeypatch):
-    """When it is not: type the line in launch/README.md, with --force."""
+    """When it is not: type the line in launch/README.md."""
     for name in ("recipes", "deepspeed_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     kept = {path.name: path.read_text() for path in (ROOT / "launch" / folder).iterdir() if path.suffix not in (".log", ".pid")}
@@ -56,6 +56,6 @@ def test_a_folder_is_what_its_line_writes(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cpt.launchers.launch.TRAIN", tmp_path / "cpt" / "train.py")
     with pytest.raises(SystemExit) as ended:
-        main([*LINES[folder][1:], "--force"])
+        main(LINES[folder][1:])
     assert ended.value.code == 0
     assert {path.name: path.read_text() for path in (tmp_path / "launch" / folder).iterdir()} == kept

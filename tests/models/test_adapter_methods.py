@@ -92,19 +92,24 @@ def learns_and_merges(options, folder):
     assert (merged(IDS, use_cache=False).logits - logits).abs().max() < 1e-4
 
 
+def some_now(names):
+    """Each sixth now, the others in `make test-long`."""
+    return [pytest.param(name, marks=[] if number % 6 == 0 else pytest.mark.long) for number, name in enumerate(names)]
+
+
 @pytest.mark.parametrize("name", ["loha", "ia3", "ln_tuning", "dora"])
 def test_a_method_learns_resumes_and_merges(name, tmp_path):
     learns_and_merges(METHODS[name], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", some_now(METHODS))
 def test_every_method_learns_resumes_and_merges(name, tmp_path):
     learns_and_merges(METHODS[name], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"bias"}))
+@pytest.mark.parametrize("name", some_now(sorted(METHODS.keys() - {"bias"})))
 def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
     options = dict(METHODS[name])
     model = build({key: value for key, value in options.items() if key != "family"}, options.get("family", "llama"), dtype="bfloat16")

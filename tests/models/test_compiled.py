@@ -76,7 +76,7 @@ def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, check
     assert graphs() == 1, "another model of the same shape, and more micro-batches, compile nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "adapters"])
 @pytest.mark.parametrize("family", ["cpt-gpt2", "minimind2", "minimind3", "qwen2", "qwen3", "llama", "gpt2", "nemotron"])
 def test_each_family_and_its_adapters_have_one_graph(family, lora):

@@ -6,7 +6,7 @@ from tiny import write_recipe
 from tiny_watchers import CALLS, SEEN
 
 from cpt.errors import DataError, RecipeError
-from cpt.monitoring.own import check_callbacks
+from cpt.monitoring.own import build_callbacks, check_callbacks
 from cpt.preflight.gate import report
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Monitoring
@@ -104,3 +104,9 @@ def test_the_check_shows_the_line(tiny_recipe, tmp_path, capsys):
     number = next(place for place, line in enumerate(lines, start=1) if "- name: cost" in line)
     assert f"r.yaml:{number}: `monitoring.callbacks[0]` needs `dollars_per_gpu_hour`" in said
     assert "`monitoring.profile`: steps 0 to 2 cannot be profiled" in said
+
+
+def test_two_of_them_are_of_two_classes_so_that_transformers_does_not_warn(tmp_path):
+    sections = Monitoring.model_validate({"callbacks": ["tiny_watchers:note", "tiny_watchers:Adds"]}).callbacks
+    one, other = build_callbacks(sections, tmp_path, 1)
+    assert type(one) is not type(other) and one.has_failed is False

@@ -24,7 +24,7 @@ def resumed_after(steps: int, *, replay: bool) -> torch.Tensor:
     return again.detach()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replayed_counter_makes_the_resumed_run_bit_equal_and_without_it_it_drifts():
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 64))
     steps_of(weight, offloaded_adamw([{"params": [weight]}], 1e-3), range(40))

@@ -22,7 +22,7 @@ def test_what_is_in_the_folder_is_what_would_be_written():
     written = write.files()
     there = {path for path in (ROOT / "docker").iterdir() if path.suffix in (".Dockerfile", ".txt")}
     assert there == set(written)
-    assert [path.name for path, text in written.items() if path.read_text() != text] == []
+    assert [path.name for path, text in written.items() if path.read_text() != text] == [], "run: python -m docker.write"
 
 
 def test_the_tables_of_the_page_are_those_of_the_versions():

@@ -55,13 +55,13 @@ def test_a_router_whose_code_needs_values_is_estimated():
     assert not found.is_counted and 0 < found.largest_layer <= found.kept
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [{"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}])
 def test_models_without_attention_are_counted_too(shape):
     assert count(shape, packed=False).kept > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_recurrent_model_is_counted_on_a_short_row_and_grows_with_its_length():
     mamba = {"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
     short, long = count(mamba, packed=False, sequence_length=256), count(mamba, packed=False, sequence_length=4096)

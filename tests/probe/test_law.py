@@ -74,7 +74,7 @@ def test_noise_alone_identifies_no_shift():
     assert law.forecast(run_of(0.05, 0.002, 80))[-1].holds(0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_intervals_cover_the_truth_at_about_the_stated_rate():
     """Truths drawn from the published law, none of them on the grid."""
     draw = np.random.default_rng(7)

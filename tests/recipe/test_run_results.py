@@ -73,7 +73,9 @@ def test_the_gate_excuses_a_run_that_is_still_to_end(run_folder, tiny_recipe, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [None, {"r": 4}, {"method": "lokr"}], ids=str)
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param({"r": 4}, marks=pytest.mark.long), pytest.param({"method": "lokr"}, marks=pytest.mark.long)], ids=str
+)
 def test_a_run_goes_on_from_what_another_one_learned(tiny_recipe, tmp_path, lora):
     base = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "a.yaml")))
     first = {**tiny_recipe, "name": "first", "stage": "cpt", "model": {"path": str(base.parent), "lora": lora}}

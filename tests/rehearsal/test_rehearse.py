@@ -38,7 +38,7 @@ def test_a_folder_that_cannot_be_made_is_named(tiny_recipe, tmp_path):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_thing_that_is_wrong_is_found_in_one_rehearsal_and_all_else_is_tried(tiny_recipe, tmp_path):
     recipe = judged_recipe(
         tiny_recipe,

@@ -60,7 +60,7 @@ def test_a_run_is_repeated_bit_for_bit_and_refused_when_a_byte_of_its_data_chang
         command(run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_run_has_the_same_weights_and_another_loss_is_found_at_its_step(files, tmp_path):
     recipe, _ = files
     recipe["evaluation"] = {"held_out_share": 0.1}
@@ -82,7 +82,7 @@ def test_the_whole_run_has_the_same_weights_and_another_loss_is_found_at_its_ste
     assert "cpt compare" in other.stdout and (run.parent / "tiny-reproduced" / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_two_processes_under_zero_are_repeated_bit_for_bit(files, tmp_path, stage):
     recipe, _ = files

@@ -61,7 +61,7 @@ def states(folder):
         return Counter()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_of_8_trials_that_is_killed_goes_on_and_its_best_recipe_runs(tiny_recipe, tmp_path):
     path, *_ = recipe_in(tmp_path, tiny_recipe, checkpoints={"every_steps": 2})
     space = write_recipe({**SPACE, "search": {**SPACE["search"], "trials": 8, "pruner": "none"}}, tmp_path / "space.yaml")

@@ -59,6 +59,15 @@ def test_answers_stream(client):
     assert len(set(lengths)) > 3
 
 
+def test_indentation_and_line_breaks_stay_as_they_are(client):
+    text = "    the model\n        reads\n"
+    *talks, _, _ = ask(client, text)
+    assert plain(talks[0])[0]["content"] == text
+    written = plain(talks[0])[1]["content"]
+    *again, _, _ = ask(client, text, talks)
+    assert [turn["content"] for turn in plain(again[0])] == [text, written] * 2
+
+
 def test_retry_answers_the_last_prompt_with_the_next_seed(client):
     *talks, _, _ = ask(client, "the model reads")
     *again, problem, seed = client.predict(*talks, 1.0, 1.0, 8, 3, False, api_name="/retry")

@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
     assert all(value.equal(again.model.state_dict()[name]) for name, value in straight.model.state_dict().items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_learns_from_a_finished_run_on_conversations(tmp_path, monkeypatch):
     """Through the command's own function: teacher and student are runs, the student an adapter on another run."""
     monkeypatch.chdir(REPOSITORY)

@@ -54,7 +54,7 @@ def test_each_step_reads_its_own_prompts(recipe_of):
     assert items[0] == items[1] == [trainer.rows[row] for row in range(32)] and items[2] == [trainer.rows[row] for row in range(32, 64)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
     straight = student_trainer(recipe_of("checkpoints.every_steps=2", steps=4))
     straight.train()

@@ -139,7 +139,7 @@ def test_the_reference_is_what_the_run_began_with(tmp_path):
     assert divergence[0] == 0 and divergence[-1] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
     trainer = quiet_trainer(
         bandit("grpo", tmp_path, steps=10, training={"beta": 0.1}, model={"from_scratch": True, "config": MODEL, "lora": {"r": 4}})

@@ -21,12 +21,12 @@ def test_it_learns_a_bandit(seed, tmp_path):
     assert found[0] <= 0.5 and sum(found[-5:]) / 5 > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
     assert max(rewards(tmp_path, rewards=SHUFFLED)) <= 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_learns(tmp_path):
     training = LARGE | {"temperature": 0.05, "entropy_coef": 0.1}  # the head of the random base only gives small logits
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=160, schedule=COSINE, training=training, lora=True))

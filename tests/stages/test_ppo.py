@@ -27,12 +27,12 @@ def test_it_learns_a_bandit(seed, tmp_path):
     assert values[0] == 0 and abs(values[-1] - found[-1]) < 0.2  # by now the head expects what comes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
     assert max(rewards(tmp_path, rewards=SHUFFLED)[1]) <= 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adapter_learns_beside_a_head(tmp_path):
     training = LARGE | {"temperature": 0.05, "entropy_coef": 0.1}  # the head of the random base only gives small logits
     trainer = quiet_trainer(bandit("ppo", tmp_path, steps=240, schedule=COSINE, training=training, lora=True))

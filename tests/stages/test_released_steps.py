@@ -109,7 +109,7 @@ def test_a_gradient_that_is_not_finite_is_kept_out_and_told(tiny_recipe, tmp_pat
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_many_bad_losses_it_goes_back_and_on(tiny_recipe, tmp_path):
     checkpoints = {"checkpoints": {"every_steps": 2, "keep": 9}, "safety": {"loss_guard": {"name": "robust", "skips": 1}}}
     trainer = released_trainer(tiny_recipe, tmp_path, faults=in_rows(20, 24), **checkpoints)
@@ -118,7 +118,7 @@ def test_after_many_bad_losses_it_goes_back_and_on(tiny_recipe, tmp_path):
     assert trainer.state.global_step == STEPS and losses(trainer)[STEPS] < losses(trainer)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_guard_it_trains_as_well(tiny_recipe, tmp_path):
     trainer = released_trainer(tiny_recipe, tmp_path, safety={"loss_guard": None})
     trainer.train()

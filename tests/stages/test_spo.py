@@ -28,7 +28,7 @@ def test_it_learns_a_bandit_with_one_answer_to_a_prompt(seed, tmp_path):
     assert drifts[0] == 0 and drifts == sorted(drifts) and drifts[-1] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
     assert max(rewards(tmp_path, rewards=SHUFFLED)[1]) <= 0.6
 

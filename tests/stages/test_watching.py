@@ -54,7 +54,7 @@ def test_a_profile_behind_the_end_is_refused(tiny_recipe, tmp_path):
         trainer_of({**tiny_recipe, "monitoring": {"profile": {"at_step": 3}}}, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_weights_come_of_another_seed_of_the_dropout_only_by_chance(tiny_recipe, tmp_path):
     found = []
     for seed in (7, 8):

@@ -34,7 +34,7 @@ def test_results_of_another_model_do_not_replace_ours(capsys, tmp_path):
     assert parse(["--model", str(tmp_path / "model.yaml"), "--output", "mine.json"]).output.name == "mine.json"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_arms_with_another_model_and_text_of_ones_own(corpus, tmp_path, capsys):
     model = tmp_path / "models" / "tiny.yaml"
     model.parent.mkdir()

@@ -30,7 +30,7 @@ def test_the_run_that_is_measured_is_a_recipe(tmp_path, stage):
     assert recipe.model.config["num_hidden_layers"] == {None: 5, 2: 4, 3: 4}[stage] and recipe.budget.tokens == 4 * 256
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_saved_in_all_ways(tmp_path):
     found = results_of({"plain": measure(tmp_path, "plain", gigabytes=0.1, rounds=2)})
     assert all(row["measured"] > 0 for row in found["measurements"] if row["unit"] == "seconds")

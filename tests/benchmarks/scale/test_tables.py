@@ -21,7 +21,7 @@ def test_a_shard_is_16_mib_of_text_in_documents_of_its_kind(name):
     assert np.median(lengths) == pytest.approx(kind.median_tokens, rel=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cpt_finds_a_prepared_store_whose_every_row_can_be_asked_for(tmp_path):
     make_store(tmp_path, TOKENS)
     prepared = build(tmp_path, TOKENS, tokenizer())
