@@ -55,7 +55,7 @@ test-cluster: $(INSTALLED) ## several hosts on this machine, as root: apt-get in
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
 
-test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub
+test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub or the package index
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
 
 coverage: $(INSTALLED) ## which lines of cpt/ the test suite runs, in the processes that it starts too

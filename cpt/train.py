@@ -113,7 +113,7 @@ def command(
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="With --supervise: processes on this machine, one per GPU.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='With --supervise: the launcher to start them with, such as "accelerate launch".')] = None,
+    launcher: Annotated[str | None, typer.Option(help='With --supervise: what starts them, such as "accelerate launch".')] = None,
     restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = 10,
     resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,

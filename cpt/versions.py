@@ -152,7 +152,7 @@ SOURCES = (  # (what, where, day it was published or read)
     ("mamba-ssm, causal-conv1d: built by others", "astral-sh-build/build-mamba and build-causal-conv1d, README", LATEST_SEEN),
     ("C++20 from torch 2.14 on", "state-spaces/mamba#1000; `-std=c++17` in the three newest sdists on PyPI", LATEST_SEEN),
     ("bitsandbytes: CUDA 11.8, 12.1, 12.4, 12.6, 12.8, 13.0, 13.2", "the libraries in its wheel 0.50.2", LATEST_SEEN),
-    ("that all of it can be installed together", "`uv pip compile` for Python 3.11, 3.12 and 3.13", LATEST_SEEN),
+    ("that all of it can be installed together", "`uv pip compile` for Python 3.11, 3.12 and 3.13 (with mamba-ssm: 3.12)", LATEST_SEEN),
 )
 
 

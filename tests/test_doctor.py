@@ -107,9 +107,13 @@ def test_kernels_of_another_torch_are_told_with_the_wheel_that_fits():
     assert not doctor.examine_kernel("flash-attn", CUDA_128).costs
 
 
-def test_where_nobody_builds_a_kernel_no_command_is_made_up():
-    found = doctor.examine_kernel("mamba-ssm", replace(CUDA_128, torch="2.13.0+cu130", cuda="13.0", packages={}))
-    assert found.here == "missing" and found.remedy == "nobody is known to build it for torch 2.13.0+cu130: docs/installing.md"
+@pytest.mark.parametrize(
+    ("package", "torch", "cuda"),
+    [("mamba-ssm", "2.13.0+cu130", "13.0"), ("flash-attn", "2.14.1", "13.0"), ("flash-attn", "2.11.0", "12.9")],
+)
+def test_where_nobody_builds_a_kernel_no_command_is_made_up(package, torch, cuda):
+    found = doctor.examine_kernel(package, replace(CUDA_128, torch=torch, cuda=cuda, packages={}))
+    assert found.here == "missing" and found.remedy == f"nobody is known to build it for torch {torch}: docs/installing.md"
 
 
 def test_little_shared_memory_is_told(machine):

@@ -19,7 +19,9 @@ def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     try:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError as problem:
-        raise ResourceError(f"{checkpoint} holds ZeRO's parts, and DeepSpeed is not here: {problem}. Install it: pip install deepspeed") from problem
+        raise ResourceError(
+            f"{checkpoint} holds ZeRO's parts, and DeepSpeed is not here: {problem}. Install it: pip install deepspeed"
+        ) from problem
     try:
         with only_data(checkpoint):
             return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))

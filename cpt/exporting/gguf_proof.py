@@ -41,8 +41,9 @@ class LlamaCpp:
         from llama_cpp import GGML_TYPE_F32, Llama
 
         size = {"n_ctx": num_tokens + 1, "n_batch": num_tokens + 1}
+        threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
         exact = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "n_gpu_layers": 0}  # its keys and values are in 16 bits otherwise
-        self._model = Llama(str(file), logits_all=True, verbose=False, **size, **exact)
+        self._model = Llama(str(file), logits_all=True, verbose=False, **size, **threads, **exact)
 
     def tokens(self, text: str) -> list[int]:
         """As the file's tokenizer reads it, without a begin token."""

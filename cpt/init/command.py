@@ -30,7 +30,7 @@ def command(
     gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu.')] = None,
     gpus: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Price of one GPU for an hour, in any currency: the recipe then tells the cost.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.")] = None,
     general: Annotated[str | None, typer.Option(help="What is replayed: documents of yours, a Hub dataset, or none.")] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget, instead of so many times through the documents.", min=1)] = None,

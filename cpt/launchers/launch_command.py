@@ -48,8 +48,8 @@ def command(
     no_ssh: Annotated[bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")] = False,
     partition: Annotated[str | None, typer.Option(help="SLURM: the partition to queue in.")] = None,
     account: Annotated[str | None, typer.Option(help="SLURM: the account that pays.")] = None,
-    time: Annotated[str | None, typer.Option(help="SLURM: how long a job may run before it goes back into the queue, 24:00:00.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="SLURM: any other option of sbatch, as often as needed: --sbatch=--qos=high")] = None,
+    time: Annotated[str | None, typer.Option(help="SLURM: how long a job may run before it is queued again, 24:00:00.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="SLURM: another option of sbatch: --sbatch=--qos=high. Repeat it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over existing files.")] = False,
 ) -> None:
     """Write the files that start a recipe, on one or many nodes.

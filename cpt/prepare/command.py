@@ -30,7 +30,7 @@ def command(
     cache: Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")] = None,
     share: Share = None,
     engine: Annotated[Literal["ray"] | None, typer.Option("--with", help="Spread the work over a Ray cluster.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="With ray: how many workers, each on a core; by default as many as the cluster has cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="With ray: workers, a core each; by default all cores of the cluster.")] = None,
 ) -> None:
     """Fill the store; what is there already is not made again, and what was killed goes on where it was.
 

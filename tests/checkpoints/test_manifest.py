@@ -64,6 +64,13 @@ def test_a_file_more_that_loading_would_read_is_a_damage_and_a_note_is_not(tmp_p
     assert [(found.file, found.what) for found in damages(checkpoint)] == [("adapter_model.safetensors", "unknown file")]
 
 
+def test_one_changed_bit_of_a_file_of_the_same_size_is_a_damage(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 3)
+    written = (checkpoint / "optimizer.pt").read_bytes()
+    (checkpoint / "optimizer.pt").write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    assert [(found.file, found.what) for found in damages(checkpoint)] == [("optimizer.pt", "hash")]
+
+
 def test_sizes_are_looked_at_before_anything_is_read(tmp_path, monkeypatch):
     checkpoint = save_checkpoint(tmp_path, 3)
     (checkpoint / "optimizer.pt").write_bytes(b"short")

@@ -107,6 +107,6 @@ def test_the_check_shows_the_line(tiny_recipe, tmp_path, capsys):
 
 
 def test_two_of_them_are_of_two_classes_so_that_transformers_does_not_warn(tmp_path):
-    sections = Monitoring.model_validate({"callbacks": ["tiny_watchers:note", "tiny_watchers:Adds"]}).callbacks
+    sections = Monitoring.model_validate({"callbacks": ["tiny_watchers:note", {"name": "tiny_watchers:Adds", "figure": "x"}]}).callbacks
     one, other = build_callbacks(sections, tmp_path, 1)
     assert type(one) is not type(other) and one.has_failed is False

@@ -47,6 +47,11 @@ def test_without_either_the_groups_are_what_checkpoints_know(llama):
     assert [sorted(group.keys() - {"params"}) for group in groups] == [[], ["weight_decay"]]
 
 
+def test_matrices_of_layers_and_head_decay_and_embeddings_and_norms_do_not(llama):
+    decays = {name for name, decay in of_each(llama, "weight_decay", parameter_groups(llama)).items() if decay is None}
+    assert decays == {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")} | {"lm_head.weight"}
+
+
 def test_a_model_whose_layers_have_no_numbers_is_refused():
     with pytest.raises(RecipeError, match="layer_decay. has no effect"):
         layers_below_top(nn.Sequential(nn.Linear(2, 2)))

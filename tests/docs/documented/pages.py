@@ -11,7 +11,7 @@ PREPARED_BY = Path(__file__).parents[1] / "pages"
 BESIDE_DOCS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"{name}/README.md" for name in ("recipes", "launch", "benchmarks")))
 COPIED = ("recipes", "launch", "deepspeed_configs", "examples")
 """Folders that a command may write to; the others are links."""
-LEFT_AT_HOME = (".git", ".venv", "runs", "demo_runs", "build", "dist")
+LEFT_AT_HOME = ("runs", "demo_runs", "build", "dist")
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,5 @@ def make_folder(folder: Path, root: Path = ROOT) -> None:
     for path in sorted(root.iterdir()):
         if path.name in COPIED:
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        elif path.name not in LEFT_AT_HOME and not path.name.endswith(".egg-info"):
+        elif path.name not in LEFT_AT_HOME and not path.name.startswith(".") and not path.name.endswith(".egg-info"):
             (folder / path.name).symlink_to(path)
