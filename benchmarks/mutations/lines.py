@@ -43,14 +43,14 @@ MUTATIONS = (
         "cpt/data/selection.py",
         " & ~np.isin(hashes, self.judged)",
         "",
-        "tests/data/test_decontamination.py",
+        "tests/data/test_selection.py",
     ),
     Mutation(
         "data order",
         "cpt/data/selection.py",
         "return hashes < np.uint64(int(self.held_out_share * 2**64))",
         "return np.zeros(len(hashes), bool)",
-        "tests/data/test_held_out.py",
+        "tests/data/test_selection.py",
     ),
     Mutation(
         "packing mask",

@@ -16,6 +16,7 @@ from cpt.exporting.cost import Cost
 from cpt.exporting.judging import Judge
 
 Method = Literal["int8", "int4", "nf4"]
+NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
 GROUPS = (128, 64, 32)  # weights that share a scale: the fewer, the closer
 NEEDS = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
 INSTEAD = "On a machine without one: --quantize nf4 (bitsandbytes), or --gguf q4_0."
@@ -67,6 +68,7 @@ def write_quantised(whole: Path, folder: Path, method: Method, judge: Judge, tex
 def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> TorchAoConfig | BitsAndBytesConfig:
     """The library's config; embeddings, head and norms stay as they are by its defaults."""
     if method == "nf4":
+        refuse_narrow(model)
         return BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True
         )
@@ -78,14 +80,32 @@ def quantisation(method: Method, model: PreTrainedModel, dtype: torch.dtype) -> 
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=group_size(model), int4_packing_format="tile_packed_to_4d"))
 
 
+def refuse_narrow(model: PreTrainedModel) -> None:
+    """On the CPU bitsandbytes 0.50 gives back other numbers where a row ends inside one of its blocks.
+
+    Raises:
+        CheckpointError: a layer is no multiple of a block wide.
+    """
+    if odd := [width for width in widths_of(model) if width % NF4_BLOCK]:
+        raise CheckpointError(
+            f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(map(str, sorted(odd)))} wide: bitsandbytes would give "
+            "back other numbers on a CPU. Use --quantize int8, or --gguf q4_0."
+        )
+
+
+def widths_of(model: PreTrainedModel) -> set[int]:
+    """Inputs of the layers that are quantised."""
+    head = model.get_output_embeddings()
+    return {layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head}
+
+
 def group_size(model: PreTrainedModel) -> int:
     """The largest that divides every linear layer's input: torchao leaves the others out without a word.
 
     Raises:
         CheckpointError: none does.
     """
-    head = model.get_output_embeddings()
-    widths = {layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head}
+    widths = widths_of(model)
     for size in GROUPS:
         if all(width % size == 0 for width in widths):
             return size

@@ -32,6 +32,7 @@ def programs() -> Path | None:
     return programs_of_forks()
 
 
+@pytest.mark.timeout(1800)  # a page may wait for many programs, on a machine that does other work
 @pytest.mark.parametrize("name", running())
 def test_a_page_does_what_it_says(name, tmp_path, request):
     preparation = preparation_of(PAGES[name])

@@ -4,6 +4,7 @@ import pytest
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import (
+    Difference,
     accuracy_difference,
     accuracy_interval,
     bits_per_byte_difference,
@@ -108,3 +109,8 @@ def test_scores_that_are_no_accuracies_get_a_mean():
 def test_wilsons_interval_of_none_right_begins_at_0():
     low, high = accuracy_interval(np.zeros(30, bool))
     assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.1135, abs=1e-3)
+
+
+@pytest.mark.parametrize(("low", "high", "is_clear"), [(-0.3, -0.1, True), (0.1, 0.3, True), (-0.1, 0.3, False), (0.0, 0.2, False)])
+def test_a_difference_is_clear_where_its_interval_leaves_zero_out(low, high, is_clear):
+    assert Difference(1.0, 1.1, 0.1, low, high, items=50).is_clear is is_clear

@@ -78,6 +78,11 @@ def test_groups_divide_every_layer(tokenizer):
         group_size(tiny_model("llama", tokenizer, intermediate_size=48))
 
 
+def test_layers_that_bitsandbytes_would_spoil_are_refused(tokenizer):
+    with pytest.raises(CheckpointError, match=r"blocks of 64, and layers are 96 wide.*--gguf q4_0"):
+        quantisation("nf4", tiny_model("llama", tokenizer, hidden_size=64, intermediate_size=96), torch.bfloat16)
+
+
 def test_a_model_that_loses_too_much_is_refused_with_what_to_do():
     dear = Cost(1.0, 1.2, 0.3, 0.7, 0.1, "what a model of 25% of the parameters would lose")
     with pytest.raises(CheckpointError, match=r"int4 costs too much: 1.0000 -> 1.2000 .*\+20.00%, allowed \+10.00%.*--max-rise"):

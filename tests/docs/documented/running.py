@@ -17,7 +17,7 @@ from documented.blocks import Block, PageError, typed
 from documented.forks import environment_of_pages
 from documented.output import not_printed
 
-SECONDS = 400
+SECONDS = 900
 STATE = ".shell"
 """Between two blocks: the exported variables and the folder."""
 SHELL = """\
