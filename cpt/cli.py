@@ -66,7 +66,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Make one model of several: adapter and base, chat vector, mean of checkpoints.",
         ),
         "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),
-        "chat": ("cpt.serving.chat:command", "Chat with a model in the terminal."),
+        "chat": ("cpt.serving.chat:command", "Chat with a model in the terminal, or on a page in the browser beside its base."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
