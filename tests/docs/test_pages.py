@@ -17,7 +17,8 @@ def running() -> list:
     found = []
     for name, page in PAGES.items():
         if "```" in (ROOT / page).read_text():
-            found.append(pytest.param(name, marks=[] if preparation_of(page).is_fast else pytest.mark.slow))
+            suite = preparation_of(page).suite
+            found.append(pytest.param(name, marks=[getattr(pytest.mark, suite)] if suite else []))
     return found
 
 

@@ -143,9 +143,8 @@ def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")
 
 
-@pytest.mark.slow
+@pytest.mark.quantized
 def test_a_quantised_export_is_one_that_strangers_load_with_its_cost_on_the_card(base_folder, tmp_path):
-    pytest.importorskip("torchao")
     told = export(base_folder, "-o", tmp_path / "out", "--quantize", "int8", "--max-rise", "1")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "What int8 costs" in told and "## Quantised" in card and "What int8 costs" in card and "# out\n" in card
@@ -155,7 +154,6 @@ def test_a_quantised_export_is_one_that_strangers_load_with_its_cost_on_the_card
 
 @pytest.mark.slow
 def test_a_gguf_export_is_one_file_with_its_proof(base_folder, tmp_path):
-    pytest.importorskip("gguf")
     told = export(base_folder, "-o", tmp_path / "out", "--gguf", "q8_0", "--max-rise", "1")
     assert "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits" in told
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "export.json", "out-Q8_0.gguf"}

@@ -10,8 +10,6 @@ from cpt.errors import CheckpointError
 from cpt.exporting.gguf_families import family_of
 from cpt.exporting.gguf_proof import LlamaCpp, refuse_other_tokens
 
-pytest.importorskip("gguf")
-
 
 @pytest.fixture(scope="module")
 def tokenizer(tokenizer_folder):
@@ -38,9 +36,9 @@ def test_a_quantised_file_holds_the_numbers_that_the_model_was_given(model_type,
     assert 1e-3 < (rounded - exact).abs().max() < exact.abs().max()
 
 
+@pytest.mark.llama_cpp
 @pytest.mark.parametrize("model_type", TYPES)
 def test_llama_cpp_reads_the_same_tokens_and_logits(model_type, tokenizer, tmp_path):
-    pytest.importorskip("llama_cpp")
     model = tiny_model(model_type, tokenizer)
     text = written(model, tokenizer, tmp_path / "model.gguf")
     reader = LlamaCpp(tmp_path / "model.gguf", len(text.ids))

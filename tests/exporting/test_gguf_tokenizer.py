@@ -8,7 +8,6 @@ from cpt.errors import CheckpointError
 from cpt.exporting.gguf_proof import LlamaCpp, refuse_other_tokens
 from cpt.exporting.gguf_tokenizer import CONTROL, UNUSED, USER_DEFINED, vocabulary_of
 
-pytest.importorskip("gguf")
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -40,9 +39,9 @@ def test_the_file_reads_text_as_the_tokenizer_does(kind, tmp_path):
     assert len(text.ids) > 50 and read_back(tmp_path / "model.gguf", text).shape[0] == len(text.ids)  # refuses other tokens
 
 
+@pytest.mark.llama_cpp
 @pytest.mark.parametrize("kind", MADE)
 def test_llama_cpp_reads_text_and_added_tokens_as_the_tokenizer_does(kind, tmp_path):
-    pytest.importorskip("llama_cpp")
     tokenizer = MADE[kind]()
     text = written(tiny_model("llama", tokenizer), tokenizer, tmp_path / "model.gguf")
     reader = LlamaCpp(tmp_path / "model.gguf", len(text.ids))

@@ -10,7 +10,7 @@ from cpt.exporting.judged_text import in_windows
 from cpt.exporting.judging import Judge
 from cpt.exporting.quantised import check_quantising, describe_layers, group_size, quantisation, refuse_costly, write_quantised
 
-pytest.importorskip("torchao")
+pytestmark = pytest.mark.quantized
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
 
@@ -44,10 +44,8 @@ def test_a_config_leaves_embeddings_head_and_norms_alone(tokenizer, tmp_path):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "tied"), [("int8", True), ("nf4", False)])
 def test_a_quantised_model_is_smaller_and_the_same_when_loaded_by_a_stranger(method, tied, tokenizer, tmp_path):
-    pytest.importorskip("bitsandbytes")
     told = quantise(tiny_model("llama", tokenizer, tie_word_embeddings=tied, **WIDE), tokenizer, tmp_path, method, max_rise=1.0)
     assert "in a process without cpt: largest difference of logits 0 " in told[1] and f"What {method} costs" in told[2]
     sizes = [sum(file.stat().st_size for file in (tmp_path / name).glob("*.safetensors")) for name in ("whole", "out")]

@@ -19,7 +19,8 @@ class Preparation:
     """What a page's file says; without one, nothing is prepared."""
 
     prepare: Callable[[Path], None] = lambda folder: None
-    is_fast: bool = False
+    suite: str = "slow"
+    """The marker of the suite that runs it; empty for the default one."""
     ports: list[int] = field(default_factory=list)
 
 
@@ -50,8 +51,12 @@ def preparation_of(page: Path, among: Path = PREPARED_BY) -> Preparation:
     spec.loader.exec_module(module)
     said = vars(module)
     if unknown := {name for name in said if name.isupper() and len(name) > 1} & {"SLOW", "PORT", "NEEDS", "QUICK"}:
-        raise ValueError(f"{file.name}: {', '.join(unknown)} says nothing; FAST and PORTS do")
-    return Preparation(said.get("prepare", lambda folder: None), bool(said.get("FAST", False)), list(said.get("PORTS", [])))
+        raise ValueError(f"{file.name}: {', '.join(unknown)} says nothing; FAST, SUITE and PORTS do")
+    return Preparation(
+        said.get("prepare", lambda folder: None),
+        "" if said.get("FAST", False) else str(said.get("SUITE", "slow")),
+        list(said.get("PORTS", [])),
+    )
 
 
 def make_folder(folder: Path, root: Path = ROOT) -> None:

@@ -7,6 +7,8 @@ from tiny_checkpoints import save_adapter, save_llama
 
 from cpt.tokenizer.train_bpe import train_bpe
 
+SUITE = "quantized"
+
 
 def prepare(folder: Path) -> None:
     """`runs/chemist`, and `runs/chemist-lora` on `base`."""
