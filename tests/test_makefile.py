@@ -35,7 +35,7 @@ def test_help_lists_every_target():
     [
         ("demo", "/cpt demo"),
         ("test", "-m pytest --durations 10 -n 2"),
-        ("test-slow", "-m 'slow and not long and not browser and not cluster and not gpu and not network'"),
+        ("test-slow", "-m 'slow and not long and not browser and not quantized and not llama_cpp and not cluster and not gpu and not network'"),
         ("test-browser", "-m browser"),
         ("test-gpu", "-m gpu"),
         ("train-prototype", "cpt/train.py recipes/prototype_rtx4090.yaml"),
