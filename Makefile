@@ -7,6 +7,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(VENV)/.installed
+# A second environment that has all of the first, and torchao
+APART := $(abspath $(VENV))/quantized
 # The first Python here that is new enough; another one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -49,11 +51,15 @@ test-long: $(INSTALLED) ## grids of stages, ways to run and faults: hours
 test-browser: $(INSTALLED) ## the pages that cpt writes, opened in Chromium, which must be there: apt-get install chromium, or CHROMIUM=PATH
 	$(PYTEST) -m browser $(ARGS)
 
-test-quantized: $(VENV)/quantized ## what needs torchao, which is kept apart: with it every process that imports transformers starts seconds later
-	PYTHONPATH=$(abspath $(VENV))/quantized $(PYTEST) -m quantized $(ARGS)
+test-quantized: $(APART)/.installed ## what needs torchao, which is kept apart: with it every process that imports transformers starts seconds later
+	$(subst $(BIN)/python,$(APART)/bin/python,$(PYTEST)) -m 'quantized$(if $(HAS_GPU),, and not gpu)' $(ARGS)
 
-$(VENV)/quantized: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-deps --target $@ 'torchao>=0.18'
+$(APART)/.installed: $(INSTALLED)
+	$(BIN)/python -m venv --clear $(APART)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" > \
+		"$$($(APART)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+	$(APART)/bin/python -m pip install --quiet --no-deps 'torchao>=0.18'
+	touch $@
 
 test-llama-cpp: $(VENV)/llama_cpp ## GGUF files read by llama.cpp itself, which is compiled first: minutes
 	PYTHONPATH=$(abspath $(VENV))/llama_cpp $(PYTEST) -m llama_cpp $(ARGS)
@@ -65,7 +71,7 @@ test-cluster: $(INSTALLED) ## several hosts on this machine, as root: apt-get in
 	$(PYTEST) tests/cluster -m 'cluster and not long' $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
-	$(PYTEST) -m gpu $(ARGS) || $(call unless_there_are_none,gpu)
+	$(PYTEST) -m 'gpu and not quantized' $(ARGS) || $(call unless_there_are_none,gpu)
 
 test-network: $(INSTALLED) ## the tests that need the Hugging Face Hub or the package index
 	HF_HUB_OFFLINE=0 $(BIN)/python -m pytest -m network $(ARGS) || $(call unless_there_are_none,network)
