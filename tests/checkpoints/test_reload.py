@@ -25,7 +25,14 @@ def job(tokenizer_folder, tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     content = {"folder": str(tmp_path / "model"), "text": TEXT, "tokens": 100, "ids": ids, "dtype": "float32"}
-    return model, {**content, "adapter": False, "pth": None, "base": None, "output": str(tmp_path / "logits.safetensors")}
+    return model, {
+        **content,
+        "adapter": False,
+        "own_code": False,
+        "pth": None,
+        "base": None,
+        "output": str(tmp_path / "logits.safetensors"),
+    }
 
 
 def run(job, tmp_path):
