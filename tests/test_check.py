@@ -24,6 +24,16 @@ def test_shape_and_sense_answer_before_torch_is_imported(tiny_recipe, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_quick_check_ends_with_shape_and_sense(tiny_recipe, tmp_path):
+    path = write_recipe({**tiny_recipe, "model": {"path": "no/such/model"}}, tmp_path / "r.yaml")
+    code = f"import sys; from cpt.cli import main\ntry: main(['check', '--quick', {str(path)!r}])\nfinally: assert 'torch' not in sys.modules"
+    checked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "shape and sense hold. Not looked at: what is really there" in " ".join(checked.stdout.split())
+    (tmp_path / "r.yaml").write_text(path.read_text() + "optimiser: {name: adamw}\n")
+    assert check(path, "--quick").returncode == 2
+
+
 def test_four_planted_mistakes_stand_in_one_listing_with_their_lines(tmp_path):
     (tmp_path / "model.yaml").write_text("path: some/model\natention: sdpa\n")
     (tmp_path / "r.yaml").write_text(
