@@ -7,6 +7,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.pop("COLUMNS", None)  # a worker of xdist has 80: what is printed there is as in a file
 
 import pytest
 from hypothesis import settings
