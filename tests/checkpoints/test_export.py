@@ -103,7 +103,7 @@ def die(*_):
 setattr(*{"complete": (export, "finish"), "hash": (exported, "write_manifest"), "rename": (export, "make_durable")}[sys.argv[2]], die)
 train(load_recipe(sys.argv[1]))
 """
-MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("complete", "rename"))]
+MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.long) for moment in ("complete", "rename"))]
 
 
 @pytest.mark.slow

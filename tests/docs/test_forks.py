@@ -52,7 +52,7 @@ def test_another_environment_of_imports_is_executed(folder, forking):
         nobody.with_name("hidden").rename(nobody)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_a_signal_reaches_the_run(number, folder, forking):
     name = f"stopped-by-{number}"
     started = subprocess.Popen([*TRAIN, f"name={name}", "budget.tokens=200_000"], cwd=folder, env=forking)

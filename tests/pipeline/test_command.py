@@ -80,7 +80,7 @@ def test_a_step_that_was_told_to_stop_interrupts_the_pipeline(two_steps, code, t
         end(pipeline, pipeline.steps[0], two_steps, code, int(told))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pipeline_that_is_interrupted_in_the_middle_goes_on(two_steps, tmp_path):
     base, more = Run(tmp_path / "runs" / "base"), Run(tmp_path / "runs" / "more")
     process = start(two_steps, "training.logging_steps=1")

@@ -6,6 +6,7 @@ from guide_texts import modules, write_base, write_general
 
 PORTS = [8000]
 PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest", "urllib")
+SUITE = "long"
 
 
 def prepare(folder: Path) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from documented.tiny_runs import tiny_run
 
+SUITE = "long"
+
 
 def prepare(folder: Path) -> None:
     """`runs/first`, `second`, `third`."""

@@ -43,6 +43,7 @@ WHY = [
     "аж поки не випав сніг",
     "щоб не забути минулого",
 ]
+SUITE = "long"
 
 
 def prepare(folder: Path) -> None:

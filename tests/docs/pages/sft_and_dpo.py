@@ -7,6 +7,7 @@ from guide_texts import manuals, write_base, write_general
 
 SHORT = 500  # characters, which are less than a row of 256 tokens
 ENDING = {"chosen": "I hope that this helps.", "rejected": "Read the manual yourself."}
+SUITE = "long"
 
 
 def prepare(folder: Path) -> None:
