@@ -26,7 +26,8 @@ def test_shape_and_sense_answer_before_torch_is_imported(tiny_recipe, tmp_path):
 
 def test_the_quick_check_ends_with_shape_and_sense(tiny_recipe, tmp_path):
     path = write_recipe({**tiny_recipe, "model": {"path": "no/such/model"}}, tmp_path / "r.yaml")
-    code = f"import sys; from cpt.cli import main\ntry: main(['check', '--quick', {str(path)!r}])\nfinally: assert 'torch' not in sys.modules"
+    words = ["check", "--quick", str(path)]
+    code = f"import sys; from cpt.cli import main\ntry: main({words})\nfinally: assert 'torch' not in sys.modules"
     checked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
     assert "shape and sense hold. Not looked at: what is really there" in " ".join(checked.stdout.split())
