@@ -1,0 +1,3 @@
+"""It takes longer than the others."""
+
+SUITE = "long"
