@@ -18,6 +18,7 @@ def test_a_failed_run_says_so_in_its_status(tiny_recipe, tmp_path):
     assert (status["state"], status["exit_code"]) == ("failed", 2)
 
 
+@pytest.mark.slow
 def test_the_file_started_alone_prints_the_mistake_and_ends_with_code_2(tiny_recipe, tmp_path):
     tiny_recipe["data"]["sources"][0]["text_column"] = "body"
     ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="python")

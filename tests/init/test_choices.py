@@ -37,6 +37,7 @@ def test_the_batch_divides_and_there_are_steps_enough(choices):
         assert found.batch_tokens % at_once == 0 and found.steps >= 50 and found.warmup_tokens <= 0.03 * found.tokens
 
 
+@pytest.mark.slow
 def test_a_known_base_goes_on_at_the_rate_it_ended_at(choices):
     known = choices(path="meta-llama/Llama-2-7b-hf")
     assert known.rate.value == 3e-5 and "arXiv 2307.09288" in known.rate.reason and known.sequence_length == 4096

@@ -38,6 +38,7 @@ def test_8b_on_80_gb_gets_adapters_with_embeddings_and_on_four_such_cards_all_pa
     assert chosen(base, "A100-40GB", gpus=8, host=512)[0].method.profile == "ds_config_production.json"
 
 
+@pytest.mark.slow
 def test_what_the_user_wants_is_taken_where_it_fits(base_of):
     assert chosen(base_of("0.5b"), "RTX 4090", full=False)[0].method.name == "lora"
 

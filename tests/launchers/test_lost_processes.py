@@ -75,6 +75,7 @@ def test_one_process_that_was_asked_for_is_fine(tmp_path):
     assert "nothing lost" in said
 
 
+@pytest.mark.slow
 def test_a_run_without_a_launcher_is_fine(tmp_path):
     result = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin:/bin"})
     assert result.stdout == "nothing lost\n"

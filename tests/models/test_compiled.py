@@ -124,6 +124,7 @@ def test_a_smaller_micro_batch_is_one_graph_more():
     assert graphs() == 2
 
 
+@pytest.mark.slow
 def test_a_curriculum_of_lengths_stays_compiled_beyond_torchs_own_limit():
     model = built("llama", layers=1, compiling=Compiling("eager"))
     for length in range(8, 8 + 2 * 10, 2):

@@ -16,6 +16,7 @@ def profiled(recipe, folder, make=four_steps, **options):
     return make({**recipe, "monitoring": {"profile": options}}, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "steps"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)])
 def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, tiny_recipe, tmp_path):
     trainer = profiled(tiny_recipe, tmp_path, at_step=first, steps=steps, memory=True)

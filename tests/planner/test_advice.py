@@ -80,6 +80,7 @@ def test_a_stage_with_its_own_loss_gets_no_fused_one_and_samples_as_many_complet
     assert found.changes["training.steps_per_generation"] * found.setup.micro_batch == 32 == found.setup.sampled
 
 
+@pytest.mark.slow
 def test_adapters_are_the_last_way_out():
     found = proposal_for("RTX 4080", host=8.0)
     assert found is not None and found.changes["model.lora"] == {"r": 16}

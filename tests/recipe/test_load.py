@@ -173,6 +173,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     config=st.dictionaries((TEXT | TRICKY).filter(lambda key: key not in ("base", "model_type")), VALUES, max_size=4), text=TEXT | TRICKY

@@ -52,6 +52,7 @@ def test_weights_alone_are_published_between_checkpoints(tiny_recipe, tmp_path):
     assert read_manifest(weights).kind == "weights" and damages(weights) == [] and not (weights / "optimizer.pt").exists()
 
 
+@pytest.mark.slow
 def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path):
     waiting, behind = (
         trainer_of(tiny_recipe, tmp_path / "a", keep=None),

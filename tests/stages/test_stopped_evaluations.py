@@ -88,6 +88,7 @@ def test_an_evaluation_that_a_signal_stopped_is_made_up_and_nothing_else_changes
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_made_up_once_and_a_signal_in_it_leaves_it_to_the_next_start(start):
     start("run", stop_at=4)
     again, was_stopped = start("run", stop_at=4, batch=1)

@@ -1,3 +1,1 @@
 """The configs that the page imports are those of the tests."""
-
-FAST = True

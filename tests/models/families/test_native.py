@@ -30,6 +30,7 @@ assert not any(name == "cpt" or name.startswith("cpt.") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_path: Path):
     expected = {}
     for model_type in NATIVE:
