@@ -59,6 +59,8 @@ $(APART)/.installed: $(INSTALLED)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" > \
 		"$$($(APART)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
 	$(APART)/bin/python -m pip install --quiet --no-deps 'torchao>=0.18'
+	sed '1s|.*|#!$(APART)/bin/python|' $(BIN)/cpt > $(APART)/bin/cpt
+	chmod +x $(APART)/bin/cpt
 	touch $@
 
 test-llama-cpp: $(VENV)/llama_cpp ## GGUF files read by llama.cpp itself, which is compiled first: minutes

@@ -27,6 +27,7 @@ def losses_of(tiny_recipe, tmp_path, corpus, tokenizer_folder):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "zero",
     [pytest.param(0, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.slow)],

@@ -38,7 +38,7 @@ def test_a_run_that_was_killed_before_its_export_exports_and_trains_no_step_more
     assert {path: path.read_bytes() for path in (run / "checkpoint-8").rglob("*") if path.is_file()} == kept
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_is_left_as_it_is(tiny_recipe, tmp_path):
     recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
     assert launch(recipe).returncode == 0

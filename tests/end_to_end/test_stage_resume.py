@@ -51,7 +51,7 @@ def interrupted_equals_straight(stage, tmp_path, *, at, processes=1, **training)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "dpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("reward", "kto"))])
+@pytest.mark.parametrize("stage", ["dpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("sft", "reward", "kto"))])
 def test_a_stage_resumes_bit_for_bit(stage, tmp_path):
     interrupted_equals_straight(stage, tmp_path, at=4)
 

@@ -19,6 +19,7 @@ LET_GO = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
 SLOW, LONG = pytest.mark.slow, (pytest.mark.slow, pytest.mark.long)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "options"),
     [

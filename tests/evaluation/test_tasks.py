@@ -136,7 +136,7 @@ def test_an_entry_of_a_recipe_says_how_it_is_run(folder):
     assert domain_questions(entries) == 40 and domain_questions(entries[:1]) == 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_misspelled_task_is_told(model, tokenizer, folder):
     """All of lm-eval's tasks are indexed for it."""
     with pytest.raises(RecipeError, match="no task called `hellaswagg`. Did you mean `hellaswag`"):

@@ -39,7 +39,10 @@ def test_an_adapter_is_exported_merged_with_its_proof(base_folder, adapter_folde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["cpt-gpt2", "minimind2", "minimind2_moe", "minimind3", "minimind3_moe"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["cpt-gpt2", "minimind3_moe", *(pytest.param(name, marks=pytest.mark.long) for name in ("minimind2", "minimind2_moe", "minimind3"))],
+)
 def test_a_family_of_ours_becomes_native_sharded_and_a_pth_that_plain_transformers_reads(model_type, tokenizer_folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     rows = {"vocab_size": 384, "unpadded_vocab_size": 320} if model_type == "cpt-gpt2" else {"vocab_size": 384}

@@ -90,7 +90,7 @@ def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choice
     assert choices("mamba", "RTX 4090").fit.micro_batch == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_fits_nowhere_is_refused_with_all_that_was_tried(choices):
     with pytest.raises(
         ResourceError, match="does not fit RTX 4080 x 1: training all parameters needs .*; LoRA needs .*Take a smaller model, more GPUs"

@@ -145,7 +145,7 @@ def test_the_command_line_has_it(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("full", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_recipe_trains_on_a_cpu(run, here, full):
     write_documents(here / "docs" / "more.jsonl", 100, seed=9)
     final = train(run(full=full))

@@ -21,7 +21,7 @@ def test_1_5b_on_24_gb_keeps_its_optimizer_on_the_host(base_of):
     assert (found.method.name, found.method.profile) == ("full", "ds_config_prototype.json") and len(refused) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_8b_on_24_gb_depends_on_the_memory_of_the_host(base_of):
     base = base_of("8b")
     assert chosen(base, "RTX 4090", host=192)[0].method.profile == "ds_config_8b_24gb.json"

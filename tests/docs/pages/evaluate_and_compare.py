@@ -4,6 +4,8 @@ from pathlib import Path
 
 from guide_texts import manuals, write_base, write_general
 
+SUITE = "long"
+
 
 def prepare(folder: Path) -> None:
     """`manuals`, `prose` and `base`."""
