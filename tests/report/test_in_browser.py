@@ -1,19 +1,17 @@
 """The page of a whole run in a real Chromium, which may reach nothing but the file: plots, tables, the mouse, narrow screens, darkness."""
 
-import os
-import shutil
 from io import BytesIO
 
 import numpy as np
 import pytest
+from chromium_here import open_chromium
 from matplotlib.image import imread
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from cpt.report.record import read_record
 from cpt.report.story import report_page
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PLOTS = [
     *("Domain against general text", "Change of bits per byte", "Bits per byte of held-out text"),
     *("Difference from the base", "Training loss", "Learning rate", "Gradient norm", "Training loss of each source"),
@@ -25,13 +23,8 @@ DARK, WIDE, NARROW = {"color_scheme": "dark"}, {"width": 1200, "height": 900}, {
 
 @pytest.fixture(scope="module")
 def chromium():
-    path = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail(f"no Chromium: install one, or name it in the variable CHROMIUM. Looked for {', '.join(NAMES)}.")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"])
+    with open_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

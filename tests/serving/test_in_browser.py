@@ -1,11 +1,10 @@
 """The page of `cpt chat --browser` in a real Chromium that may reach this machine only: typed, sent, streamed, stopped, narrow and dark."""
 
-import os
-import shutil
 import time
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from chromium_here import open_chromium
+from playwright.sync_api import expect
 from tiny_checkpoints import save_llama
 
 from cpt.serving.answering import Sampling
@@ -14,7 +13,6 @@ from cpt.serving.chat import free_port
 from cpt.serving.sides import load_sides
 
 pytestmark = pytest.mark.browser
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SECONDS_A_TOKEN, MOST_SECONDS = 0.02, 60
 MANY = 500
 PROMPT = "the model reads"
@@ -23,13 +21,8 @@ expect.set_options(timeout=MOST_SECONDS * 1000)
 
 @pytest.fixture(scope="module")
 def chromium():
-    path = os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail(f"no Chromium: install one, or name it in the variable CHROMIUM. Looked for {', '.join(NAMES)}.")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"])
+    with open_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
