@@ -60,6 +60,8 @@ class Gathering:
                 self.facts[name] = look()
             except (CptError, OSError) as problem:
                 self.facts[name] = {"error": str(problem)}
+            except Exception as problem:  # not foreseen: told as a fact, since a thread that ends here would tell nobody
+                self.facts[name] = {"error": f"{type(problem).__name__}: {problem}"}
 
     def result(self, seconds: float) -> Facts:
         """All of them, or those before the one that hangs, which is named under `hangs`."""

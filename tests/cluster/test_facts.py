@@ -36,6 +36,12 @@ def test_a_look_that_hangs_is_named(monkeypatch):
     assert found["hangs"] == "room" and found["versions"]
 
 
+def test_a_look_that_fails_in_a_way_nobody_foresaw_is_a_fact_too(monkeypatch):
+    monkeypatch.setattr("cpt.cluster.facts.network", lambda place: {}["gone"])
+    facts = Gathering(place_of_node(0, ["a"], "a:1"), None).result(60)
+    assert facts["network"] == {"error": "KeyError: 'gone'"} and "room" in facts and "hangs" not in facts
+
+
 @pytest.mark.parametrize(
     "text", ["__version__ = '2.11.0+cu128'\ncuda = '12.8'\n", "__version__ = '2.11.0+cu128'\ncuda: Optional[str] = '12.8'\n"]
 )

@@ -24,7 +24,7 @@ def test_the_time_that_is_left_is_read_at_once(seconds, text):
 
 def test_on_a_terminal_lines_stand_above_a_bar():
     out = io.StringIO()
-    callback = ConsoleProgress("demo", Console(file=out, width=100, force_terminal=True, color_system=None))
+    callback = ConsoleProgress("demo", Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None))
     state = TrainerState(global_step=5, max_steps=10, is_world_process_zero=True)
     callback.on_train_begin(None, state, TrainerControl())
     callback.on_step_end(None, state, TrainerControl())
