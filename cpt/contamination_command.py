@@ -10,6 +10,7 @@ import typer
 from cpt.command_line import show_log
 from cpt.data.contamination import Contamination, find_contamination, is_refused
 from cpt.data.decontamination import Judged
+from cpt.data.form_of_stage import sections_of
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
@@ -57,7 +58,7 @@ def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
 
 def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Path | None = None) -> Contamination:
     """What of the recipe's evaluation and of some tasks stands in its training sources."""
-    return find_contamination(recipe.data, recipe.evaluation, questions(tasks, task_folder))
+    return find_contamination(*sections_of(recipe), questions(tasks, task_folder))
 
 
 def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:

@@ -1,7 +1,7 @@
 """`cpt plan`: does it fit, how long does it take, and what is the cheapest change where it does not fit?"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,23 +76,19 @@ def command(
     planned = planned_run(loaded, machines, find_target(machines.gpu, machines.gpus, host_memory, **figures), max_memory)
     setup, target, facts = planned.setup, planned.target, planned.facts
     tell(f"{told_setup(facts, setup, target)}\n")
-    for line in told_plan(planned.memory, setup, target, max_memory):
-        tell(line)
+    tell_all(told_plan(planned.memory, setup, target, max_memory))
     if exact:
         tell(compared(planned.config, setup, facts, planned.activations))
     tell("")
     own = planned_speed(facts, setup, target, mfu)
     speed = measured_speed(measured, setup.tokens_per_step) if measured is not None else own
     left_out = told_time_beside(setup, is_planned=measured is None)
-    for line in (*told_speed(speed, planned.recipe.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out):
-        tell(line)
+    tell_all((*told_speed(speed, planned.recipe.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out))
     needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=setup.zero is not None and not setup.zero.is_fsdp)
     tell(told_disk(needs))
-    for line in told_several(planned, own, mfu, max_memory):
-        tell(line)
+    tell_all(told_several(planned, own, mfu, max_memory))
     if setup.nodes > 1 or storage_gbps is not None or hours_between_failures is not None:
-        for line in told_saves(planned, speed, needs.checkpoint, storage_gbps, hours_between_failures):
-            tell(line)
+        tell_all(told_saves(planned, speed, needs.checkpoint, storage_gbps, hours_between_failures))
     tell("")
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, max_memory):
@@ -103,6 +99,12 @@ def command(
     tell(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
     tell_what_would_fit(proposal, planned, partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None)
+
+
+def tell_all(lines: Iterable[str]) -> None:
+    """One after the other."""
+    for line in lines:
+        tell(line)
 
 
 @dataclass(frozen=True)

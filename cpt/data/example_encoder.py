@@ -1,6 +1,7 @@
 """Turn examples into ids, with the segment that each token belongs to: what is context, what is learned, what is chosen or rejected."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -22,7 +23,7 @@ from cpt.data.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, DocumentSource
 
-VERSION = 1  # counts up when an example gets other ids or segments
+VERSION = 2  # counts up when an example gets other ids, segments or bytes
 
 
 class Tokens(NamedTuple):
@@ -89,6 +90,12 @@ class ExampleEncoder(DocumentEncoder):
         ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
         segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)]).astype(np.uint8, copy=False)
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
+
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
+        """Of a conversation the answers, as the template writes them, without control tokens; others are not judged by their bytes."""
+        if self.form != "conversation":
+            return super().bytes_learned(texts, raw)
+        return np.array([sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64)
 
     def _write(self, text: str) -> list[Written]:
         try:
@@ -201,6 +208,13 @@ def unmarked(written: Written) -> list[Span]:
         return written.spans
     gone = [written.text.count(NOT_TOKEN, 0, end) for span in written.spans for end in span]
     return [(start - gone[2 * n], end - gone[2 * n + 1]) for n, (start, end) in enumerate(written.spans)]
+
+
+def num_bytes_learned(written: Written, control: re.Pattern[str]) -> int:
+    """UTF-8 bytes of the spans; at least one, so that bits of an empty answer's end are over something."""
+    learned = [written.text[start:end] for start, end in written.spans]
+    texts = [control.sub("", text) if written.is_chat else text for text in learned]
+    return max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in texts))
 
 
 def beginning_in(tokens: Tokens, spans: Sequence[Span], text: str) -> NDArray[np.bool_]:

@@ -162,12 +162,12 @@ def refuse_unknown(file: str, key: str) -> None:
 
 
 def tell_formats(source: DocumentSource) -> None:
-    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
+    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders nothing."""
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
     read, skipped = Counter[str](), Counter[str]()
-    for name in sorted((name for name, _ in walk(folder)), key=lambda name: name.split("/")):
+    for name in sorted((name for name, _ in walk(folder) if not is_in_hidden_folder(name)), key=lambda name: name.split("/")):
         if is_document(name):
             read[format_of(name).removeprefix(".")] += 1
         else:
@@ -176,6 +176,11 @@ def tell_formats(source: DocumentSource) -> None:
     if skipped:
         parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
     log.info(f"{source.path}: {', '.join(parts)}")
+
+
+def is_in_hidden_folder(name: str) -> bool:
+    """True below `.git`, or `.ingest`, where `cpt data ingest` keeps its books."""
+    return any(folder.startswith(".") for folder in name.split("/")[:-1])
 
 
 def states_of(source: DocumentSource, key: str) -> list[tuple[str, int, str]]:

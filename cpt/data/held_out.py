@@ -25,7 +25,7 @@ class HeldOutSet:
     num_documents: int
     num_tokens: int
     num_bytes: int
-    """UTF-8 bytes of the documents' text."""
+    """UTF-8 bytes of what is predicted: the documents' text, of conversations the answers."""
     chosen: NDArray[np.int64] | None = None
     """Which of the documents behind the rows are the set's; None where rows were made by hand, and documents cannot be told apart."""
     form: str = "document"
@@ -39,13 +39,16 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64
     packing = layout.packing if layout.packing in ("none", "token_budget") else "best_fit"
     stride = max(1, layout.sequence_length - 1)
     layout = replace(layout, packing=packing, stride=stride)
-    chosen, lengths, read, _ = fitting(documents, chosen, layout.form, layout.sequence_length)
+    # A conversation, or a text beside conversations, is trained on as far as a row holds it. It is judged to its end, in windows, as a
+    # document is: else the bits would be of its beginning, and the bytes of all of it.
+    longest = int(np.diff(documents.offsets)[chosen].max(initial=layout.sequence_length))
+    chosen, lengths, read, _ = fitting(documents, chosen, layout.form, layout.sequence_length if layout.is_one_a_row else longest)
     starts = documents.offsets[chosen]
     what = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
-        "layout": [layout.sequence_length, packing, stride, *([] if layout.form == "document" else [layout.form])],
+        "layout": [layout.sequence_length, packing, stride, *([] if layout.form == "document" else [layout.form, "whole"])],
     }
     folder = publish_once(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
     rows = layout.open(documents, folder)

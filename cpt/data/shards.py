@@ -111,7 +111,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         ids, lengths, segments = encoder.encode_segments(texts)
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
-        num_bytes = np.fromiter(map(len, raw), np.int64, len(raw))
+        num_bytes = encoder.bytes_learned(texts, raw)
         text_digest.update(hashes.data)
         scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
         writer.append(ids, lengths, hashes, num_bytes, scores, segments)

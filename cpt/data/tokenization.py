@@ -111,6 +111,14 @@ class DocumentEncoder:
         """The same, with the segment of each id, which only examples have."""
         return *self.encode(texts), None
 
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
+        """UTF-8 bytes of what is learned of each text, which bits per byte are over: of a document all of it.
+
+        Args:
+            raw: the texts in UTF-8.
+        """
+        return np.fromiter(map(len, raw), np.int64, len(raw))
+
     def filters(self) -> list[Component]:
         """What drops documents that cannot be encoded, as the last filter; any text can be."""
         return []

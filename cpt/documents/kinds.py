@@ -42,12 +42,14 @@ def find_documents(inputs: Sequence[Path], output: Path) -> Found:
     """The files that were named, and all documents in the folders that were, in sorted order; hidden ones and `output` are left alone.
 
     Raises:
-        DataError: one of the inputs is not there.
+        DataError: one of the inputs is not there, or is a folder in the output.
     """
-    found = Found()
+    found, ours = Found(), output.resolve()
     for path in inputs:
+        if path.is_dir() and path.resolve().is_relative_to(ours):
+            raise DataError(f"{path} lies in the output folder {output}, whose files are no input. Give a folder of its own as --output.")
         if path.is_dir():
-            for file in sorted(files_below(path, output)):
+            for file in sorted(files_below(path, ours)):
                 if file.suffix.lower() in SUFFIXES or is_marked(file):
                     found.files.append(file)
                 else:
@@ -60,9 +62,8 @@ def find_documents(inputs: Sequence[Path], output: Path) -> Found:
     return found
 
 
-def files_below(folder: Path, output: Path) -> Iterator[Path]:
-    """All files of a folder but hidden ones and those below `output`."""
-    ours = output.resolve()
+def files_below(folder: Path, ours: Path) -> Iterator[Path]:
+    """All files of a folder but hidden ones and those below `ours`."""
     for file in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if not hidden and file.is_file() and not file.resolve().is_relative_to(ours):

@@ -11,6 +11,7 @@ import torch
 from cpt.data.check import unchecked_sources
 from cpt.data.contamination import Contamination, find_contamination
 from cpt.data.decontamination import Judged
+from cpt.data.form_of_stage import sections_of
 from cpt.data.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
@@ -132,7 +133,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
     Raises:
         DataError: the sources are large, or elsewhere, so that searching them takes its own time.
     """
-    data, evaluation = recipe.data, recipe.evaluation
+    data, evaluation = sections_of(recipe)
     choices = tasks_of_recipe(evaluation.tasks)
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
         return None

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cpt.data.chat import MARK, PART
 from cpt.errors import DataError
 from cpt.evaluation.judged_sets import HeldOutText
 
@@ -61,9 +62,12 @@ def domain_test(
         most: questions of each kind that are asked.
 
     Raises:
-        DataError: the documents give fewer.
+        DataError: the documents give fewer, or are none of plain text.
     """
-    unique = list({document.text: document for document in documents}.values())
+    given = list({document.text: document for document in documents}.values())
+    unique = [document for document in given if not document.text.startswith((PART, MARK))]
+    if given and not unique:
+        raise DataError(f"its questions are made of plain texts, and the {len(given)} documents are conversations or pairs")
     if len(unique) > 2 * most:
         unique = random.Random(seed).sample(unique, 2 * most)
     sentences = [split(document.text) for document in unique]

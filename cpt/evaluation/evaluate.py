@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.data.forms import ONE_A_ROW
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.document_losses import document_losses
 from cpt.evaluation.domain_test import MOST_QUESTIONS, Question, domain_test
@@ -93,7 +94,8 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
         raise RecipeError(f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a launcher.")
     loaded_tokenizer = load_tokenizer(tokenizer or Tokenizer(), model)
     sets = open_judged_sets(fitting(asked.judges, model), loaded_tokenizer) if asked.judges is not None else {}
-    if asked.is_compared and (alone := [name for name, of_set in sets.items() if of_set.rows.num_documents < FEWEST]):
+    losses_of = of_texts(sets, asked)
+    if asked.is_compared and (alone := [name for name, of_set in losses_of.items() if of_set.rows.num_documents < FEWEST]):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, and two models are compared document by document: {FEWEST} are needed at "
             f"least, {FEW} for an interval to mean much. Hold out more, or cut the document into several (`text_documents` in a recipe)."
@@ -104,7 +106,7 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
     tasks: list[TaskScore] = []
     for choice in asked.tasks:  # first, for a wrong name is told here
         tasks += run_tasks(loaded, loaded_tokenizer, choice, batch_size=asked.batch_size)
-    rows = {name: of_set.rows for name, of_set in sets.items() if asked.held_out_text}
+    rows = {name: of_set.rows for name, of_set in losses_of.items() if asked.held_out_text}
     if rows:
         log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
     losses = document_losses(loaded, rows, batch_size=asked.batch_size)
@@ -114,6 +116,21 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return Measured(str(model.path), losses, answers, tasks)
+
+
+def of_texts(sets: dict[str, JudgedSet], asked: Asked) -> dict[str, JudgedSet]:
+    """The sets of texts and conversations, which a model by itself has losses on; pairs and prompts are measured by the run's trainer.
+
+    Raises:
+        DataError: there is nothing else to measure.
+    """
+    found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
+    if others := [name for name in sets if name not in found]:
+        told = f"held-out pairs and prompts ({', '.join(others)}) are measured by the run itself: see its verdict.md and metrics.jsonl"
+        if not (found or asked.tasks or asked.made):
+            raise DataError(f"{told}. Name texts to measure here: --text domain=held_out.jsonl")
+        log.info(f"Not measured here: {told}.")
+    return found
 
 
 def model_at(path: str, of_recipe: Model | None = None) -> Model:

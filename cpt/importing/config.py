@@ -63,20 +63,20 @@ def read_text(path: Path) -> str:
     """What stands in the file."""
     try:
         if path.is_dir():
-            raise RecipeError(f"{path} is a folder; give the .yml or .yaml file")
+            raise RecipeError(f"{path} is a folder. Give the .yml or .yaml file.")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as problem:
-        raise RecipeError(f"{path}: no such file") from problem
+        raise RecipeError(f"{path}: no such file (looked from {Path.cwd()}).") from problem
     except OSError as problem:
-        raise RecipeError(f"{path}: cannot be read: {problem.strerror}") from problem
+        raise RecipeError(f"{path}: cannot be read: {problem.strerror}.") from problem
     if len(data) > MAX_BYTES:
         raise RecipeError(f"{path}: more than {MAX_BYTES:,} bytes: too large for a config")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        raise RecipeError(f"{path}:{line}: not UTF-8 text: byte 0x{data[problem.start]:02x}") from problem
+        raise RecipeError(f"{path}:{line}: not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.") from problem
 
 
 def lines_of(root: yaml.MappingNode, path: Path) -> dict[str, int]:

@@ -41,9 +41,9 @@ def command(
     launcher: Annotated[str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")] = None,
     dry: Annotated[bool, typer.Option("--dry", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
-    """Count what a run will see of each source; the exit code is 2 when that is not what the recipe asks.
+    """Count what a run will see of each source.
 
-    Exit code 2 where that is not what the recipe asks for.
+    Exit code 2 where a source gets no row, or more is asked of it than the recipe allows.
 
     Example: cpt mixture recipe.yaml --plot shares.png
     """

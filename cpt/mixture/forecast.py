@@ -10,7 +10,7 @@ from cpt.data.report import SourceReport
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Data, Recipe
 
-CLOSE = 0.001  # share; what a mixture may be off
+CLOSE = 0.001  # share; less is not told
 PARTS, ROWS_OF_A_PART = 100, 50  # of a run, to show how its shares change; fewer rows show their rounding instead
 WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (arxiv.org/abs/2305.16264)
 
@@ -51,7 +51,7 @@ class Forecast:
     course: list[PhaseForecast]
     """Where there are phases: the shares in each of up to 100 equal parts of the run."""
     is_reached: bool
-    """The shares come out as asked, and the run may start."""
+    """The shares come out as near as whole rows allow, no source goes unread, and the run may start."""
     remarks: list[str]
     """What a reader should know before starting."""
 
@@ -70,7 +70,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
-    off, short, repeated = far_off(sources, rows), exhausted(recipe, sources), repeated_often(sources)
+    unread, short = never_read(sources, rows), exhausted(recipe, sources)
     return Forecast(
         name=recipe.name,
         tokens=rows * recipe.data.sequence_length,
@@ -78,8 +78,8 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         sources=sources,
         phases=phases_of(recipe, section, data, rows),
         course=course_of(recipe, data, rows) if recipe.data.phases else [],
-        is_reached=not off and not short,
-        remarks=off + short + repeated + estimated(sources),
+        is_reached=not unread and not short,
+        remarks=unread + short + far_off(sources, rows) + repeated_often(sources) + estimated(sources),
     )
 
 
@@ -108,14 +108,19 @@ def course_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForeca
     return [PhaseForecast(first * length, end * length, data.shares(end, first)) for first, end in pairwise(edges)]
 
 
+def never_read(sources: list[SourceForecast], rows: int) -> list[str]:
+    """The sources that have a share and get no row."""
+    names = ", ".join(f"{source.name} ({source.asked:.2%} asked)" for source in sources if source.asked > 0 and source.seen == 0)
+    return [f"The run has {rows:,} rows, too few for a row of {names}. Shorter rows or a longer run have one."] if names else []
+
+
 def far_off(sources: list[SourceForecast], rows: int) -> list[str]:
-    """The sources whose shares do not come out, which is for want of rows to share out."""
+    """The sources whose shares do not come out exactly: a row is the least that can be shared out, and a part of a short run."""
     off = [
         f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}" for source in sources if abs(source.seen - source.asked) > CLOSE
     ]
-    return (
-        [f"The run has {rows:,} rows, too few for these shares: {', '.join(off)}. Shorter rows or a longer run come closer."] if off else []
-    )
+    near = f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run"
+    return [f"{near}: {', '.join(off)}."] if off else []
 
 
 def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:

@@ -25,7 +25,7 @@ from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
-from cpt.models.inventory import claims_to_keep_documents_apart, count_model_parameters, vocabulary_size
+from cpt.models.inventory import attention_heads, claims_to_keep_documents_apart, count_model_parameters, vocabulary_size
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
 from cpt.models.rules import is_local
@@ -140,7 +140,8 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
     how = f" (auto, for {model_class.__name__})" if model.attention == "auto" else ""
     if chosen == VARLEN and not torch.cuda.is_available():
         how += ", by torch's SDPA document after document: its kernel needs a GPU"
-    logger.info("attention: %s%s", chosen, how)
+    if model.attention != "auto" or attention_heads(config):
+        logger.info("attention: %s%s", chosen, how)
     return chosen
 
 

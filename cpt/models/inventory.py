@@ -94,13 +94,17 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
     tied = bool(config.tie_word_embeddings)
     looked_up = 0 if tied else model.get_input_embeddings().get_parameter("weight").numel()
     matrices = count_model_parameters(model).active - looked_up
-    values = config.to_dict()
-    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
     attention = 0.0
-    if heads:  # else there is none, and a config may call its sizes what it likes
-        width = heads * int(values.get("head_dim") or int(config.hidden_size) // heads)
+    if heads := attention_heads(config):  # else there is none, and a config may call its sizes what it likes
+        width = heads * int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads)
         attention = 2 * int(config.num_hidden_layers) * width * sequence_length
     return (6 if trains_weights else 4) * matrices + 3 * attention
+
+
+def attention_heads(config: PreTrainedConfig) -> int:
+    """Of each layer, by whatever name the config has for them; 0 for a model without attention."""
+    text = config.get_text_config()
+    return int(text.to_dict().get(text.attribute_map.get("num_attention_heads", "num_attention_heads")) or 0)
 
 
 def longest_row(config: PreTrainedConfig) -> int | None:

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import add_lora
 from cpt.models.families.register import register_families
-from cpt.models.inventory import RECURRENT
+from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import without_zero3
 from cpt.planner.counted import Activations, Counted
@@ -183,10 +183,10 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     """Bytes of what attention gives in all layers, and of the sum in fp32 that it keeps for each token and head."""
-    values = model.config.get_text_config().to_dict()
-    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
-    width = int(values.get("hidden_size") or values.get("n_embd") or 0)
-    each = int(values.get("head_dim") or width // max(1, heads)) * (2 if setup.half else 4) + 4
+    if (heads := attention_heads(model.config)) == 0:
+        return 0
+    config = model.config.get_text_config()
+    each = int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads) * (2 if setup.half else 4) + 4
     layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
     return rows * setup.length * heads * each * layers
 

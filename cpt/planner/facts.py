@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import count_lora_parameters
 from cpt.models.chunked_loss import ALTERED_LOGITS, is_left_to_liger
-from cpt.models.inventory import build_on_meta, count_model_parameters, flops_per_token
+from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,14 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
 
 def cached_numbers(model: PreTrainedModel) -> int:
     """Keys and values of all layers for one token, as transformers caches them; those of latent attention are cached in full."""
-    values = model.config.get_text_config().to_dict()
+    if (heads := attention_heads(model.config)) == 0:
+        return 0
+    config = model.config.get_text_config()
+    values = config.to_dict()
     layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
-    heads = int(values.get("num_attention_heads") or values.get("n_head") or 0)
     if values.get("kv_lora_rank"):
         return layers * heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
-    width = int(values.get("head_dim") or int(values.get("hidden_size") or values.get("n_embd") or 0) // max(1, heads))
+    width = int(values.get("head_dim") or int(config.hidden_size) // heads)
     return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
 
 

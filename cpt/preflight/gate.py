@@ -41,7 +41,7 @@ from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
 from cpt.ranks import tell, world_size
 from cpt.recipe.run_results import unfinished_run
-from cpt.recipe.schema import Optimizer, Recipe
+from cpt.recipe.schema import Data, Evaluation, Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
@@ -142,12 +142,12 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     complaints = check_sources(*sections)
     found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
     if not complaints:
-        found.run(lambda: check_held_out_sets(recipe, found))
+        found.run(lambda: check_held_out_sets(recipe, *sections, found))
 
 
-def check_held_out_sets(recipe: Recipe, found: PreflightReport) -> None:
+def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, found: PreflightReport) -> None:
     """A model and its base are compared document by document."""
-    for key, held_out, count in small_sets(recipe.data, recipe.evaluation, FEWEST_QUESTIONS):
+    for key, held_out, count in small_sets(data, evaluation, FEWEST_QUESTIONS):
         holds = f"`{key}.path`: {held_out.path} holds {count} document(s)"
         if count < FEWEST:
             found.mistakes.append(

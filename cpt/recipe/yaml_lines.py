@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from cpt.extend import closest
 from cpt.recipe.tree import Mistakes, Node, Place, copied, size
 
 MAX_DEPTH = 40
@@ -41,9 +42,10 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        reason = "no such file"
+        there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        reason = f"no such file (looked from {Path.cwd()})." + (f" Did you mean {path.parent / there}?" if there else "")
     except IsADirectoryError:
-        reason = "is a folder; give a .yaml file"
+        reason = "is a folder. Give the .yaml file."
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
@@ -58,7 +60,7 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}")
+        mistakes.add(Place(shown, line), f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.")
         raise UnreadableError from None
     root = TreeBuilder(text, shown, mistakes).build()
     if root is None or root.value is None:

@@ -13,6 +13,7 @@ import typer
 
 from cpt.data.form_of_stage import form_of_stage
 from cpt.errors import ResourceError
+from cpt.extend import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.runs.record import RECIPE
 from cpt.serving.about_run import beginnings_of, headline_of
@@ -32,8 +33,12 @@ def chat_in_browser(
     system_prompt: str | None,
     dtype: str,
     device: str,
+    module: str | None = None,
 ) -> None:
     """Load, serve, wait for the signal, end.
+
+    Args:
+        module: the user's own `package.module` that registers the model's family; by default that of the run's recipe.
 
     Raises:
         ResourceError: Gradio is not installed, or the models do not fit.
@@ -42,6 +47,8 @@ def chat_in_browser(
     check_port(host, port)
     if find_spec("gradio") is None:
         raise ResourceError("the page needs gradio. Install it: pip install 'cpt[chat]'")
+    if module is not None:
+        import_user_module(module)
     run = run_of(model)
     typer.echo(f"Loading {model} ...")
     sides = load_sides(model, against, alone=alone, dtype=dtype, device=device)

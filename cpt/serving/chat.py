@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.errors import CheckpointError, LaunchError
 from cpt.serving.checks import check_servable
-from cpt.serving.serve import Dtype, ModelName
+from cpt.serving.serve import Dtype, ModelName, OwnModule
 
 HOST, PORT = "127.0.0.1", 7860
 
@@ -31,6 +31,7 @@ def command(
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:0.")] = "auto",
+    module: OwnModule = None,
 ) -> None:
     """Chat with a model in the terminal, where !exit ends it, or in the browser; Ctrl-C ends both.
 
@@ -52,11 +53,12 @@ def command(
             system_prompt=system_prompt,
             dtype=dtype,
             device=device,
+            module=module,
         )
         return
     if alone or against is not None or (host, port) != (HOST, PORT):
         raise LaunchError("--against, --alone, --host and --port are of the page in the browser. Add --browser.")
-    servable = check_servable(model)
+    servable = check_servable(model, module)
     if not servable.has_chat_template:
         raise CheckpointError(
             f"{servable.name} has no chat template: it continues text, and nothing tells it who speaks. "

@@ -37,6 +37,13 @@ def test_the_output_is_no_input(library):
     assert library / "sub/no_suffix" not in find_documents([library], library / "sub").files
 
 
+@pytest.mark.parametrize("given", ["", "sub"])
+def test_a_folder_in_the_output_folder_is_refused_where_a_file_that_is_named_is_not(library, given):
+    assert find_documents([library / "a.txt"], library).files
+    with pytest.raises(DataError, match="lies in the output folder .*Give a folder of its own as --output"):
+        find_documents([library / given], library)
+
+
 def test_an_input_that_is_not_there_is_an_error():
     with pytest.raises(DataError, match="missing: no such file or folder"):
         find_documents([Path("missing")], Path("out"))

@@ -7,24 +7,13 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save_adapter
 from tiny_models import tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
+from typed_export import export
 
-from cpt.cli import application
 from cpt.errors import CheckpointError, CptError, RecipeError
-from cpt.exporting.sealed import refuse_unsealed
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
 IDS = torch.arange(30).unsqueeze(0)
-
-
-def export(*words):
-    """What the command prints; its errors as they are raised."""
-    result = CliRunner().invoke(application("export"), ["export", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_an_adapter_is_exported_merged_with_its_proof(base_folder, adapter_folder, tmp_path):
@@ -144,23 +133,3 @@ def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
     monkeypatch.setattr("cpt.exporting.command.check_push", lambda *_, **__: None)
     with pytest.raises(CheckpointError, match=r"is no export that was proven .export.json is not in it."):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")
-
-
-@pytest.mark.quantized
-def test_a_quantised_export_is_one_that_strangers_load_with_its_cost_on_the_card(base_folder, tmp_path):
-    told = export(base_folder, "-o", tmp_path / "out", "--quantize", "int8", "--max-rise", "1")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "What int8 costs" in told and "## Quantised" in card and "What int8 costs" in card and "# out\n" in card
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "torchao"
-    assert refuse_unsealed(tmp_path / "out") and {path.name for path in tmp_path.iterdir()} == {"out"}
-
-
-@pytest.mark.slow
-def test_a_gguf_export_is_one_file_with_its_proof(base_folder, tmp_path):
-    told = export(base_folder, "-o", tmp_path / "out", "--gguf", "q8_0", "--max-rise", "1")
-    assert "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits" in told
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "export.json", "out-Q8_0.gguf"}
-    assert "llama-server -m out-Q8_0.gguf" in (tmp_path / "out" / "README.md").read_text()
-    with pytest.raises(CheckpointError, match="q4_0 costs too much"):
-        export(base_folder, "-o", tmp_path / "dear", "--gguf", "q4_0", "--max-rise", "-1")
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}

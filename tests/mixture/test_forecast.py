@@ -55,9 +55,17 @@ def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
     assert len(shares) == 100 and shares == sorted(shares) and shares[0] < 0.02 and shares[50] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_run_too_short_for_its_shares_is_not_reached(told):
+def test_a_run_too_short_for_one_row_of_a_source_is_not_reached(told):
     forecast, _ = told(64 * 3)
-    assert not forecast.is_reached and "The run has 3 rows, too few for these shares: domain" in forecast.remarks[0]
+    assert not forecast.is_reached and "The run has 3 rows, too few for a row of general (30.00% asked)." in forecast.remarks[0]
+
+
+def test_shares_as_near_as_whole_rows_allow_are_reached_and_the_difference_is_told(told):
+    forecast, _ = told(64 * 78)
+    assert forecast.is_reached
+    off = [abs(source.seen - source.asked) for source in forecast.sources]
+    assert 0.001 < max(off) < 2 / 78
+    assert "as near as 78 whole rows allow, each one 1.28% of the run: domain" in forecast.remarks[0]
 
 
 def test_many_repeats_are_remarked(told):

@@ -98,6 +98,13 @@ def test_varlen_runs_without_a_gpu_and_the_log_says_how(caplog):
     assert "attention: varlen, by torch's SDPA document after document: its kernel needs a GPU" in caplog.text
 
 
+def test_a_model_without_attention_is_not_said_to_have_any(caplog):
+    mamba = {"model_type": "mamba", "vocab_size": 96, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 1}
+    with caplog.at_level("INFO"):
+        build_model(Model(from_scratch=True, config=mamba), make_tokenizer())
+    assert "attention:" not in caplog.text
+
+
 def test_an_implementation_that_the_model_cannot_run_is_refused():
     with pytest.raises(RecipeError, match="Mamba2ForCausalLM cannot run with `sdpa`"):
         choose_attention("sdpa", Mamba2ForCausalLM)

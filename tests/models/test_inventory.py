@@ -6,6 +6,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, Llama
 
 from cpt.models.config import config_from
 from cpt.models.inventory import (
+    attention_heads,
     count_parameters,
     flops_per_token,
     isolates_documents,
@@ -94,6 +95,11 @@ def test_operations_are_those_that_torch_counts(family):
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, use_cache=False).logits.sum().backward()
     assert counter.get_total_flops() / tokens == pytest.approx(whole, rel=0.08)
+
+
+@pytest.mark.parametrize(("model_type", "heads"), [("llama", 32), ("gpt2", 12), ("gpt_neo", 16), ("mpt", 16), ("mamba2", 0)])
+def test_heads_are_known_by_whatever_name_a_config_has_for_them(model_type, heads):
+    assert attention_heads(AutoConfig.for_model(model_type)) == heads
 
 
 def test_the_longest_row_is_what_the_config_names():

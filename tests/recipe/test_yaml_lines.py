@@ -148,10 +148,18 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine():
     assert plain(root) == {"a": 1, "b": "x"} and not said
 
 
-@pytest.mark.parametrize(("name", "said"), [("gone.yaml", "no such file"), ("folder", "is a folder; give a .yaml file")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone.yaml", "no such file (looked from {here})."),
+        ("demo.yml", "no such file (looked from {here}). Did you mean {folder}/demo.yaml?"),
+        ("folder", "is a folder. Give the .yaml file."),
+    ],
+)
 def test_a_path_that_is_no_file_is_a_mistake(tmp_path: Path, name, said):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "demo.yaml").touch()
     found = Mistakes()
     with pytest.raises(UnreadableError):
         read_yaml(tmp_path / name, found)
-    assert [text for _, text in found.found] == [said]
+    assert [text for _, text in found.found] == [said.format(here=Path.cwd(), folder=tmp_path)]
