@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from cpt.recipe.references import resolved
+from cpt.recipe.references import WAYS_TO_WEIGH, resolved, take_way
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, Place
 from cpt.recipe.yaml_lines import UnreadableError, read_value
@@ -21,7 +21,10 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             value = read_value(text, place, mistakes)
         except UnreadableError:
             continue
-        put(root, steps_of(key.strip()), value, mistakes)
+        steps = steps_of(key.strip())
+        put(root, steps, value, mistakes)
+        if steps[0] == "data" and steps[1:] in ([way] for way in WAYS_TO_WEIGH) and value.value and isinstance(root.value["data"].value, dict):
+            take_way(root.value["data"], steps[1])
         root = resolved(root, Recipe, mistakes, trail=())
     return root
 

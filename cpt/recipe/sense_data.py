@@ -94,7 +94,12 @@ def weights_are_given_once(data: Data) -> Found:
     for index, source in enumerate(data.sources):
         if given and source.weight != 1:
             location: Location = ("data", "sources", index, "weight")
-            yield Senseless(location, f"`{dotted(location)}` has no effect: the weights follow from `{dotted(given[0])}`", given[0])
+            instead_none = {"phases": "[]", "temperature": "null"}[str(given[0][1])]
+            text = (
+                f"`{dotted(location)}` has no effect: the weights follow from `{dotted(given[0])}`. Remove it, or write "
+                f"`{dotted(given[0])}: {instead_none}` for the sources' own weights"
+            )
+            yield Senseless(location, text, given[0])
 
 
 def phases_follow_each_other(budget: Budget, data: Data) -> Found:

@@ -124,12 +124,6 @@ def kind_of(hint: Any, default: Any) -> str:
     return kind if default is None else f"{kind}; {default_in_words(default)}"
 
 
-def more_about(name: str) -> str:
-    """The page of the command, or of the group that it belongs to."""
-    page = PAGES.get(name.removeprefix("cpt "))
-    return f" More: [{page.rpartition('/')[2].removesuffix('.md').replace('_', ' ')}](../{page})." if page else ""
-
-
 def cell(text: str) -> str:
     """Fit for a table: on one line, without bars."""
     return " ".join(text.replace("|", "\\|").split())

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,8 +64,3 @@ def parsed(content: bytes) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return events
-
-
-def count_events(folder: Path) -> dict[str, int]:
-    """How many there are of each kind."""
-    return dict(Counter(str(event["kind"]) for event in read_events(folder)))

@@ -29,11 +29,6 @@ class Generations:
     accumulation: int
     """Micro-batches of each process in a step."""
 
-    @property
-    def prompts_per_step(self) -> int:
-        """How far a step moves in the data."""
-        return self.prompts * self.accumulation // self.micro_batches
-
     def check(self) -> None:
         """Raise where steps and generations do not fit into each other."""
         lasts, steps = self.micro_batches, self.accumulation

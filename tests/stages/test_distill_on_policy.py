@@ -48,7 +48,6 @@ def test_the_student_comes_nearer_to_its_teacher_on_what_it_writes(recipe_of, te
 
 def test_each_step_reads_its_own_prompts(recipe_of):
     trainer = student_trainer(recipe_of(steps=3))
-    assert trainer.generations.prompts_per_step == 32
     items = list(trainer.get_train_dataloader())
     assert [len(item) for item in items] == [32] * (2 * trainer.length.steps)
     assert items[0] == items[1] == [trainer.rows[row] for row in range(32)] and items[2] == [trainer.rows[row] for row in range(32, 64)]

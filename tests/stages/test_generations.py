@@ -40,7 +40,6 @@ def test_prompts_of_a_step_are_told_from_the_recipe_alone():
     assert prompts_of_step(trl.GRPOConfig, {}, 64) == 8
     assert prompts_of_step(trl.GRPOConfig, {"num_generations": 4, "num_iterations": 2}, 64) == 8
     assert prompts_of_step(SPOConfig, {"prompts_read": 3}, 64, read_for_each=3) == 192
-    assert Generations(prompts=16, micro_batches=4, accumulation=2).prompts_per_step == 8
 
 
 def test_no_whole_number_of_prompts_is_refused_with_what_to_change():
