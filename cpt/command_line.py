@@ -1,19 +1,21 @@
 """Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its class."""
 
+import errno
 import logging
 import os
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 
 from cpt.command_signature import command_of
 from cpt.console import settle
-from cpt.errors import CptError, Interrupted
+from cpt.errors import CptError, Interrupted, ResourceError
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
@@ -37,6 +39,9 @@ for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 settle(os.environ, on_terminal=sys.stderr.isatty())
 
+MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+LONGEST_PATH = 200
+
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 
@@ -54,7 +59,8 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
         name: what help pages and messages call it; by default the program's.
     """
     try:
-        app(list(arguments) if arguments is not None else None, prog_name=name)
+        with mistyped_paths_told():
+            app(list(arguments) if arguments is not None else None, prog_name=name)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
             # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
@@ -68,6 +74,28 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
             raise
         traceback.print_exc()  # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
         leave(1)
+
+
+@contextmanager
+def mistyped_paths_told() -> Iterator[None]:
+    """A path that names nothing on any disk was typed wrong, wherever it is found out, and an output on a full disk is nobody's bug.
+
+    Raises:
+        ResourceError: in place of the system's own error.
+    """
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno == errno.ENOSPC and problem.filename is None:
+            raise ResourceError("the output cannot be written: no space left on its disk. Free some.") from problem
+        if problem.errno not in MISTYPED or problem.filename is None:
+            raise
+        raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem
+
+
+def shortened(path: str) -> str:
+    """Without the middle of one that no line holds."""
+    return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
 
 
 def app_of(commands: Mapping[str, str]) -> typer.Typer:

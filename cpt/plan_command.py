@@ -15,7 +15,7 @@ from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.optim.released import check_release
 from cpt.planner.activations import Counted, count_activations
-from cpt.planner.advice import ACCUMULATION, Proposal, cheapest_that_fits, fits, host_that_is_needed
+from cpt.planner.advice import Proposal, cheapest_that_fits, fits, host_that_is_needed
 from cpt.planner.dry_run import dry_run
 from cpt.planner.efficiency import better_ways, speed_of_one_machine
 from cpt.planner.facts import ModelFacts
@@ -182,7 +182,6 @@ def tell_what_would_fit(proposal: Proposal | None, planned: Planned, write: Call
     if proposal is None:
         tell("Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or larger ones.")
         raise typer.Exit(DOES_NOT_FIT)
-    proposal = without_what_follows(proposal, planned.recipe)
     for line in told_proposal(proposal, planned.target):
         tell(line)
     if write is None:
@@ -230,11 +229,3 @@ def told_disk(needs: DiskNeeds) -> str:
     """What checkpoints take."""
     each = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once, and the model of {needs.export / GIB:.1f}"
     return f"Disk: {needs.total / GIB:,.0f} GiB: {each}."
-
-
-def without_what_follows(proposal: Proposal, recipe: Recipe) -> Proposal:
-    """Accumulation is not written where the global batch decides it."""
-    changes: dict[str, Any] = dict(proposal.changes)
-    if recipe.budget.global_batch_tokens is not None:
-        changes.pop(ACCUMULATION, None)
-    return Proposal(proposal.setup, proposal.plan, changes, proposal.slower)

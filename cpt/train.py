@@ -38,7 +38,6 @@ from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
 from cpt.stages.data import data_of
-from cpt.stages.examples import is_text
 from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.model import model_for
@@ -98,7 +97,7 @@ def train(
         with saved_on_errors(trainer):
             go_on(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
-        if is_main_process() and (any(map(is_text, data.held_out.values())) or recipe.evaluation.tasks):
+        if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)

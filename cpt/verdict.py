@@ -44,7 +44,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model is whole, and has a card without the verdict
-        tell(f"WARNING: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
+        tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")

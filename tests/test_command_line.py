@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -25,6 +26,39 @@ def test_the_main_process_prints_the_error_and_ends_with_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
         run_app(failing("a.txt is empty"), [])
     assert ended.value.code == 2 and capsys.readouterr().err == "DataError: a.txt is empty\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("file/status.json", "ResourceError: file/status.json: Not a directory. Name another path."),
+        ("a" * 300, f"ResourceError: {'a' * 100}...{'a' * 100}: File name too long. Name another path."),
+        ("itself", "ResourceError: itself: Too many levels of symbolic links. Name another path."),
+    ],
+)
+def test_a_path_that_can_name_nothing_is_told_without_a_traceback(tmp_path, monkeypatch, capsys, path, said):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("itself").symlink_to("itself")
+    app = typer.Typer()
+    app.command()(lambda: Path(path).read_text())
+    with pytest.raises(SystemExit) as ended:
+        run_app(app, [])
+    assert ended.value.code == 2 and capsys.readouterr().err.strip() == said
+
+
+def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
+    app = typer.Typer()
+    app.command()(lambda: (tmp_path / "gone").read_text())
+    with pytest.raises(FileNotFoundError):
+        run_app(app, [])
+
+
+def test_an_output_on_a_full_disk_is_told_in_a_line():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "ResourceError: the output cannot be written: no space left on its disk. Free some.\n"
 
 
 def test_another_process_lets_the_main_one_speak_first(capsys, monkeypatch):

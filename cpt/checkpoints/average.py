@@ -39,7 +39,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
     if len(folders) < 2:  # the run is done and its model written: nothing to fail for
-        tell(f"WARNING: no average is written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
+        tell(f"warning: no average is written: {run} has {len(folders)} checkpoint. Save more often, or train longer.")
         return
 
     def write() -> None:

@@ -141,7 +141,7 @@ def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
     if dtype != torch.float32:
         yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
     if proof.exported.largest > proof.effect.largest:
-        yield f"WARNING: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32, or train on."
+        yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32, or train on."
 
 
 def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, pth: Path | None = None) -> str:

@@ -38,7 +38,7 @@ def describe_for_servers(folder: Path, tokenizer: PreTrainedTokenizerBase) -> li
         else "Chat template: none, so completions only. SFT on chats or `cpt merge --method task_arithmetic` gives one.",
     ]
     if config.get("tie_word_embeddings") and has_head:
-        lines.append("WARNING: config.json ties the head to the embeddings, and yet a head is stored: servers differ in which they take.")
+        lines.append("warning: config.json ties the head to the embeddings, and yet a head is stored: servers differ in which they take.")
     return lines
 
 
@@ -46,12 +46,12 @@ def describe_generation(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str
     """Whether generation ends where the tokenizer ends a document."""
     path = folder / "generation_config.json"
     if not path.is_file():
-        return "WARNING: no generation_config.json: servers take the end token of config.json."
+        return "warning: no generation_config.json: servers take the end token of config.json."
     ends = json.loads(path.read_text()).get("eos_token_id")
     known = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id not in known:
         return (
-            f"WARNING: generation_config.json ends at token {ends}, the tokenizer's end of a document is {tokenizer.eos_token_id} "
+            f"warning: generation_config.json ends at token {ends}, the tokenizer's end of a document is {tokenizer.eos_token_id} "
             f"({tokenizer.eos_token}): a server may not stop. Set eos_token_id in generation_config.json."
         )
     return f"Generation ends at {tokenizer.eos_token} ({ends})."
@@ -62,15 +62,15 @@ def describe_adapter(folder: Path) -> list[str]:
     config = json.loads((folder / ADAPTER_CONFIG).read_text())
     lines = []
     if whole := config.get("modules_to_save"):
-        lines.append(f"WARNING: it carries whole layers ({', '.join(whole)}): vLLM refuses such adapters. Serve the merged model.")
+        lines.append(f"warning: it carries whole layers ({', '.join(whole)}): vLLM refuses such adapters. Serve the merged model.")
     targets = config.get("target_modules") or []
     names = [targets] if isinstance(targets, str) else targets
     if trained := [name for name in names if name.split(".")[-1] in ("embed_tokens", "wte", "lm_head", "embed_out")]:
-        lines.append(f"WARNING: it adapts embeddings or head ({', '.join(trained)}): vLLM and llama.cpp refuse that or need options.")
+        lines.append(f"warning: it adapts embeddings or head ({', '.join(trained)}): vLLM and llama.cpp refuse that or need options.")
     if config.get("trainable_token_indices"):
-        lines.append("WARNING: it trains single tokens' embeddings, which servers do not read. Serve the merged model.")
+        lines.append("warning: it trains single tokens' embeddings, which servers do not read. Serve the merged model.")
     if config.get("use_dora"):
-        lines.append("WARNING: it is a DoRA adapter, which vLLM refuses. Serve the merged model.")
+        lines.append("warning: it is a DoRA adapter, which vLLM refuses. Serve the merged model.")
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     if rank > 16:
         lines.append(f"Its rank is {rank}: vLLM needs --max-lora-rank {rank}.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.rule import Rule
 
 from cpt.console import open_console
 from cpt.demo.answer import Answer, ask_server
@@ -24,6 +25,7 @@ VOCABULARY_SIZE = 4096
 TOKENS = 220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
 LOG = "training.logging_steps=50"  # few lines
 SEEDS = (1, 2, 3)
+WIDTH_OF_A_TITLE = 80
 PROMPT = "def read_lines(path):\n"
 
 
@@ -60,20 +62,20 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     """
     console = open_console()
     cpt = Commands(console, {"CPT_CACHE": str(folder / "cache")})
-    title(console, 1, "Text: code and prose out of this Python's standard library")
+    title(console, "1  Text: code and prose out of this Python's standard library")
     documents, general = make_texts(folder, console)
-    title(console, 2, "A base model: a tokenizer and 1.3M parameters, trained on the prose")
+    title(console, "2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
     base = train_base(folder, general, overrides, cpt)
-    title(console, 3, "Your turn: a folder of documents and a base model become a recipe")
+    title(console, "3  Your turn: a folder of documents and a base model become a recipe")
     recipe = folder / "recipe.yaml"
     if not recipe.exists():
         what: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
         cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *what, "--output", recipe)
     else:
         console.print(f"{recipe} is there already.", highlight=False)
-    title(console, 4, f"Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
+    title(console, f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
     runs = train_seeds(folder, recipe, seeds, overrides, cpt)
-    title(console, 5, "Hand over: weights that others read, and a server")
+    title(console, "5  Hand over: weights that others read, and a server")
     model = folder / "model"
     if not model.exists():
         cpt.run("export", runs[0].folder, "--output", model)
@@ -81,10 +83,10 @@ def run_demo(folder: Path = FOLDER, seeds: Sequence[int] = SEEDS, overrides: Seq
     return report(base, runs, answer, folder, console)
 
 
-def title(console: Console, number: int, text: str) -> None:
+def title(console: Console, text: str) -> None:
     """Where a part begins."""
     console.print()
-    console.rule(f"[bold]{number}  {text}", align="left")
+    console.print(Rule(f"[bold]{text}", align="left"), width=min(console.width, WIDTH_OF_A_TITLE))
 
 
 def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
@@ -147,8 +149,7 @@ def train_seeds(folder: Path, recipe: Path, seeds: Sequence[int], overrides: Seq
 
 def report(base: Run, runs: Sequence[Run], answer: Answer | None, folder: Path, console: Console) -> int:
     """The table, to the terminal and to files; 0 when every seed did what it should."""
-    console.print()
-    console.rule("[bold]Result", align="left")
+    title(console, "Result")
     summary = summarize(base, runs, answer)
     write_summary(summary, folder)
     show(summary, console, folder)

@@ -12,6 +12,7 @@ from cpt.data.check import unchecked_sources
 from cpt.data.contamination import Contamination, find_contamination
 from cpt.data.decontamination import Judged
 from cpt.data.form_of_stage import sections_of
+from cpt.data.forms import ONE_A_ROW
 from cpt.data.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
@@ -118,7 +119,7 @@ def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[N
         return {}, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
     questions, not_run = dict[str, list[Question]](), []
     for name, judged in open_judged_sets(judges_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)).items():
-        if name in evaluation.retain:
+        if name in evaluation.retain or judged.rows.form in ONE_A_ROW:  # of which no text is made
             continue
         try:
             questions[name] = domain_test(judged.texts(), most=most)

@@ -14,6 +14,7 @@ from cpt.runs.record import Run
 
 log = logging.getLogger("cpt")
 FIGURE, SUFFIX = "eval_", "_bits_per_byte"
+METRICS = "metrics.jsonl"  # of a run's folder
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class StopWhenForgetting(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Find the first values of a run that was begun before."""
-        course = read_course(self.run.folder / "metrics.jsonl") if state.global_step else []
+        course = read_course(self.run.folder / METRICS) if state.global_step else []
         self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -87,6 +88,13 @@ def read_course(metrics: Path) -> list[Point]:
         if figures:
             points[logged["step"]] = Point(logged["step"], logged["tokens"], figures)
     return [points[step] for step in sorted(points)]
+
+
+def last_tokens(metrics: Path) -> int:
+    """Tokens that were read at the last evaluation; 0 where there was none."""
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    logs = [json.loads(line) for line in lines if line.endswith("}")]
+    return max((int(logged["tokens"]) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0)
 
 
 def evaluated_steps(metrics: Path) -> set[int]:

@@ -1,20 +1,21 @@
 """Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a finished run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpt.data.contamination import Contamination
-from cpt.data.decontamination import REASON
 from cpt.evaluation.findings import Findings, ScoreFinding
+from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
-from cpt.evaluation.retention import Point, read_course
+from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
+from cpt.evaluation.source_facts import SourceFacts, sources_of
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import INPUTS, RECIPE, Run
+from cpt.runs.record import RECIPE, Run
 
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
 
@@ -31,19 +32,6 @@ class SetVerdict:
     documents: int | None = None
     difference: Difference | None = None
     """None where documents cannot be paired: then there is no interval."""
-
-
-@dataclass(frozen=True)
-class SourceFacts:
-    """A training source."""
-
-    name: str
-    documents: int
-    share: float
-    """Of the run's tokens."""
-    licence: str | None
-    decontaminated: int = 0
-    """Documents that the filter `decontaminate` left out."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +82,21 @@ class Verdict:
     """The command that serves the model."""
     is_complete: bool = False
     """False while only what the run itself measured is in it."""
+    examples: list[ExampleSet] = field(default_factory=list)
+    """Held-out pairs, judged answers and prompts, of stages that learn from such."""
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain became clearly better; None where no interval tells."""
+        """Whether the domain, or where there are pairs their choice, became clearly better; None where no interval tells."""
+        if self.examples:
+            told = [one.worked for one in self.examples]
+            return None if None in told else all(told)
         return None if self.domain is None else self.domain.high < 0
 
     def headline(self) -> str:
         """What happened, in one or two sentences."""
+        if self.examples:
+            return " ".join([*(one.sentence() for one in self.examples), *self.cost_of_text()])
         if self.domain is None:
             return "Whether it worked is not known: no domain documents were compared one by one, so no interval can be given."
         change, other = relative(self.domain), "its base" if self.base is not None else "before its first step"
@@ -118,6 +113,19 @@ class Verdict:
         if self.general.high < 0:
             return f"{gain} General text became better too, by {relative(self.general)}."
         return f"{gain} General text is as good as before, as far as {self.general.items:,} documents can tell."
+
+    def cost_of_text(self) -> list[str]:
+        """What a run on examples did to held-out text."""
+        followed = [(what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None]
+        if not followed:
+            return ["What it forgot is not known: no held-out text was followed."]
+        said = {True: "needs {} more bits per byte", False: "needs {} fewer bits per byte"}
+        return [
+            f"Held-out {what} text {said[found.low > 0].format(relative(found))} than before."
+            if found.is_clear
+            else f"Held-out {what} text is as good as before, as far as {found.items:,} documents can tell."
+            for what, found in followed
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -156,10 +164,10 @@ def verdict_of_run(
         CheckpointError: kept losses are damaged.
     """
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
-    course = read_course(folder / "metrics.jsonl")
+    course = read_course(folder / METRICS)
     before, after = losses_before_and_after(folder)
     general = set(recipe.evaluation.retain)
-    sets = judged_sets(course, before, after, general)
+    sets, examples = judged_sets(course, before, after, general), read_example_sets(folder / METRICS)
     parts = {is_general: [one.name for one in sets if one.is_general == is_general and one.difference] for is_general in (True, False)}
     domain_of_all, general_of_all = (
         bits_per_byte_difference([before[name] for name in names], [after[name] for name in names]) if names else None
@@ -169,11 +177,11 @@ def verdict_of_run(
         run=folder.name,
         model=str(run.export_folder),
         base=None if recipe.model.from_scratch else recipe.model.path,
-        tokens=course[-1].tokens if course else 0,
+        tokens=last_tokens(folder / METRICS),
         sets=sets,
         domain=domain_of_all,
         general=general_of_all,
-        sources=sources_of(folder, recipe),
+        sources=sources_of(folder),
         stopped=run.status().get("stopped"),
         domain_test=list(evaluation.domain_test) if evaluation is not None else [],
         tasks=list(evaluation.tasks) if evaluation is not None else [],
@@ -181,9 +189,10 @@ def verdict_of_run(
         retention=course,
         frontier=frontier,
         samples=samples_of(folder),
-        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe), not_run), *not_run],
+        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe, of_examples=bool(examples)), not_run), *not_run],
         serve=serve,
         is_complete=is_complete,
+        examples=examples,
     )
 
 
@@ -217,21 +226,6 @@ def judged_sets(
     return sets
 
 
-def sources_of(folder: Path, recipe: Recipe) -> list[SourceFacts]:
-    """The training sources with their licences, as the run recorded them."""
-    path = folder / INPUTS
-    sources = json.loads(path.read_text())["data"]["sources"] if path.exists() else {}
-    return [
-        SourceFacts(name, facts["documents"], facts["share"], facts["licence"], num_decontaminated(facts["dropped"]))
-        for name, facts in sources.items()
-    ]
-
-
-def num_decontaminated(dropped: Mapping[str, int]) -> int:
-    """Of a source's documents, by what filters said."""
-    return sum(count for reason, count in dropped.items() if reason.startswith(REASON))
-
-
 def samples_of(folder: Path) -> list[Sample]:
     """What was written before the first and after the last step, prompt by prompt."""
     path = folder / "samples.jsonl"
@@ -246,12 +240,24 @@ def samples_of(folder: Path) -> list[Sample]:
 
 
 def left_out(
-    folder: Path, sets: Sequence[SetVerdict], evaluation: Findings | None, contamination: Contamination | None, recipe: Recipe
+    folder: Path,
+    sets: Sequence[SetVerdict],
+    evaluation: Findings | None,
+    contamination: Contamination | None,
+    recipe: Recipe,
+    *,
+    of_examples: bool = False,
 ) -> list[NotRun]:
-    """What was not looked at, why, and how to."""
+    """What was not looked at, why, and how to.
+
+    Args:
+        of_examples: pairs, judged answers or prompts were held out.
+    """
     missing = []
     evaluate = f"cpt evaluate {folder}" if recipe.model.from_scratch else f"cpt evaluate {folder} --against {recipe.model.path}"
-    if not sets:
+    if not sets and of_examples:
+        missing.append(NotRun("held-out text", "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"))
+    elif not sets:
         missing.append(NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"))
     if sets and not any(one.is_general for one in sets):
         why = f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
@@ -260,7 +266,7 @@ def left_out(
         missing.append(
             NotRun(f"intervals of {', '.join(unpaired)}", f"no losses by document were kept, or there is one document. {evaluate}")
         )
-    if evaluation is None or not evaluation.domain_test:
+    if (sets or not of_examples) and (evaluation is None or not evaluation.domain_test):
         missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))
     if evaluation is None or not evaluation.tasks:
         told = "not asked for (`evaluation.tasks`)"

@@ -9,6 +9,7 @@ from cpt.data.contamination import Contamination
 from cpt.errors import ResourceError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
+from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, verdict_of_run
 from cpt.runs.events import record_event
@@ -56,6 +57,7 @@ def verdict_page(verdict: Verdict) -> str:
         f"# Verdict on {verdict.run}",
         f"**{verdict.headline()}**",
         about(verdict),
+        section("Held-out examples", examples_table(verdict.examples)),
         section("Held-out text, bits per byte (lower is better)", sets_table(verdict.sets)),
         section("Domain test and benchmarks", scores_table([*verdict.domain_test, *verdict.tasks])),
         section("Domain against general, on the way", retention(verdict)),
@@ -78,6 +80,20 @@ def about(verdict: Verdict) -> str:
     base = f"from `{verdict.base}`" if verdict.base else "from new weights"
     stopped = f" The run {verdict.stopped}." if verdict.stopped else ""
     return f"The model in `{verdict.model}` was trained {base} on {verdict.tokens:,} tokens.{stopped}"
+
+
+def examples_table(sets: Sequence[ExampleSet]) -> str:
+    """A row for each figure of a set of pairs, judged answers or prompts."""
+    rows = []
+    for one in sets:
+        figures = {"loss": one.loss, "accuracy": one.accuracy, "margin": one.margin, "reward": one.reward}
+        for what, figure in figures.items():
+            if figure is None:
+                continue
+            before = "none" if what == "accuracy" and one.has_reference else f"{figure[0]:.4f}"
+            interval = f"{one.interval[0]:.3f} to {one.interval[1]:.3f}" if what == "accuracy" and one.interval else "none"
+            rows.append((f"{one.name}: {what}", f"{one.examples:,}", before, f"{figure[1]:.4f}", interval))
+    return table(("figure", "examples", "before", "after", "95 % interval"), rows) if rows else ""
 
 
 def sets_table(sets: Sequence[SetVerdict]) -> str:

@@ -8,6 +8,7 @@ import torch
 import typer
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.checkpoints.own_code import import_own_code, refuse_unknown_code
 from cpt.checkpoints.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
 from cpt.checkpoints.trained import find_trained
 from cpt.errors import RecipeError
@@ -75,6 +76,7 @@ def command(
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload the proven export to the Hugging Face Hub.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
+    module: Annotated[str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")] = None,
 ) -> None:
     """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained.
 
@@ -90,6 +92,7 @@ def command(
         numbers = way.dtype(dtype)
         refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
         way.check(numbers)
+        import_own_code(path, module)
         write(path, output, way, Wish(numbers, max_shard_size, pth, text, tolerance))
     elif push_to_hub is None:
         raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
@@ -102,6 +105,7 @@ def command(
 def write(path: Path, output: Path, way: Way, wish: Wish) -> None:
     """One way out, told as it goes, and sealed in the end."""
     trained = find_trained(path)
+    refuse_unknown_code(trained.folder)
     typer.echo(f"Taking {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
     if way.adapter_only:
         lines = export_adapter(trained, output, wish.text)

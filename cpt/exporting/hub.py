@@ -104,7 +104,7 @@ def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str
         yield f"Data: {source}, licence {licence}."
     unstated = base is None or LICENCE_NOT_KNOWN in base or any(licence == LICENCE_NOT_KNOWN for _, licence in sources)
     if unstated and not private:
-        yield "WARNING: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the base's own card)."
+        yield "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the base's own card)."
 
 
 def data_rows(rows: list[list[str]]) -> Iterator[list[str]]:

@@ -97,6 +97,9 @@ def write_stage(ledger: Ledger, stage: str) -> None:
     if rl in ("ipo", "simpo"):
         ledger.put("training.loss_type", ["ipo"] if rl == "ipo" else "simpo", f"rl: {rl}")
         ledger.otherwise("rl", f"stage: {stage}, with training.loss_type")
+    elif rl == "gdpo":
+        ledger.put("training.multi_objective_aggregation", "normalize_then_sum", "rl: gdpo")
+        ledger.otherwise("rl", "stage: grpo, with training.multi_objective_aggregation")
     elif rl and stage != rl:
         ledger.drop("rl", f"there is no stage for `{rl}`; the recipe says `stage: {stage}`. docs/stages.md names those there are")
     ledger.enter("rl", "carried", f"stage: {stage}")

@@ -9,7 +9,7 @@ from cpt.importing.axolotl_forms import CHAT, FRAME_TOLD, SHAREGPT, TEXT, base_o
 from cpt.importing.ledger import EMPTY, Ledger
 from cpt.importing.sources import is_on_the_hub, places_of, split_of, with_names, write_shares
 
-STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo"}
+STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
 ROLES_READ = (("role", "content"), ("from", "value"), ("role", "value"))
 """What messages may be made of."""
 ASSISTANTS: tuple[list[str], ...] = (["assistant"], ["gpt"], ["assistant", "gpt"], [])
@@ -90,10 +90,9 @@ def write_sources(ledger: Ledger, stage: str) -> None:
         ledger.skip_empty([key])
         for number, dataset in enumerate(datasets(ledger, key)):
             place = f"{key}[{number}]"
-            found = sources_of(ledger, place, dataset, stage, text=key == "pretraining_dataset")
-            if ledger.is_on("streaming") or key == "pretraining_dataset":
-                found = [{**source, "streaming": True} if is_on_the_hub(source["path"]) else source for source in found]
-            sources += with_names(found, taken)
+            is_pretraining = key == "pretraining_dataset"
+            streams = ledger.is_on("streaming") or is_pretraining
+            sources += with_names(sources_of(ledger, place, dataset, stage, text=is_pretraining, streams=streams), taken)
     if not sources:
         raise RecipeError(f"{ledger.config.path}: it names no dataset: neither `datasets` nor `pretraining_dataset`")
     ledger.put("data.sources", sources)
@@ -119,7 +118,9 @@ def write_held_out(ledger: Ledger, stage: str) -> None:
     ledger.enter("val_set_size", "carried", "nothing is held out there, as here")
 
 
-def sources_of(ledger: Ledger, place: str, dataset: Mapping[str, Any], stage: str, *, text: bool) -> list[dict[str, Any]]:
+def sources_of(
+    ledger: Ledger, place: str, dataset: Mapping[str, Any], stage: str, *, text: bool, streams: bool = False
+) -> list[dict[str, Any]]:
     """One dataset, of which each key is entered."""
     paths, files = places_of(str(dataset["path"]), dataset.get("data_files"))
     ledger.enter(f"{place}.path", "carried", f"data.sources: {', '.join(paths)}" if len(paths) > 1 else "data.sources[].path")
@@ -128,11 +129,13 @@ def sources_of(ledger: Ledger, place: str, dataset: Mapping[str, Any], stage: st
     if hub:
         source |= {key: dataset[old] for key, old in {"subset": "name", "revision": "revision"}.items() if dataset.get(old)}
         source |= {"data_files": files} if files else {}
-    split, most, left = split_of(str(dataset.get("split") or "train"))
+        source |= {"streaming": True} if streams else {}
+    split, most, left = split_of(str(dataset.get("split") or "train"), whole=hub and not streams)
     source |= {"split": split} if hub and split != "train" else {}
     source |= {"max_documents": most} if most else {}
     if left:
-        ledger.drop(f"{place}.split", f"a share of a split cannot be named: all of `{split}` is read; `max_documents` takes its beginning")
+        told = f"of a file, or of a stream, no share can be named: all of `{split}` is read; `max_documents` takes its beginning"
+        ledger.drop(f"{place}.split", told)
     for key, name in {"split": "split", "name": "subset", "revision": "revision", "data_files": "data_files"}.items():
         if dataset.get(key) is None:
             continue

@@ -71,6 +71,10 @@ def chat_of_pairs(kind: str) -> dict[str, str] | None:
 def chat_of_rl(kind: str, stage: str) -> dict[str, str] | None:
     """`chat` for a type of preferences or judgements; None for another."""
     style = kind.partition(".")[2] if "." in kind else "" if kind in ("chatml", "llama3", "chat_template", "") else kind
+    if kind.startswith("passthrough"):
+        return {side: side for side in ("prompt", "chosen", "rejected")}
+    if kind == "bradley_terry.chat_template":
+        style = "icr"
     table = JUDGED if stage == "kto" else PREFERENCES
     found = table.get(style)
     if found is not None and style == "argilla" and kind.startswith("chat_template") and stage != "kto":

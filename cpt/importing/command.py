@@ -65,7 +65,7 @@ def imported(path: Path, tool: Tool | None = None, gpus: int = 1) -> Ledger:
     """
     config = read_config(path)
     known: dict[str, set[str]] = {Tool.AXOLOTL: {*axolotl_keys.KNOWN}, Tool.LLAMAFACTORY: {*llamafactory_keys.KNOWN, *trainer_keys()}}
-    told = tool or Tool(kind_of(config, known))
+    told = tool or Tool(kind_of(config, known, NEEDED))
     needed = NEEDED[told]
     if not isinstance(config.values.get(needed), str):
         hint = did_you_mean(needed, [key for key in config.values if key not in known[told]])

@@ -14,6 +14,8 @@ MAX_VALUES = 10_000
 MAX_DEPTH = 12
 OURS = {"model", "data", "budget", "base"}
 """Sections of a recipe; neither tool has a key that is called so."""
+V1 = {"train_dataset", "peft_config", "dist_config", "kernel_config", "model_class", "sample_backend"}
+"""Keys of LLaMA-Factory's v1, beside `model`."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,21 @@ def count(value: object, depth: int) -> int:
     return total
 
 
-def kind_of(config: Config, known: Mapping[str, Collection[str]]) -> str:
-    """The tool whose config this is, by the keys that only it has.
+def kind_of(config: Config, known: Mapping[str, Collection[str]], needed: Mapping[str, str]) -> str:
+    """The tool whose config this is: by what it calls the model, else by the keys that only it has.
 
     Args:
         known: the keys of each tool.
+        needed: the key of each tool without which it does nothing.
 
     Raises:
         RecipeError: of neither, or of both.
     """
+    named = [tool for tool, key in needed.items() if key in config.values]
+    if len(named) == 1:  # the tools borrow keys from each other and from the Trainer: `torch_dtype`, `trackio_space_id`
+        return named[0]
+    if "model" in config.values and not V1.isdisjoint(config.values):
+        raise RecipeError(f"{config.path} is of LLaMA-Factory's v1, whose keys are others. Give the config of its main version, or start: cpt init")
     own = {tool: sorted(key for key in config.values if key in keys and not in_others(key, tool, known)) for tool, keys in known.items()}
     found = [tool for tool, keys in own.items() if keys]
     if not found:

@@ -17,7 +17,9 @@ class Dialect:
     held_out: str
     """Share, or number, of documents that are kept for evaluation."""
     saves_by_default: int | None
-    """Steps after which it saves where nothing is said."""
+    """Steps after which it saves where nothing is said; None: at the end of each epoch."""
+    keeps_by_default: int | None
+    """Checkpoints that it keeps where nothing is said; None: all."""
     sequence_length: int
     rows_by_default: int
     epochs_by_default: float
@@ -36,6 +38,7 @@ AXOLOTL = Dialect(
     scheduler="lr_scheduler",
     held_out="val_set_size",
     saves_by_default=None,
+    keeps_by_default=4,
     sequence_length=512,
     rows_by_default=1,
     epochs_by_default=1,
@@ -52,6 +55,7 @@ LLAMAFACTORY = Dialect(
     scheduler="lr_scheduler_type",
     held_out="val_size",
     saves_by_default=500,
+    keeps_by_default=None,
     sequence_length=2048,
     rows_by_default=8,
     epochs_by_default=3,

@@ -139,7 +139,8 @@ def write_tuning(ledger: Ledger) -> None:
         return
     if asked == "full":
         ledger.enter("finetuning_type", "carried", "all parameters: no `model.lora`")
-    ledger.drop("finetuning_type", f"`{asked}` trains some layers alone, and the recipe trains all: write `model.lora` for adapters")
+    what = "trains some layers alone" if asked == "freeze" else "is nothing that LLaMA-Factory knows (QLoRA is lora with quantization_bit)"
+    ledger.drop("finetuning_type", f"`{asked}` {what}, and the recipe trains all: write `model.lora` for adapters")
     without_adapter(ledger, keys)
 
 
@@ -160,21 +161,23 @@ def write_lora(ledger: Ledger, names: dict[str, str], method: str) -> None:
             options["init_lora_weights"] = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
             for key in START:
                 ledger.enter(key, "carried", "model.lora.init_lora_weights")
-    options |= quantization(ledger)
+    options |= quantization(ledger, method)
     for key in [*names, *START]:
         ledger.enter(key, "carried", OFF)
 
 
-def quantization(ledger: Ledger) -> dict[str, Any]:
-    """The base in 4 bit, where asked."""
+def quantization(ledger: Ledger, adapter: str) -> dict[str, Any]:
+    """The base in 4 bit, where asked and where the adapter has layers for it."""
     bits, method = ledger.whole("quantization_bit"), str(ledger.value("quantization_method", "bitsandbytes")).lower()
     kind = str(ledger.value("quantization_type", "nf4"))
     if bits is None:
         for key in QUANTIZED:
             ledger.otherwise(key, "no effect there: nothing is quantised")
         return {}
-    if bits != 4 or method not in ("bitsandbytes", "bnb"):
-        ledger.drop("quantization_bit", f"{bits} bit by {method}: the base is in 4 bit by bitsandbytes (`quantize: nf4`), or whole")
+    if adapter == "oft" or bits != 4 or method not in ("bitsandbytes", "bnb"):
+        told = "peft's oft has no layer for weights in 4 bit: the base stays whole" if adapter == "oft" else None
+        told = told or f"{bits} bit by {method}: the base is in 4 bit by bitsandbytes (`quantize: nf4`), or whole"
+        ledger.drop("quantization_bit", told)
         for key in QUANTIZED:
             ledger.otherwise(key, "see quantization_bit")
         return {}

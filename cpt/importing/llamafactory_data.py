@@ -12,10 +12,18 @@ from cpt.importing.sources import is_on_the_hub, with_names, write_shares
 from cpt.recipe.yaml_lines import shown_path
 
 INFO = "dataset_info.json"
+REMOTE = "REMOTE:"
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
 OPENAI = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
 MEDIA = ("images", "videos", "audios")
+OTHER_JOBS = {
+    "export_dir": "writes a model: `cpt merge`, `cpt export`",
+    "eval_dataset": "judges a model: `cpt evaluate`",
+    "infer_backend": "talks to a model: `cpt chat`, `cpt serve`",
+    "task": "judges a model: `cpt evaluate --tasks`",
+}
+"""Keys of configs that do not train, and what does it here."""
 ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
@@ -29,7 +37,8 @@ def write_sources(ledger: Ledger, stage: str) -> None:
     info, place = read_info(ledger, folder)
     sources = sources_of(ledger, "dataset", folder, info, place, stage)
     if not sources:
-        raise RecipeError(f"{ledger.config.path}: it names no `dataset`")
+        job = next((f". It is a config that {told}" for key, told in OTHER_JOBS.items() if ledger.value(key)), "")
+        raise RecipeError(f"{ledger.config.path}: it names no `dataset` to train on{job}")
     write_weights(ledger, sources)
     ledger.put("data.sources", sources)
     write_shares(ledger, sources)
@@ -75,12 +84,20 @@ def sources_of(ledger: Ledger, key: str, folder: str, info: Mapping[str, Any] | 
             continue
         sources.append(source_of(ledger, name, entry, place, stage))
     if missing:
-        why = f"not in {place / INFO}.{did_you_mean(missing[0], info)}" if info is not None else f"there is no {place / INFO} from here"
+        why = f"not in {place / INFO}.{did_you_mean(missing[0], info)}" if info is not None else why_no_info(place)
         written = place / f"{missing[0]}.json"
         remedy = f"The recipe says {written}: write where it lies, and its columns as `chat` or `text_column`"
         ledger.drop(key, f"{', '.join(missing)}: {why} {remedy}")
     ledger.enter(key, "carried", f"data.sources, from {INFO}" if key == "dataset" else "evaluation.perplexity")
     return with_names(sources, set())
+
+
+def why_no_info(place: Path) -> str:
+    """Where the file with the datasets' names would be."""
+    if str(place).startswith(REMOTE):
+        repository = str(place).removeprefix(REMOTE)
+        return f"{INFO} lies on the Hub: `hf download {repository} --repo-type dataset --local-dir DIR`, and set `dataset_dir: DIR`."
+    return f"there is no {place / INFO} from here."
 
 
 def source_of(ledger: Ledger, name: str, entry: Mapping[str, Any], place: Path, stage: str) -> dict[str, Any]:

@@ -52,18 +52,21 @@ def write_precision(ledger: Ledger) -> None:
     """bf16, fp16 and tf32."""
     keys = ("bf16", "fp16", "tf32", "bfloat16", "float16", "float32", "pure_bf16")
     ledger.skip_empty(keys)
-    if ledger.is_on("fp16"):
+    wanted = ledger.value("bf16")
+    is_half = ledger.is_on("fp16") and wanted != "full" and (wanted == "auto" or not ledger.is_on("bf16"))
+    if is_half:
         ledger.put("training.fp16", True)
         ledger.enter("fp16", "carried", "training.fp16")
         ledger.otherwise("bf16", "fp16 decides")
-    wanted = ledger.value("bf16")
-    if wanted == "auto" and not ledger.is_on("fp16"):
-        ledger.put("training.bf16", True, "bf16: auto")
+    elif wanted == "full" or ledger.is_on("bf16") or ledger.is_on("pure_bf16"):
+        ledger.put("training.bf16", True, "bf16: auto" if wanted == "auto" else "")
+    if wanted == "full":
+        ledger.put("model.dtype", "bfloat16", "bf16: full")
+        ledger.otherwise("bf16", "training.bf16, and model.dtype: bfloat16: no weights in fp32")
+    if wanted == "auto":
         ledger.otherwise("bf16", "training.bf16: true; on a GPU without it, write fp16")
-    elif (ledger.is_on("bf16") or ledger.is_on("pure_bf16")) and not ledger.is_on("fp16"):
-        ledger.put("training.bf16", True)
     ledger.enter("bf16", "carried", "training.bf16" if ledger.is_on("bf16") else OFF)
-    ledger.enter("fp16", "carried", OFF)
+    ledger.enter("fp16", "otherwise" if ledger.is_on("fp16") else "carried", "bf16 decides" if ledger.is_on("fp16") else OFF)
     if ledger.is_on("tf32"):
         ledger.carry("tf32", "training.tf32", True)
     ledger.enter("tf32", "carried", OFF)

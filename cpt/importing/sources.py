@@ -33,9 +33,15 @@ def places_of(path: str, files: Any) -> tuple[list[str], list[str]]:
     return [str(Path(path) / name) if Path(path).is_dir() else name for name in named] or [path], []
 
 
-def split_of(written: str) -> tuple[str, int | None, str]:
-    """A split's name, how many of its rows, and what of it cannot be said: `train[:1000]`, `train[:20%]`."""
+def split_of(written: str, *, whole: bool = False) -> tuple[str, int | None, str]:
+    """A split's name, how many of its rows, and what of it cannot be said: `train[:1000]`, `train[:20%]`.
+
+    Args:
+        whole: a dataset on the Hub that is not streamed, of which `datasets` reads any part that is written so.
+    """
     found = PART.fullmatch(written)
+    if whole and (found is None or found["percent"]):
+        return written, None, ""
     if found is None:
         return re.split(r"[\[+]", written)[0], None, "" if re.fullmatch(r"[\w.-]+", written) else written
     return found["split"], None if found["percent"] else int(found["number"]), written if found["percent"] else ""

@@ -24,21 +24,27 @@ NO = ("no", "false")
 def write_saving(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
     """When checkpoints are written, and how many are kept."""
     write_interval(ledger, "save", "checkpoints", "saves_per_epoch", lengths)
-    saving = ledger.recipe.get("checkpoints", {})
-    if not saving and dialect.saves_by_default and not asks_for(ledger, "save") and "save_strategy" not in ledger.config.values:
-        ledger.put("checkpoints.every_steps", dialect.saves_by_default, f"the default of {ledger.called}")
+    if not any(ledger.value(key) is not None for key in ("save_steps", "saves_per_epoch", "save_strategy")):
+        write_default_saving(ledger, dialect, lengths)
     kept = ledger.whole("save_total_limit")
     ledger.skip_empty(["save_total_limit"])
     if kept is not None and ledger.recipe.get("checkpoints"):
         ledger.carry("save_total_limit", "checkpoints.keep", kept)
     elif ledger.recipe.get("checkpoints"):
-        ledger.put("checkpoints.keep", None, f"{ledger.called} keeps all; `keep: 3` the last three")
+        some = dialect.keeps_by_default
+        ledger.put("checkpoints.keep", some, f"{ledger.called} keeps {some or 'all'}" + ("" if some else "; `keep: 3` the last three"))
     ledger.otherwise("save_total_limit", "nothing to keep: only the end is saved")
 
 
-def asks_for(ledger: Ledger, what: str) -> bool:
-    """Whether the config says when."""
-    return any(ledger.value(key) is not None for key in (f"{what}_steps", f"{what}s_per_epoch"))
+def write_default_saving(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
+    """Each so many steps, or at the end of each epoch."""
+    told = f"the default of {ledger.called}"
+    if dialect.saves_by_default:
+        ledger.put("checkpoints.every_steps", dialect.saves_by_default, told)
+    elif lengths.epochs > 1 and lengths.run_tokens:
+        ledger.put("checkpoints.every_tokens", tokens_for(1 / lengths.epochs, lengths), f"{told}: each epoch")
+    elif lengths.epochs > 1:
+        ledger.comments["checkpoints"] = f"{told}: each epoch; `cpt mixture` counts its tokens: write every_tokens"
 
 
 def write_evaluation(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:

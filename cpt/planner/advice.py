@@ -11,9 +11,10 @@ from typing import Any
 from cpt.planner.activations import Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import MemoryPlan, plan_memory
+from cpt.planner.optimizer_terms import IN_8_BIT, trains_half
 from cpt.planner.setup import Setup, Zero, zero_of
 from cpt.planner.speed import planned_speed
-from cpt.planner.stages import WHOLE
+from cpt.planner.stages import KINDS, WHOLE
 from cpt.planner.target import Target
 from cpt.planner.terms import GIB
 from cpt.recipe.references import REPOSITORY
@@ -39,6 +40,8 @@ class Proposal:
     """Keys of the recipe, with dots, and what to write there."""
     slower: float = 1.0
     """How many times the recipe's own time, if that fitted."""
+    others: tuple["Proposal", ...] = ()
+    """Other kinds of ways that fit, the next cheapest first."""
 
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
@@ -62,7 +65,11 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 
 def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
-    """All parameters before adapters; then the least time, where a change counts for three per cent of it."""
+    """The recipe's own optimizer for all parameters before other ways; then the least time, where a change counts for three per cent of it.
+
+    Where that optimizer fits in no way, weights in bfloat16 with moments in 8 bit and adapters stand side by side: which of them does is for
+    the reader to say.
+    """
     counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
 
     def judge(candidate: Setup, changes: dict[str, Any]) -> tuple[float, Proposal] | None:
@@ -79,11 +86,14 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
 
     own_facts, _ = counted(setup.weights_bytes, tuple((setup.lora or {}).items()))
     own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
-    for candidates in (with_all_parameters(setup, target), with_adapters(setup, target)):
-        judged = [found for candidate, changes in candidates if (found := judge(candidate, changes)) is not None]
-        if judged:
-            best = min(judged, key=lambda pair: pair[0])[1]
-            return replace(best, slower=best.slower / own_seconds)
+    for kinds in ((with_all_parameters(setup, target),), (with_small_states(setup, target), with_adapters(setup, target))):
+        ways: list[tuple[float, Proposal]] = []
+        for candidates in kinds:
+            judged = [found for candidate, changes in candidates if (found := judge(candidate, changes)) is not None]
+            ways += [min(judged, key=lambda pair: pair[0])] if judged else []
+        cheapest = [replace(way, slower=way.slower / own_seconds) for _, way in sorted(ways, key=lambda pair: pair[0])]
+        if cheapest:
+            return replace(cheapest[0], others=tuple(cheapest[1:]))
     return None
 
 
@@ -106,6 +116,42 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
         yield with_micro_batch(changed, micro_batch, changes)
 
 
+def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
+    """All parameters in bfloat16 without a copy in fp32, moments in 8 bit; on one GPU also with gradients that never add up."""
+    if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
+        return
+    small = replace(setup, weights_bytes=2, zero=None, half=True)
+    first: dict[str, Any] = {} if trains_half(setup) else {"model.dtype": "bfloat16"}
+    last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
+    for optimizer, candidate in product(IN_8_BIT, with_all_parameters(small, target)):
+        changed, changes = replace(candidate[0], optimizer=optimizer), candidate[1]
+        if changed.zero is not None:
+            continue
+        name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
+        yield changed, first | name | changes | last
+        if setup.gpus == 1 and setup.beside.stage not in KINDS and not setup.releases:
+            yield released(changed), first | name | {"optimizer.release_gradients": True} | one_portion(changed, changes) | last
+
+
+def released(setup: Setup) -> Setup:
+    """A step of one micro-batch, each of whose gradients is dropped when it was used."""
+    return replace(setup, releases=True, accumulation=1)
+
+
+def one_portion(setup: Setup, changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes with a step of one micro-batch, whose gradients are not clipped."""
+    step = {"budget.global_batch_tokens": setup.micro_batch * setup.sequence_length} if setup.batch_is_given else {ACCUMULATION: 1}
+    is_same = setup.accumulation == 1 and ACCUMULATION not in changes
+    return changes | ({} if is_same else step) | {"training.max_grad_norm": 0}
+
+
+def without_engine(setup: Setup) -> dict[str, Any]:
+    """What is taken out of a recipe that DeepSpeed or FSDP divides."""
+    if setup.zero is None:
+        return {}
+    return {"training.fsdp": None, "training.fsdp_config": None} if setup.zero.is_fsdp else {"training.deepspeed": None}
+
+
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
     """The last way out: adapters on weights in half precision."""
     if setup.lora is not None:
@@ -114,9 +160,8 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[st
     lora = replace(lora, weights_bytes=2 if lora.half else 4)
     for candidate, changes in with_all_parameters(lora, target):
         if candidate.zero is None:
-            dropped = {} if setup.zero is None else {f"training.{'fsdp' if setup.zero.is_fsdp else 'deepspeed'}": None}
             half = {"training.bf16": True} if lora.half and not setup.half else {}
-            yield candidate, {"model.lora": {"r": 16}} | dropped | half | changes
+            yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | half | changes
 
 
 def shipped_profiles() -> list[tuple[str, Zero]]:
@@ -148,7 +193,8 @@ def with_micro_batch(setup: Setup, micro_batch: int, changes: dict[str, Any]) ->
     if micro_batch == setup.micro_batch:
         return setup, changes
     accumulation = setup.accumulation * setup.micro_batch // micro_batch
-    portions = {"training.per_device_train_batch_size": micro_batch, ACCUMULATION: accumulation}
+    portions = {"training.per_device_train_batch_size": micro_batch}
+    portions |= {} if setup.batch_is_given else {ACCUMULATION: accumulation}
     beside, steps = setup.beside, setup.beside.steps_per_generation
     if steps is not None:  # as many completions are sampled at once
         portions["training.steps_per_generation"] = steps * setup.micro_batch // micro_batch

@@ -130,10 +130,27 @@ def told_time_beside(setup: Setup, *, is_planned: bool) -> Iterator[str]:
 
 
 def told_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
-    """What would make it fit."""
-    yield "The cheapest change that makes it fit:"
+    """What would make it fit, and the other kinds of ways that would."""
+    yield f"The cheapest change that makes it fit{what_it_is(proposal) if proposal.others else ''}:"
+    yield from told_changes(proposal, target)
+    for other in proposal.others:
+        yield f"Another way that fits{what_it_is(other)}:"
+        yield from told_changes(other, target)
+
+
+def what_it_is(proposal: Proposal) -> str:
+    """Which kind of a way, where there are several."""
+    return ", adapters" if "model.lora" in proposal.changes else ", all parameters with smaller states of the optimizer"
+
+
+def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
+    """What to write, and what comes of it."""
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
     time = f"about {proposal.slower - 1:.0%} more time" if proposal.slower > 1.005 else "no more time"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
     yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} than if the recipe's own way fitted."
+    if "model.dtype" in proposal.changes:
+        yield "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what that means."
+    if proposal.setup.releases:
+        yield f"  A step is one micro-batch of {proposal.setup.tokens_per_step:,} tokens, and gradients are not clipped by their norm."

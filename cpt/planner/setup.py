@@ -79,6 +79,10 @@ class Setup:
     """What the stage holds and makes besides."""
     nodes: int = 1
     """Machines, each with as many of the GPUs."""
+    batch_is_given: bool = False
+    """The recipe says the tokens of a step, and accumulation follows from them."""
+    scales_loss: bool = False
+    """Computes in fp16."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -172,6 +176,8 @@ def setup_of(
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
         beside=with_sharing(beside_of(recipe), training),
         nodes=nodes,
+        batch_is_given=recipe.budget.global_batch_tokens is not None,
+        scales_loss=bool(training.get("fp16")),
     )
 
 

@@ -70,7 +70,7 @@ def weigh_as_above(over: Node, base: Node) -> None:
     if isinstance(over.value, dict) and isinstance(base.value, dict):
         if "data" in over.value and "data" in base.value:
             weigh_as_above(over.value["data"], base.value["data"])
-        elif "sources" in base.value and not {"sources", "base"} & over.value.keys():
+        elif "sources" in base.value and "sources" not in over.value:
             for way in WAYS_TO_WEIGH:
                 if way in over.value and over.value[way].value:
                     take_way(base, way)

@@ -11,9 +11,9 @@ from types import FrameType
 
 import typer
 
+from cpt.checkpoints.own_code import import_own_code
 from cpt.data.form_of_stage import form_of_stage
 from cpt.errors import ResourceError
-from cpt.extend import import_user_module
 from cpt.recipe.load import load_recipe
 from cpt.runs.record import RECIPE
 from cpt.serving.about_run import beginnings_of, headline_of
@@ -47,8 +47,7 @@ def chat_in_browser(
     check_port(host, port)
     if find_spec("gradio") is None:
         raise ResourceError("the page needs gradio. Install it: pip install 'cpt[chat]'")
-    if module is not None:
-        import_user_module(module)
+    import_own_code(Path(model), module)
     run = run_of(model)
     typer.echo(f"Loading {model} ...")
     sides = load_sides(model, against, alone=alone, dtype=dtype, device=device)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from transformers.utils.import_utils import is_serve_available
 
 from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.own_code import NAME_IT, import_own_code
 from cpt.checkpoints.proof import brings_its_code
 from cpt.checkpoints.trained import TOKENIZER_FILES
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError
@@ -20,7 +21,7 @@ from cpt.models.config import read_config
 from cpt.models.families.register import FAMILIES
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
-from cpt.serving.own_models import can_be_served, import_own_code
+from cpt.serving.own_models import can_be_served
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
         import_own_code(folder, module)
     if not can_be_served(architectures[0]):
         remedy = (
-            "Name the module that registers it: --import package.module"
+            NAME_IT
             if brings_its_code(folder)
             else "Export the model with cpt export, or install the version of transformers that knows it."
         )

@@ -22,6 +22,7 @@ footer { display: none !important; }
 """
 NO_TEMPLATE = "{} no chat template: text is continued, questions are not answered."
 BEGIN = "For that, write the beginning of a document, as it would stand in the training text."
+ENDED_AT_ONCE = "(the model ended its answer at once)"
 ONE_AFTER_THE_OTHER = "answers"  # Gradio's name for a queue
 
 
@@ -151,11 +152,15 @@ class Conversation:
         yield shown, ""
         try:
             for number, side in enumerate(self.sides):
+                answer = ""
                 for answer in self.answers.stream(side, asked[number], sampling, stopped, as_chat=as_chat, system_prompt=system_prompt):
                     shown[number] = [*before[number], {"role": "assistant", "content": answer}]
                     yield shown, ""
                 if stopped.is_set():
                     break
+                if not answer:
+                    shown[number] = [*before[number], {"role": "assistant", "content": ENDED_AT_ONCE}]
+                    yield shown, ""
         except CptError as problem:
             yield shown, str(problem)
 
@@ -221,9 +226,10 @@ def text_of(content: Any) -> str:
 
 
 def answered(turns: Sequence[Turn]) -> list[Turn]:
-    """Without prompts that were stopped before an answer began: templates want the roles in turn."""
+    """Without prompts that were stopped before an answer began: templates want the roles in turn. What the model did not say is no part."""
     following = [*(turn["role"] for turn in turns[1:]), "user"]
-    return [turn for turn, after in zip(turns, following, strict=False) if "assistant" in (turn["role"], after)]
+    said = [turn if turn["content"] != ENDED_AT_ONCE else turn | {"content": ""} for turn in turns]
+    return [turn for turn, after in zip(said, following, strict=False) if "assistant" in (turn["role"], after)]
 
 
 def without_last(talks: Sequence[list[Turn]]) -> tuple[list[list[Turn]], str]:

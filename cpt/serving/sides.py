@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.checkpoints.merge_lora import build_base, check_base_weights, is_of_scoring_model, rounded_to
+from cpt.checkpoints.own_code import refuse_unknown_code
 from cpt.checkpoints.trained import Trained, find_trained, load_whole, tokenizer_of, with_adapter
 from cpt.errors import CheckpointError, CptError, RecipeError, ResourceError
 from cpt.evaluation.evaluate import positions_of
@@ -110,6 +111,7 @@ def place_of(name: str) -> Place:
         trained = find_trained(path)
         if trained.kind == "adapter" and is_of_scoring_model(trained.folder):
             raise CheckpointError(f"{name} is a reward model: it gives scores and writes nothing.")
+        refuse_unknown_code(trained.folder)
         return Place(str(trained.folder), trained)
     try:
         load_config(Model(path=name))

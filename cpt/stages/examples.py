@@ -19,6 +19,7 @@ from cpt.stages.model import PACKED
 from cpt.stages.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter
+LOSS = "_loss"
 UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 
 
@@ -133,22 +134,25 @@ class ExampleTrainer(CPTTrainer):
         return measure_and_keep(self.model, texts, batch_size=size, after_batch=self.tell_prediction_step, **where) if texts else {}
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The figures of one set, means over its examples."""
-        sums: dict[str, float] = {}
-        collate, seen, own = self.collate_examples() or self.data_collator, 0, self.metrics_of_evaluation
+        """The figures of one set, means over its examples: of each figure over those of the batches that have it, and how many there are.
+
+        Answers that were judged may be all wanted, or all unwanted, in a batch, which then has no reward of the others.
+        """
+        sums, seen = dict[str, float](), dict[str, int]()
+        collate, own = self.collate_examples() or self.data_collator, self.metrics_of_evaluation
         for rows, count in self.batches_of(len(held_out.rows)):
             own.clear()
             batch = self._prepare_inputs(collate([held_out.rows[number] for number in rows]))
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = self.compute_loss(self.model, batch)
             figures = {"loss": self.accelerator.gather(loss.detach().reshape(1)).mean().item()}
-            figures |= {name: sum(values) / len(values) for name, values in own.items() if values}
+            own.pop("num_tokens", None)  # of the training, so far
+            figures |= {name_of_figure(name): sum(values) / len(values) for name, values in own.items() if values}
             for name, value in figures.items():
-                sums[name] = sums.get(name, 0.0) + count * value
-            seen += count
+                sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
             self.tell_prediction_step()
         own.clear()
-        return {name: value / seen for name, value in sums.items()}
+        return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
@@ -169,6 +173,11 @@ class ExampleTrainer(CPTTrainer):
         for first in range(whole * size * world, num_rows, size):
             rest = list(range(first, min(first + size, num_rows)))
             yield rest, len(rest)
+
+
+def name_of_figure(name: str) -> str:
+    """TRL's name of a part of the loss, `nll_loss`, such that it is not taken for the loss of another set."""
+    return f"loss/{name.removesuffix(LOSS)}" if name.endswith(LOSS) else name
 
 
 def is_text(held_out: HeldOutSet) -> bool:

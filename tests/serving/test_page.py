@@ -6,9 +6,10 @@ import urllib.request
 import pytest
 from gradio_client import Client
 
+from cpt.serving.answering import Answers, Sampling
 from cpt.serving.browser import page_at
 from cpt.serving.chat import free_port
-from cpt.serving.page import answered, plain, told_of_templates, without_last
+from cpt.serving.page import ENDED_AT_ONCE, About, Conversation, Stops, answered, plain, told_of_templates, without_last
 from cpt.serving.sides import Side, load_sides
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost", "0.0.0.0")
@@ -107,6 +108,22 @@ def test_a_prompt_that_was_stopped_before_its_answer_is_not_sent_again():
     first, answer, second = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}
     assert answered([first, answer, second]) == [first, answer] and answered([first, second, answer]) == [second, answer]
     assert answered([]) == answered([first]) == []
+
+
+def test_an_answer_that_ends_at_once_is_told_and_no_part_of_what_the_model_gets_next(chat_folder):
+    (side,) = load_sides(str(chat_folder))
+    ends = side.model.generation_config.eos_token_id
+
+    def end(module, arguments, output):
+        output.logits[..., ends] = 1e4
+
+    side.model.register_forward_hook(end)
+    answers = Answers()
+    conversation = Conversation([side], About("chat"), answers, Stops())
+    *_, (shown, problem) = conversation.send(None, "the model reads", [[]], Sampling(temperature=0), True)
+    answers.close()
+    assert (shown[0][-1], problem) == ({"role": "assistant", "content": ENDED_AT_ONCE}, "")
+    assert answered(shown[0]) == [shown[0][0], {"role": "assistant", "content": ""}]
 
 
 def test_retry_finds_the_last_prompt_even_where_nothing_was_said():

@@ -1,0 +1,95 @@
+"""What a run's held-out pairs, judged answers and prompts tell: its trainer's own figures of them, before and after.
+
+Accuracy is the share of pairs in which the better answer has the higher reward. Stages with a reference measure rewards against the model
+that the run began with, so before the first step they are all 0; then half of the pairs is what no change at all would come to.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cpt.evaluation.paired import LEVEL, accuracy_interval
+
+PREFIX, COUNT = "eval_", "_examples"
+ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
+REWARD = "reward"
+NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
+CHANCE = 0.5
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """One held-out set of examples; each figure before the first step and after the last, None where the stage has none."""
+
+    name: str
+    examples: int
+    loss: tuple[float, float]
+    accuracy: tuple[float, float] | None = None
+    margin: tuple[float, float] | None = None
+    reward: tuple[float, float] | None = None
+    """The mean of the recipe's rewards."""
+    has_reference: bool = False
+    """Rewards are against the model that the run began with, so that before it no pair could be told apart."""
+    is_new_head: bool = False
+    """The head that gives the rewards was drawn at random."""
+
+    @property
+    def is_against_chance(self) -> bool:
+        """Before the run the accuracy said nothing, so half of the pairs is what it is held against."""
+        return self.has_reference or self.is_new_head
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the accuracy after the run."""
+        if self.accuracy is None:
+            return None
+        return accuracy_interval(np.arange(self.examples) < round(self.accuracy[1] * self.examples))
+
+    @property
+    def worked(self) -> bool | None:
+        """Whether pairs are told apart clearly better than by chance; None where the stage measures nothing that would tell."""
+        return None if self.interval is None or not self.is_against_chance else self.interval[0] > CHANCE
+
+    def sentence(self) -> str:
+        """What happened to it."""
+        if self.accuracy is not None and self.interval is not None:
+            low, high = self.interval
+            share = f"{self.accuracy[1]:.0%} of {self.examples:,} held-out pairs ({LEVEL:.0%} interval {low:.0%} to {high:.0%})"
+            if not self.is_against_chance:
+                return f"In {share} the better answer is the likelier one; before the run in {self.accuracy[0]:.0%}."
+            outcome = "It worked" if low > CHANCE else "It did harm" if high < CHANCE else "It did not work clearly"
+            return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
+        for what, figure in (("the reward", self.reward), ("the margin of wanted over unwanted answers", self.margin)):
+            if figure is not None:
+                return f"On {self.examples:,} held-out examples {what} went from {figure[0]:.3f} to {figure[1]:.3f}; it has no interval."
+        return f"On {self.examples:,} held-out examples the loss went from {self.loss[0]:.4f} to {self.loss[1]:.4f}; it has no interval."
+
+
+def read_example_sets(metrics: Path) -> list[ExampleSet]:
+    """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last one."""
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+    logs = [json.loads(line) for line in lines if line.endswith("}")]  # a crash may have cut the last one off
+    evaluated = {log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)}
+    if 0 not in evaluated or len(evaluated) < 2:
+        return []
+    before, after = evaluated[0], evaluated[max(evaluated)]
+    names = [key[len(PREFIX) : -len(COUNT)] for key in before if key.startswith(PREFIX) and key.endswith(COUNT) and key in after]
+    return [example_set(name, before, after) for name in names]
+
+
+def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> ExampleSet:
+    """One of two evaluations."""
+
+    def both(*figures: str) -> tuple[float, float] | None:
+        keys = [f"{PREFIX}{name}_{figure}" for figure in figures]
+        return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
+
+    loss, margin = both("loss"), both(*MARGINS)
+    assert loss is not None, "each evaluation has a loss"
+    has_reference = margin is not None and margin[0] == 0
+    accuracy, is_new_head = both(*ACCURACIES), both(NEW_HEAD) is not None
+    return ExampleSet(name, int(after[f"{PREFIX}{name}{COUNT}"]), loss, accuracy, margin, both(REWARD), has_reference, is_new_head)
