@@ -1,9 +1,12 @@
 """`cpt <command>`: one line a command, imported when it is used."""
 
+import inspect
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -104,12 +107,29 @@ def application(command: str) -> typer.Typer:
             if name != command:
                 app.command(name, help=summary, rich_help_panel=group)(only_listed)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
-                app.add_typer(app_of(constant(target)), name=name, help=summary, rich_help_panel=group)
+                app.add_typer(app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group)
             else:
-                function = command_of(target)
+                function = recipe_read_first(command_of(target))
                 about, _, more = (function.__doc__ or "").partition("\n\n")
                 app.command(name, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
     return app
+
+
+def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:
+    """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with it, is imported."""
+    parameters = inspect.signature(function).parameters
+    needed = parameters["recipe"].default is inspect.Parameter.empty if "recipe" in parameters else False
+    if not needed or "overrides" not in parameters:
+        return function
+
+    @wraps(function)
+    def called(recipe: Path, overrides: list[str] | None, **options: Any) -> None:
+        from cpt.recipe.load import load_recipe  # which a help page does not need
+
+        load_recipe(recipe, overrides or (), lora=options.get("lora", False))
+        function(recipe=recipe, overrides=overrides, **options)
+
+    return called
 
 
 def show_version(wanted: bool) -> None:

@@ -98,15 +98,16 @@ def shortened(path: str) -> str:
     return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}...{path[-LONGEST_PATH // 2 :]}"
 
 
-def app_of(commands: Mapping[str, str]) -> typer.Typer:
+def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> typer.Typer:
     """A command with commands of its own, each imported when it is called.
 
     Args:
         commands: name -> `module:function`.
+        wrapped: gives what is called in a function's place.
     """
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
     for name, target in commands.items():
-        app.command(name)(command_of(target))
+        app.command(name)(wrapped(command_of(target)))
     return app
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -56,6 +57,18 @@ def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
     load_recipe(tmp_path / "fitted.yaml")
     again = CliRunner().invoke(application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"])
     assert again.exit_code == 0 and "Verdict: it fits" in again.output
+
+
+@pytest.mark.slow
+def test_each_way_that_is_told_fits_when_it_is_written(plan):
+    words = ("--gpu", "RTX 4090", "--host-memory", "16", "model.config.num_hidden_layers=88", "budget.global_batch_tokens=131072")
+    told = plan(*words)
+    blocks = told.output.partition("The cheapest change")[2].split("Another way that fits")
+    assert told.exit_code == 3 and len(blocks) == 2
+    for block in blocks:
+        changes = [line.strip().replace(": ", "=", 1) for line in block.splitlines()[1:] if re.match(r"  [a-z_.]+: ", line)]
+        result = plan(*words, *changes)
+        assert result.exit_code == 0 and "Verdict: it fits" in result.output, (changes, result.output, result.exception)
 
 
 def test_a_dry_run_agrees(plan):

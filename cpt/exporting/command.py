@@ -20,6 +20,9 @@ from cpt.exporting.quantised_export import export_quantised
 from cpt.exporting.sealed import refuse_unsealed, seal_export
 
 
+SERVE = "Serve it: cpt serve"
+
+
 @dataclass(frozen=True)
 class Way:
     """Which way out was chosen."""
@@ -93,7 +96,7 @@ def command(
         refuse_odd_wishes(output, max_shard_size, pth, adapter_only)
         way.check(numbers)
         import_own_code(path, module)
-        write(path, output, way, Wish(numbers, max_shard_size, pth, text, tolerance))
+        write(path, output, way, Wish(numbers, max_shard_size, pth, text, tolerance), module)
     elif push_to_hub is None:
         raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
     if push_to_hub is not None:
@@ -102,8 +105,8 @@ def command(
             typer.echo(line)
 
 
-def write(path: Path, output: Path, way: Way, wish: Wish) -> None:
-    """One way out, told as it goes, and sealed in the end."""
+def write(path: Path, output: Path, way: Way, wish: Wish, module: str | None = None) -> None:
+    """One way out, told as it goes, and sealed in the end; `module` registers the model's family."""
     trained = find_trained(path)
     refuse_unknown_code(trained.folder)
     typer.echo(f"Taking {trained.folder} ({'adapter' if trained.is_adapter else 'model'}).")
@@ -115,8 +118,9 @@ def write(path: Path, output: Path, way: Way, wish: Wish) -> None:
         lines = export_gguf(trained, output, wish, way.gguf, way.max_rise)
     else:
         lines = export_whole(trained, output, wish)
+    own = module or (None if trained.recipe is None else trained.recipe.model.import_)
     told = []
     for line in lines:
-        typer.echo(line)
+        typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
         told.append(line)
     seal_export(output, told)

@@ -34,6 +34,8 @@ LORA = {
     "lora_target_parameters": "target_parameters",
     "lora_modules_to_save": "modules_to_save",
     "lora_fan_in_fan_out": "fan_in_fan_out",
+    "lora_rank_pattern": "rank_pattern",
+    "lora_alpha_pattern": "alpha_pattern",
     "peft_use_dora": "use_dora",
     "peft_use_rslora": "use_rslora",
     "peft_layers_to_transform": "layers_to_transform",
@@ -250,8 +252,6 @@ def write_liger_kernels(ledger: Ledger) -> None:
     on = [key for key in LIGER if ledger.is_on(key)]
     if on:
         write_liger(ledger, on, {LIGER[key]: True for key in on})
-    for key in (*LIGER, "liger_layer_norm"):
+    for key in LIGER:
         ledger.skip_empty([key])
-        if ledger.is_on(key):
-            ledger.drop(key, "Liger has no such kernel for the Trainer")
         ledger.enter(key, "carried", OFF)

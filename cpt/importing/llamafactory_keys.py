@@ -111,7 +111,7 @@ IDLE = by_key(
         "documents are shuffled by their place, without a buffer": "buffer_size",
         "done by itself": (
             "ignore_pad_token_for_loss low_cpu_mem_usage offload_folder quantization_device_map use_fast_tokenizer "
-            "block_diag_attn model_max_length compute_dtype"
+            "block_diag_attn model_max_length compute_dtype device_map"
         ),
         "the loss is computed in fp32; weights are fp32 where nothing else keeps them": "upcast_layernorm upcast_lmhead_output",
         "each held-out set is evaluated by itself": "eval_on_each_dataset",
@@ -119,7 +119,7 @@ IDLE = by_key(
         "as `hf auth login` has it": "hf_hub_token",
         "as the tokenizer's chat template writes it": "enable_thinking preserve_thinking tool_format",
         "the export is the merged model": "pissa_convert",
-        "of inference: `cpt serve`, `cpt chat`": "use_cache infer_dtype infer_backend",
+        "of inference: `cpt serve`, `cpt chat`": "use_cache use_kv_cache infer_dtype infer_backend",
         "an adapter is always a new one": "create_new_adapter",
         "of inference: `cpt chat`": (
             "do_sample temperature top_p top_k num_beams max_new_tokens max_length repetition_penalty length_penalty skip_special_tokens"
@@ -155,9 +155,22 @@ NOT = by_key(
         "of inference: `cpt serve`": (
             "vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction "
             "sglang_tp_size sglang_config sglang_lora_backend kt_optimize_rule kt_maxlen kt_use_cuda_graph kt_mode "
-            "kt_force_think"
+            "kt_force_think cpu_infer chunk_size"
         ),
-        "the Trainer of Hugging Face runs it here": "use_kt use_mca use_hyper_parallel use_megatron_bridge use_v1_kernels use_kernels",
+        "the Trainer of Hugging Face runs it here": (
+            "use_kt use_mca use_hyper_parallel hyper_parallel_args use_megatron_bridge use_v1_kernels use_kernels kt_weight_path "
+            "kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num kt_lora_expert_intermediate_size"
+        ),
+        "of Megatron; GPUs share a model by DeepSpeed, FSDP2 or `training.parallelism_config` here: docs/splitting.md": (
+            "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size "
+            "expert_model_parallel_size context_parallel_size sequence_parallel bias_activation_fusion apply_rope_fusion "
+            "use_distributed_optimizer overlap_param_gather overlap_grad_reduce moe_grouped_gemm moe_token_dispatcher_type "
+            "recompute_granularity"
+        ),
+        "`monitoring.profile: {at_step: 1, steps: 3}` profiles some steps": (
+            "enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps "
+            "profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules"
+        ),
         "a kernel that there is not here; it changes the speed, not what is learned": "use_unsloth use_unsloth_gc",
         "models of text alone are trained here": (
             "image_max_pixels image_min_pixels image_do_pan_and_scan image_resolution video_max_pixels video_min_pixels "

@@ -19,7 +19,7 @@ ATTENTION = {
     "disabled": "eager",
 }
 """What `model.attention` may be, by the names that both tools have for it."""
-LIKE_FLASH = ("flash_attention_2", "flash_attention_3", "fa2", "fa3", "flash", "flash_attention_torch", "kernels-community/flash-attn3")
+LIKE_FLASH = ("fa2", "fa3")
 
 
 def write_attention(ledger: Ledger, key: str, name: str) -> None:
@@ -27,7 +27,7 @@ def write_attention(ledger: Ledger, key: str, name: str) -> None:
     if name in ATTENTION:
         ledger.put("model.attention", ATTENTION[name], key if ATTENTION[name] != name else "")
         ledger.enter(key, "carried", f"model.attention: {ATTENTION[name]}")
-    elif name in LIKE_FLASH or name.startswith("flash"):
+    elif name in LIKE_FLASH or "flash" in name:
         ledger.put("model.attention", "auto", f"{key}: {name}")
         ledger.otherwise(key, f"model.attention: auto. {FLASH}")
     else:

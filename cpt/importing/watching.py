@@ -17,7 +17,7 @@ TRACKERS = {
     "use_trackio": "trackio",
 }
 PROJECTS = {"wandb_project": "wandb", "comet_project_name": "comet_ml", "swanlab_project": "swanlab", "trackio_project_name": "trackio"}
-RUN_NAMES = ("run_name", "wandb_name", "swanlab_run_name", "mlflow_run_name", "trackio_run_name")
+RUN_NAMES = ("run_name", "wandb_name", "swanlab_run_name", "swanlab_experiment_name", "mlflow_run_name", "trackio_run_name")
 NO = ("no", "false")
 
 

@@ -65,10 +65,9 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 
 def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
-    """The recipe's own optimizer for all parameters before other ways; then the least time, where a change counts for three per cent of it.
+    """All parameters with the recipe's own optimizer before other ways; then the least time, where a change counts for three per cent of it.
 
-    Where that optimizer fits in no way, weights in bfloat16 with moments in 8 bit and adapters stand side by side: which of them does is for
-    the reader to say.
+    Where that fits in no way, adapters and weights in bfloat16 with moments in 8 bit are both given: which of them will do, the reader knows.
     """
     counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
 

@@ -147,9 +147,10 @@ def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     """What to write, and what comes of it."""
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
-    time = f"about {proposal.slower - 1:.0%} more time" if proposal.slower > 1.005 else "no more time"
+    longer = proposal.slower - 1
+    time = "as much time as" if abs(longer) < 0.005 else f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
-    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} than if the recipe's own way fitted."
+    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} the recipe's own way would take if it fitted."
     if "model.dtype" in proposal.changes:
         yield "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what that means."
     if proposal.setup.releases:

@@ -23,7 +23,12 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             continue
         steps = steps_of(key.strip())
         put(root, steps, value, mistakes)
-        if steps[0] == "data" and steps[1:] in ([way] for way in WAYS_TO_WEIGH) and value.value and isinstance(root.value["data"].value, dict):
+        if (
+            steps[0] == "data"
+            and steps[1:] in ([way] for way in WAYS_TO_WEIGH)
+            and value.value
+            and isinstance(root.value["data"].value, dict)
+        ):
             take_way(root.value["data"], steps[1])
         root = resolved(root, Recipe, mistakes, trail=())
     return root
@@ -48,8 +53,8 @@ def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
         is_last = number == len(steps) - 1
         if isinstance(here.value, list):
             if not step.isdigit() or int(step) >= len(here.value):
-                entries = f"`{'.'.join(steps[:number])}` has {len(here.value)} entries, counted from 0"
-                mistakes.add(value.place, f"{entries}: there is no `{step}`")
+                entries = f"{len(here.value)} {'entry' if len(here.value) == 1 else 'entries'}, counted from 0"
+                mistakes.add(value.place, f"`{'.'.join(steps[:number])}` has {entries}: there is no `{step}`")
                 return
             if is_last:
                 here.value[int(step)] = value

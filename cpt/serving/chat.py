@@ -40,7 +40,7 @@ def command(
     disable_progress_bar()
     if browser:
         if alone and against is not None:
-            raise LaunchError("--alone leaves the other model away, and --against names it. Give one of them.")
+            raise LaunchError("--alone leaves the other model out, and --against names it. Give one of them.")
         from cpt.serving.browser import chat_in_browser  # torch, which the terminal's process does not need
 
         chat_in_browser(

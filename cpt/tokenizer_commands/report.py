@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.console import open_console
 from cpt.data.check import keyed_sources
-from cpt.data.sources import open_source
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
@@ -35,7 +34,7 @@ from cpt.tokenizer.report import (
     vocabulary_figures,
     word_costs,
 )
-from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts
+from cpt.tokenizer_commands.texts import MaxBytes, TextColumn, Texts, named_texts, open_text
 
 BATCH_CHARACTERS = 4_000_000
 PROOF_DOCUMENTS = 20  # of each text, that gigatoken must encode as Hugging Face's tokenizer does
@@ -150,7 +149,7 @@ def batches(source: DocumentSource, key: str, max_bytes: int, read: TextFigures)
     """The documents in batches of about BATCH_CHARACTERS, up to `max_bytes`; they are counted in `read`."""
     batch: list[str] = []
     size = 0
-    for document in open_source(source, key):
+    for document in open_text(source, key):
         if read.bytes >= max_bytes:
             read.is_cut = True
             break

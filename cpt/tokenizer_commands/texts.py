@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cpt.data.sources import open_source
-from cpt.errors import RecipeError
+from cpt.data.sources import Document, open_source
+from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 
@@ -57,13 +57,25 @@ def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict
     """
     for name, source in sources.items():
         so_far = read.setdefault(name, Read())
-        for document in open_source(source, "--text"):
+        for document in open_text(source, "--text"):
             if so_far.bytes >= max_bytes:
                 so_far.is_cut = True
                 break
             so_far.documents += 1
             so_far.bytes += len(document.text.encode("utf-8", "surrogatepass"))
             yield document.text
+
+
+def open_text(source: DocumentSource, key: str) -> Iterator[Document]:
+    """The documents of a source; what is wrong with one of the command line is put right there, not under a key of a recipe.
+
+    Raises:
+        DataError: there are none.
+    """
+    try:
+        yield from open_source(source, key)
+    except DataError as problem:
+        raise DataError(str(problem).replace(f"`{key}.path`", "`--text`") if key.startswith("--text") else str(problem)) from problem
 
 
 def described(read: Mapping[str, Read]) -> str:

@@ -6,13 +6,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import save_adapter
 from tiny_models import tiny_config
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
 
 from cpt.errors import CheckpointError, CptError, RecipeError
+from cpt.extend import import_user_module
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
+LSTM = "examples.lstm.lstm_language_model"
 IDS = torch.arange(30).unsqueeze(0)
 
 
@@ -133,3 +135,14 @@ def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
     monkeypatch.setattr("cpt.exporting.command.check_push", lambda *_, **__: None)
     with pytest.raises(CheckpointError, match=r"is no export that was proven .export.json is not in it."):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")
+
+
+def test_a_model_of_a_family_of_the_users_own_is_exported_and_served_with_its_module(tokenizer_folder, tmp_path):
+    import_user_module(LSTM)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    config = AutoConfig.for_model("lstm_lm", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lstm")
+    tokenizer.save_pretrained(tmp_path / "lstm")
+    told = export(tmp_path / "lstm", "-o", tmp_path / "out", "--import", LSTM)
+    assert f"Serve it: cpt serve {tmp_path / 'out'} --import {LSTM}" in told.replace("\n", " ")
+    assert (tmp_path / "out" / "lstm_language_model.py").is_file()

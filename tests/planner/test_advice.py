@@ -8,7 +8,7 @@ from planned_setups import PLAIN
 
 from cpt.models.config import config_from
 from cpt.planner.activations import count_activations
-from cpt.planner.advice import cheapest_that_fits, fits, gpu_room, shipped_profiles
+from cpt.planner.advice import PROFILES, cheapest_that_fits, fits, gpu_room, shipped_profiles, with_small_states
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.stages import TILES, Beside
@@ -80,10 +80,48 @@ def test_a_stage_with_its_own_loss_gets_no_fused_one_and_samples_as_many_complet
     assert found.changes["training.steps_per_generation"] * found.setup.micro_batch == 32 == found.setup.sampled
 
 
-@pytest.mark.slow
-def test_adapters_are_the_last_way_out():
-    found = proposal_for("RTX 4080", host=8.0)
-    assert found is not None and found.changes["model.lora"] == {"r": 16}
+SMALL_STATES = {"model.dtype": "bfloat16", "optimizer.name": "paged_adamw_8bit", "optimizer.release_gradients": True}
+
+
+def test_where_no_profile_fits_adapters_and_smaller_states_are_both_offered_the_cheaper_one_first():
+    found = proposal_for("RTX 4080", host=8.0, accumulation=2)
+    ways = (found, *found.others)
+    adapters, small = sorted(ways, key=lambda way: "model.lora" not in way.changes)
+    assert adapters.changes["model.lora"] == {"r": 16} and len(ways) == 2 and found.slower <= found.others[0].slower
+    assert small.changes["model.dtype"] == "bfloat16" and "8bit" in small.changes["optimizer.name"] and "model.lora" not in small.changes
+    assert all(fits(way.plan, find_target("RTX 4080", 1, 8.0)) for way in ways)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lora": {"r": 16}}, {"on_cpu": True}, {"scales_loss": True}, {"optimizer": "muon"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_smaller_states_are_for_adamw_over_all_parameters_on_gpus_that_know_bfloat16(changes):
+    target = find_target("cpu" if changes.get("on_cpu") else "RTX 4080", 1, 64.0)
+    assert list(with_small_states(setup_for(), find_target("RTX 4080", 1, 64.0))) and not list(
+        with_small_states(setup_for(**changes), target)
+    )
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_gradients_that_are_released_make_a_step_of_one_micro_batch_in_the_recipes_own_words(given):
+    setup = setup_for(
+        micro_batch=2, accumulation=4, batch_is_given=given, zero=dict(shipped_profiles())[f"{PROFILES.name}/ds_config_8b_24gb.json"]
+    )
+    ways = [changes for changed, changes in with_small_states(setup, find_target("RTX 4080", 1, 64.0)) if changed.releases]
+    same_rows = next(
+        changes for changes in ways if "training.per_device_train_batch_size" not in changes and SMALL_STATES.items() <= changes.items()
+    )
+    step = {"budget.global_batch_tokens": 2 * 4096} if given else {"training.gradient_accumulation_steps": 1}
+    assert same_rows == SMALL_STATES | step | {"training.max_grad_norm": 0, "training.deepspeed": None}
+    halved = next(changes for changes in ways if changes.get("training.per_device_train_batch_size") == 1)
+    assert halved.items() >= dict.fromkeys(step, 4096 if given else 1).items()
+
+
+def test_gradients_of_several_gpus_are_not_released():
+    found = list(with_small_states(setup_for(gpus=2), find_target("RTX 4080", 2, 64.0)))
+    assert found and not any(setup.releases or "training.max_grad_norm" in changes for setup, changes in found)
 
 
 def test_what_fits_nowhere_has_no_proposal():

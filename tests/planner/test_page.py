@@ -3,8 +3,9 @@ from dataclasses import replace
 from planned_setups import PLAIN
 from planner_facts import FACTS
 
+from cpt.planner.advice import Proposal
 from cpt.planner.memory import MemoryPlan
-from cpt.planner.page import table, told_beside, told_room, told_rows, told_setup, told_speed, told_time_beside, told_zero
+from cpt.planner.page import table, told_beside, told_proposal, told_room, told_rows, told_setup, told_speed, told_time_beside, told_zero
 from cpt.planner.setup import Zero
 from cpt.planner.speed import Speed
 from cpt.planner.stage_terms import SAMPLING
@@ -53,6 +54,20 @@ def test_what_is_beside_is_told_with_what_makes_it_less():
 def test_room_left_and_room_missing():
     assert told_room("H100", 10 * GIB, 80, 0.5, 30 * GIB) == "  Fits in the 40.0 GiB of 80 that a run can have on H100: 75% used."
     assert "Does not fit: 2.5 GiB more than" in told_room("H100", -2.5 * GIB, 80, 0.5, 42.5 * GIB)
+
+
+def test_ways_that_fit_are_told_apart_and_what_each_costs():
+    peak = Moment("peak", (Term("weights", GIB),))
+    plan = MemoryPlan((peak,), peak, True, 0.0)
+    small = Proposal(replace(PLAIN, releases=True), plan, {"model.dtype": "bfloat16"}, slower=1.2)
+    adapters = Proposal(PLAIN, plan, {"model.lora": {"r": 16}}, slower=0.9)
+    alone = list(told_proposal(adapters, H100))
+    assert alone[0] == "The cheapest change that makes it fit:" and "about 10% less time than" in alone[-1]
+    both = list(told_proposal(replace(adapters, others=(small,)), H100))
+    assert both[0] == "The cheapest change that makes it fit, adapters:" and both[1:3] == alone[1:]
+    assert both[3] == "Another way that fits, all parameters with smaller states of the optimizer:"
+    assert "about 20% more time than" in both[5] and "no copy in fp32" in both[6]
+    assert both[7] == "  A step is one micro-batch of 512 tokens, and gradients are not clipped by their norm."
 
 
 def test_time_and_money():
