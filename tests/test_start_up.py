@@ -12,7 +12,9 @@ from cpt.command_signature import constant
 
 HEAVY = ("torch", "transformers", "numpy", "pyarrow", "datasets", "peft", "trl", "accelerate", "deepspeed", "scipy", "pandas")
 BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
-COMMANDS_OF_A_RECIPE = [[name] for name in "check contamination launch mixture plan prepare rehearse search train".split()]
+COMMANDS_OF_A_RECIPE = [
+    [name] for name in ["check", "contamination", "launch", "mixture", "plan", "prepare", "rehearse", "search", "train"]
+]
 ASKED = f"""
 import sys
 from cpt.cli import main
@@ -48,7 +50,7 @@ def test_no_wrong_word_waits_for_torch():
 
 def test_mistakes_of_shape_and_sense_are_told_before_torch_is_imported(tmp_path):
     (tmp_path / "r.yaml").write_text("name: x\nstag: cpt\n")
-    names = [*COMMANDS_OF_A_RECIPE, ["data", "check"], ["data", "preview"]]
+    names = [*([name] for name in COMMANDS_OF_A_RECIPE), ["data", "check"], ["data", "preview"]]
     said = ask([[*name, str(tmp_path / "r.yaml")] for name in names], code=2).stderr
     assert said.count("Did you mean `stage`?") == len(names)
 
