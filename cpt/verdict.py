@@ -52,7 +52,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     tell(f"  {left_out:,} training documents were left out as contaminated.")
     for one in verdict.not_run:
         tell(f"  not run: {one.what}: {one.why}.")
-    tell(f"The page: {run.folder / PAGE}. The model is in {run.export_folder}; serve it: {verdict.serve}")
+    tell(f"The page: {run.folder / PAGE}. The model is in {run.export_folder}{f'; serve it: {verdict.serve}' if verdict.serve else ''}")
 
 
 if __name__ == "__main__":  # the main process of several goes on with it, as a program of its own

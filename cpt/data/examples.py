@@ -15,7 +15,7 @@ from cpt.data.documents import BadValue
 from cpt.data.forms import BESIDE, ELSEWHERE, NAMED, columns_named, form_of_source
 from cpt.data.templates import columns_in
 from cpt.data.turns import BEFORE, value_in, with_turns
-from cpt.recipe.schema import DocumentSource
+from cpt.recipe.schema import DocumentSource, Source
 
 LABELS = {"true": True, "1": True, "false": False, "0": False}
 Words = str | list[Message]
@@ -70,8 +70,19 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     has = ", ".join(map(str, found)) or "none"
     raise BadValue(
         "missing columns",
-        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}. Say which they are: `chat: {say}`",
+        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}. {what_text_is_for(source, found)}"
+        f"Say which they are: `chat: {say}`",
     )
+
+
+def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
+    """Of rows that seem to be plain texts, how a recipe may use them; nothing of others."""
+    column = source.text_column
+    if column not in found and source.template is None:
+        return ""
+    if isinstance(source, Source):
+        return f"Plain text (`text_column: {column}`) is learned from in stage cpt, and beside conversations in sft; not here. "
+    return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:

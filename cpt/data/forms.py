@@ -6,8 +6,8 @@ An example is a document whose text says all of it (`examples.py`). Its form tra
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cpt.errors import RecipeError
-from cpt.recipe.schema import Data, DocumentSource, Evaluation
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 
 Kind = TypeVar("Kind", bound=DocumentSource)
 FORMS: dict[tuple[str, ...], str] = {
@@ -128,6 +128,24 @@ def refuse_other_columns(source: DocumentSource, key: str) -> None:
 def wanted(form: str) -> str:
     """The columns of a form, in words."""
     return " or ".join(", ".join(names) for names in NAMED[form])
+
+
+def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
+    """Refuse files of plain text where each row is a pair, an answer or a prompt.
+
+    Raises:
+        DataError: with what the stage learns from.
+    """
+    form = form_of_source(source)
+    if form not in ONE_A_ROW:
+        return
+    needs = f"this stage learns from rows with the columns {wanted(form)} (jsonl, json, parquet, csv)"
+    if isinstance(source, Source):
+        remedy = f"Name such files; plain text is learned from in stage cpt, and beside conversations in sft. Is only one of them {suffix}?"
+        remedy += f" Then write {source.path}/*.jsonl"
+    else:
+        remedy = f"To measure the bits per byte of plain text, write {source.path}/*{suffix}"
+    raise DataError(f"`{key}.path`: {source.path} holds {suffix} files, which are plain text, and {needs}. {remedy}.")
 
 
 def refuse_layout(data: Data, form: str) -> None:

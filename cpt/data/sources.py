@@ -15,6 +15,7 @@ from cpt.data.files import cannot_read, files_of, tell_formats
 from cpt.data.files import hash_file as hash_file
 from cpt.data.files import kind_of as kind_of
 from cpt.data.files import states_of as states_of
+from cpt.data.forms import refuse_texts
 from cpt.data.hub_files import fetch, hub_files
 from cpt.data.readers.formats import READERS, TEXTS, ranges_of
 from cpt.data.readers.function import read_function
@@ -130,6 +131,8 @@ def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[D
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece of a file."""
+    if format_of(piece.path) in TEXTS:
+        refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")
     try:
         is_one_of_many = format_of(piece.path) in TEXTS and Path(piece.path) != Path(source.path).expanduser()

@@ -19,6 +19,7 @@ ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "m
 REWARD = "reward"
 NEW_HEAD = "accuracy"  # the name that only a reward model's accuracy has, whose head is new
 CHANCE = 0.5
+NOISE = 1e-3  # of log-probabilities in half precision, which the model and its equal, the reference, may differ by
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class ExampleSet:
 
     name: str
     examples: int
-    loss: tuple[float, float]
+    loss: tuple[float, float] | None = None
     accuracy: tuple[float, float] | None = None
     margin: tuple[float, float] | None = None
     reward: tuple[float, float] | None = None
@@ -58,15 +59,15 @@ class ExampleSet:
         """What happened to it."""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
-            share = f"{self.accuracy[1]:.0%} of {self.examples:,} held-out pairs ({LEVEL:.0%} interval {low:.0%} to {high:.0%})"
+            spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
+            share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
             if not self.is_against_chance:
-                return f"In {share} the better answer is the likelier one; before the run in {self.accuracy[0]:.0%}."
+                return f"In {share} the better answer is the likelier one; before the run in {100 * self.accuracy[0]:.0f} %."
             outcome = "It worked" if low > CHANCE else "It did harm" if high < CHANCE else "It did not work clearly"
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
-        for what, figure in (("the reward", self.reward), ("the margin of wanted over unwanted answers", self.margin)):
-            if figure is not None:
-                return f"On {self.examples:,} held-out examples {what} went from {figure[0]:.3f} to {figure[1]:.3f}; it has no interval."
-        return f"On {self.examples:,} held-out examples the loss went from {self.loss[0]:.4f} to {self.loss[1]:.4f}; it has no interval."
+        others = {"the mean reward": self.reward, "the margin of wanted over unwanted answers": self.margin, "the loss": self.loss}
+        told = [f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}" for what, figure in others.items() if figure is not None]
+        return f"On {self.examples:,} held-out examples {' and '.join(told) or 'nothing was measured'}; no interval can be given."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
@@ -88,8 +89,14 @@ def example_set(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
         keys = [f"{PREFIX}{name}_{figure}" for figure in figures]
         return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
 
-    loss, margin = both("loss"), both(*MARGINS)
-    assert loss is not None, "each evaluation has a loss"
-    has_reference = margin is not None and margin[0] == 0
-    accuracy, is_new_head = both(*ACCURACIES), both(NEW_HEAD) is not None
-    return ExampleSet(name, int(after[f"{PREFIX}{name}{COUNT}"]), loss, accuracy, margin, both(REWARD), has_reference, is_new_head)
+    reward, likelihood = both("rewards/chosen"), both("logps/chosen")
+    return ExampleSet(
+        name,
+        int(after[f"{PREFIX}{name}{COUNT}"]),
+        both("loss"),
+        both(*ACCURACIES),
+        both(*MARGINS),
+        both(REWARD),
+        has_reference=reward is not None and likelihood is not None and abs(reward[0]) <= NOISE * abs(likelihood[0]),
+        is_new_head=both(NEW_HEAD) is not None,
+    )

@@ -114,8 +114,15 @@ class Verdict:
             return f"{gain} General text became better too, by {relative(self.general)}."
         return f"{gain} General text is as good as before, as far as {self.general.items:,} documents can tell."
 
+    @property
+    def is_of_scores(self) -> bool:
+        """Whether the model gives scores, and no text any more."""
+        return bool(self.examples) and all(one.is_new_head for one in self.examples)
+
     def cost_of_text(self) -> list[str]:
         """What a run on examples did to held-out text."""
+        if self.is_of_scores:
+            return []
         followed = [(what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None]
         if not followed:
             return ["What it forgot is not known: no held-out text was followed."]
@@ -189,7 +196,7 @@ def verdict_of_run(
         retention=course,
         frontier=frontier,
         samples=samples_of(folder),
-        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe, of_examples=bool(examples)), not_run), *not_run],
+        not_run=[*unmentioned(left_out(folder, sets, evaluation, contamination, recipe, examples), not_run), *not_run],
         serve=serve,
         is_complete=is_complete,
         examples=examples,
@@ -245,17 +252,14 @@ def left_out(
     evaluation: Findings | None,
     contamination: Contamination | None,
     recipe: Recipe,
-    *,
-    of_examples: bool = False,
+    examples: Sequence[ExampleSet] = (),
 ) -> list[NotRun]:
-    """What was not looked at, why, and how to.
-
-    Args:
-        of_examples: pairs, judged answers or prompts were held out.
-    """
+    """What was not looked at, why, and how to; of a model that gives scores, whatever takes text from it."""
     missing = []
     evaluate = f"cpt evaluate {folder}" if recipe.model.from_scratch else f"cpt evaluate {folder} --against {recipe.model.path}"
-    if not sets and of_examples:
+    if examples and all(one.is_new_head for one in examples):
+        return missing_search(contamination)
+    if not sets and examples:
         missing.append(NotRun("held-out text", "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"))
     elif not sets:
         missing.append(NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"))
@@ -266,11 +270,15 @@ def left_out(
         missing.append(
             NotRun(f"intervals of {', '.join(unpaired)}", f"no losses by document were kept, or there is one document. {evaluate}")
         )
-    if (sets or not of_examples) and (evaluation is None or not evaluation.domain_test):
+    if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
         missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))
     if evaluation is None or not evaluation.tasks:
         told = "not asked for (`evaluation.tasks`)"
         missing.append(NotRun("benchmarks", f"{told}: {evaluate} --task hellaswag --task mmlu"))
-    if contamination is None:
-        missing.append(NotRun("contamination", "training documents were not searched for evaluation documents: cpt contamination RECIPE"))
-    return missing
+    return [*missing, *missing_search(contamination)]
+
+
+def missing_search(contamination: Contamination | None) -> list[NotRun]:
+    """That nobody looked for evaluation documents among the training documents."""
+    why = "training documents were not searched for evaluation documents: cpt contamination RECIPE"
+    return [] if contamination is not None else [NotRun("contamination", why)]

@@ -36,6 +36,8 @@ def write_verdict(
     verdict = verdict_of_run(
         folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=is_complete
     )
+    if verdict.is_of_scores:
+        verdict = replace(verdict, serve=None)
     general = [one.name for one in verdict.sets if one.is_general]
     if general and len(general) < len(verdict.sets):
         try:

@@ -105,7 +105,9 @@ def write_stage(ledger: Ledger, stage: str) -> None:
     elif rl and stage != rl:
         ledger.drop("rl", f"there is no stage for `{rl}`; the recipe says `stage: {stage}`. docs/stages.md names those there are")
     ledger.enter("rl", "carried", f"stage: {stage}")
-    ledger.enter("reward_model", "carried", "stage: reward" if stage == "reward" else OFF)
+    if ledger.value("num_labels") == 1:
+        ledger.enter("num_labels", "carried", "a reward model has one output")
+    ledger.enter("reward_model", "carried", "stage: reward" if stage == "reward" else "rl decides there too" if rl else OFF)
     if not ledger.is_on("train_on_inputs"):
         ledger.enter("train_on_inputs", "carried", OFF)
     elif stage == "cpt":
@@ -141,16 +143,15 @@ def write_model(ledger: Ledger) -> None:
 def write_rope(ledger: Ledger) -> None:
     """Of the overrides of the model's config, those of its positions."""
     for key in ("overrides_of_model_config", "model_config"):
-        overrides = ledger.value(key)
+        overrides = ledger.section(key)
         ledger.skip_empty([key])
-        if not isinstance(overrides, Mapping):
-            continue
         rope: dict[str, Any] = {}
         for name, value in overrides.items():
-            if name == "rope_theta" and isinstance(value, int | float):
-                rope["theta"] = float(value)
+            if name == "rope_theta":
+                rope["theta"] = ledger.as_number(f"{key}.{name}", value)
             elif name == "rope_scaling" and isinstance(value, Mapping) and value.get("factor"):
-                rope |= {"type": str(value.get("type") or value.get("rope_type") or "linear"), "factor": float(value["factor"])}
+                factor = ledger.as_number(f"{key}.{name}", value["factor"])
+                rope |= {"type": str(value.get("type") or value.get("rope_type") or "linear"), "factor": factor}
             else:
                 ledger.drop(f"{key}.{name}", "the weights' own config counts; of it, `model.rope` changes the positions")
                 continue
@@ -192,8 +193,7 @@ def write_lora(ledger: Ledger) -> None:
 
 def quantization(ledger: Ledger) -> dict[str, Any]:
     """How the base is kept in 4 bit."""
-    given = ledger.value("bnb_config_kwargs", {})
-    given = given if isinstance(given, Mapping) else {}
+    given = ledger.section("bnb_config_kwargs")
     kind = str(given.get("bnb_4bit_quant_type") or "nf4")
     return {"quantize": kind if kind in ("nf4", "fp4") else "nf4", "double_quantize": bool(given.get("bnb_4bit_use_double_quant", True))}
 

@@ -12,6 +12,8 @@ from cpt.importing.sources import is_on_the_hub, places_of, split_of, with_names
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
 ROLES_READ = (("role", "content"), ("from", "value"), ("role", "value"))
 """What messages may be made of."""
+ROLES = {"user": {"user", "human"}, "assistant": {"assistant", "gpt"}}
+"""Role -> what it may be called in the files, besides its own name."""
 ASSISTANTS: tuple[list[str], ...] = (["assistant"], ["gpt"], ["assistant", "gpt"], [])
 PIECES = "a part of a dataset cannot be named; `max_documents` takes its beginning"
 TURNS = "every turn of the assistant is learned, with the token that ends it"
@@ -93,6 +95,8 @@ def write_sources(ledger: Ledger, stage: str) -> None:
             is_pretraining = key == "pretraining_dataset"
             streams = ledger.is_on("streaming") or is_pretraining
             sources += with_names(sources_of(ledger, place, dataset, stage, text=is_pretraining, streams=streams), taken)
+        if isinstance(ledger.value(key), str):
+            ledger.enter(key, "carried", "data.sources[].path")
     if not sources:
         raise RecipeError(f"{ledger.config.path}: it names no dataset: neither `datasets` nor `pretraining_dataset`")
     ledger.put("data.sources", sources)
@@ -107,6 +111,8 @@ def write_held_out(ledger: Ledger, stage: str) -> None:
     taken: set[str] = set()
     for number, dataset in enumerate(datasets(ledger, "test_datasets")):
         held_out += with_names(sources_of(ledger, f"test_datasets[{number}]", dataset, stage, text=False), taken)
+    if isinstance(ledger.value("test_datasets"), str):
+        ledger.enter("test_datasets", "carried", "evaluation.perplexity")
     if held_out:
         ledger.put("evaluation.perplexity", held_out, "test_datasets")
     share = ledger.number("val_set_size") or 0.0
@@ -199,6 +205,8 @@ def enter_the_rest(ledger: Ledger, place: str, dataset: Mapping[str, Any]) -> No
             ledger.enter(key, "carried", EMPTY)
         elif name in IDLE_IN_A_DATASET:
             ledger.otherwise(key, IDLE_IN_A_DATASET[name])
+        elif name == "roles" and are_usual(value):
+            ledger.otherwise(key, "read as they are")
         elif name in NOT_OF_A_DATASET:
             ledger.drop(key, NOT_OF_A_DATASET[name])
         elif name in FIELDS:
@@ -212,6 +220,11 @@ def enter_the_rest(ledger: Ledger, place: str, dataset: Mapping[str, Any]) -> No
             ledger.otherwise(key, "large sources are read window by window; `streaming: true` keeps no file of the Hub's")
         else:
             ledger.drop(key, f"axolotl has no such key of a dataset.{did_you_mean(str(name), DATASET_KEYS)}")
+
+
+def are_usual(roles: object) -> bool:
+    """Whether all roles have names that are known here."""
+    return isinstance(roles, Mapping) and all(set(names) <= ROLES.get(role, {role}) for role, names in roles.items() if isinstance(names, list))
 
 
 def enter_messages(ledger: Ledger, key: str, dataset: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def read_config(path: Path) -> Config:
     lines = lines_of(node, path)
     if len(OURS & values.keys()) > 1:
         raise RecipeError(f"{path} is a recipe of cpt already. Check it: cpt check {path}")
-    return Config(path, {str(key): value for key, value in values.items()}, lines)
+    return Config(path, with_text_keys(values), lines)
 
 
 def read_text(path: Path) -> str:
@@ -82,14 +82,24 @@ def read_text(path: Path) -> str:
 
 
 def lines_of(root: yaml.MappingNode, path: Path) -> dict[str, int]:
-    """The line of each key; one that is written twice is refused, since only its last value counts."""
+    """The line of each key; one that is written twice, here or below, is refused, since only its last value counts."""
     lines: dict[str, int] = {}
-    for key, _ in root.value:
-        line = key.start_mark.line + 1
-        if key.value in lines:
-            raise RecipeError(f"{path}:{line}: `{key.value}` is written twice, first in line {lines[key.value]}: only the last one counts")
-        lines[str(key.value)] = line
+    for key, value in root.value:
+        line, name = key.start_mark.line + 1, str(key.value)
+        if name in lines:
+            raise RecipeError(f"{path}:{line}: `{name}` is written twice, first in line {lines[name]}: only the last one counts")
+        lines[name] = line
+        for child in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if isinstance(child, yaml.MappingNode):
+                lines_of(child, path)
     return lines
+
+
+def with_text_keys(value: Any) -> Any:
+    """The same with texts for keys, also those that YAML takes for numbers or switches."""
+    if isinstance(value, dict):
+        return {str(key): with_text_keys(child) for key, child in value.items()}
+    return [with_text_keys(child) for child in value] if isinstance(value, list) else value
 
 
 def count(value: object, depth: int) -> int:

@@ -90,7 +90,7 @@ def profile_for(name: str) -> tuple[str | None, str]:
 
 def write_fsdp(ledger: Ledger) -> None:
     """FSDP2, with the keys that it has."""
-    given, config = ledger.value("fsdp"), ledger.value("fsdp_config", {})
+    given, config = ledger.value("fsdp"), fsdp_section(ledger)
     ledger.skip_empty(["fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"])
     if not given and not config:
         for key in ("fsdp", "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type"):
@@ -98,17 +98,31 @@ def write_fsdp(ledger: Ledger) -> None:
         return
     words = given if isinstance(given, list) else str(given or "").split()
     options: dict[str, Any] = {"version": 2}
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        options |= fsdp_option(ledger, f"fsdp_config.{key}", str(key).removeprefix("fsdp_"), value)
+    for key, value in config.items():
+        options |= fsdp_option(ledger, f"fsdp_config.{key}", key.removeprefix("fsdp_"), value)
     if "offload" in words:
         options["cpu_offload"] = True
     ledger.put("training.fsdp", True, "FSDP2")
     ledger.put("training.fsdp_config", options)
     ledger.otherwise("fsdp", "training.fsdp: true, with fsdp_config.version 2 (docs/splitting.md)")
     ledger.otherwise("fsdp_version", "training.fsdp_config.version: 2")
-    if not config:
-        ledger.otherwise("fsdp_config", "training.fsdp_config")
+    ledger.otherwise("fsdp_config", "training.fsdp_config")
     ledger.otherwise("fsdp_final_state_dict_type", "the export is always a whole model")
+
+
+def fsdp_section(ledger: Ledger) -> dict[str, Any]:
+    """`fsdp_config`, which may be a file of its own.
+
+    Raises:
+        RecipeError: it is neither keys with values nor such a file.
+    """
+    given = ledger.value("fsdp_config")
+    if not isinstance(given, str) or given.lstrip().startswith("{"):
+        return ledger.section("fsdp_config")
+    if not given.endswith(".json"):
+        raise ledger.unlike("fsdp_config", "keys with values, or a JSON file", given)
+    ledger.drop("fsdp_config", f"its keys are in {given}: write them below `fsdp_config`, and import it again")
+    return {"version": 2}
 
 
 def fsdp_option(ledger: Ledger, key: str, name: str, value: Any) -> dict[str, Any]:
@@ -127,5 +141,5 @@ def fsdp_option(ledger: Ledger, key: str, name: str, value: Any) -> dict[str, An
         ledger.enter(key, "carried", f"training.fsdp_config.{FSDP_2[name]}")
         return {FSDP_2[name]: value}
     else:
-        ledger.drop(key, "of the first FSDP; FSDP2 has no such switch" if name in FSDP_1 else "FSDP2 has no such key")
+        ledger.drop(key, "of the first FSDP; FSDP2 has no such switch" if name in FSDP_1 else "`training.fsdp_config` has no such key")
     return {}

@@ -1,6 +1,5 @@
 """Optimizer and schedule: names and defaults of Hugging Face's Trainer, on which both tools stand, as they are here."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from cpt.importing.dialect import Dialect
@@ -87,10 +86,10 @@ def write_rates(ledger: Ledger, dialect: Dialect, name: str) -> None:
 
 def write_schedule(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
     """Name, warm-up and floor, in tokens."""
-    options = ledger.value("lr_scheduler_kwargs", {})
-    options = dict(options) if isinstance(options, Mapping) else {}
+    options = ledger.section("lr_scheduler_kwargs")
     asked = str(ledger.value(dialect.scheduler, dialect.schedule)).removeprefix("SchedulerType.").lower()
-    decay = tokens_for(float(options.pop("num_decay_steps", 0) or 0), lengths) if asked == "warmup_stable_decay" else None
+    steps = ledger.as_number("lr_scheduler_kwargs", options.pop("num_decay_steps", None) or 0) if asked == "warmup_stable_decay" else 0
+    decay = tokens_for(steps, lengths) if steps else None
     name = SCHEDULES.get(asked, "cosine")
     if asked not in SCHEDULES or name == "wsd" and not decay:
         name = "cosine"
@@ -115,10 +114,11 @@ def write_schedule(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
 
 def floor_of(ledger: Ledger, options: dict[str, Any]) -> float | None:
     """The last learning rate as a share of the peak."""
-    found = next((float(options.pop(key)) for key in FLOORS if options.get(key) is not None), None)
+    given = {key: ledger.as_number("lr_scheduler_kwargs", options.pop(key)) for key in FLOORS if options.get(key) is not None}
+    found = next(iter(given.values()), None)
     peak = ledger.number("learning_rate")
     if options.get("min_lr") is not None and peak:
-        found = float(options.pop("min_lr")) / peak
+        found = ledger.as_number("lr_scheduler_kwargs", options.pop("min_lr")) / peak
     ratio = ledger.number("cosine_min_lr_ratio")
     if ratio is not None:
         ledger.enter("cosine_min_lr_ratio", "carried", "schedule.floor")

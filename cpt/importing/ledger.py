@@ -1,5 +1,7 @@
 """What becomes of each key of the other tool's config: each one is entered exactly once, and the recipe grows beside it."""
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -65,12 +67,42 @@ class Ledger:
             RecipeError: it is none.
         """
         found = self.value(key)
-        if found is None:
-            return default
+        return default if found is None else self.as_number(key, found)
+
+    def as_number(self, key: str, found: object) -> float:
+        """A number that stands below a key.
+
+        Raises:
+            RecipeError: it is none, or not finite.
+        """
         try:
-            return float(found) if not isinstance(found, bool | list | dict) else complain(self.config, key, found)
-        except ValueError:
-            return complain(self.config, key, found)
+            number = math.nan if isinstance(found, bool) or not isinstance(found, str | int | float) else float(found)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self.unlike(key, "a number", found)
+        return number
+
+    def section(self, key: str) -> dict[str, Any]:
+        """The keys below a key, which the Trainer takes as JSON in a text too.
+
+        Raises:
+            RecipeError: it has none.
+        """
+        found = self.value(key, {})
+        if isinstance(found, str) and found.lstrip().startswith("{"):
+            try:
+                found = json.loads(found)
+            except ValueError as problem:
+                raise self.unlike(key, "keys with values", found) from problem
+        if found not in ("", [], False) and not isinstance(found, Mapping):
+            raise self.unlike(key, "keys with values", found)
+        return dict(found or {})
+
+    def unlike(self, key: str, expected: str, found: object) -> RecipeError:
+        """The error for a value of another kind, with its line."""
+        line = self.config.lines.get(STEP.findall(key)[0][0], 1)
+        return RecipeError(f"{self.config.path}:{line}: `{key}`: expected {expected}, got {str(found)[:60]!r}")
 
     def whole(self, key: str, default: int | None = None) -> int | None:
         """A whole number of at least 1; the default for nothing, 0 and less.
@@ -142,8 +174,3 @@ class Ledger:
 def truth(value: object) -> bool:
     """Whether a switch is on; both tools take texts such as "true" too."""
     return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
-
-
-def complain(config: Config, key: str, found: object) -> float:
-    """A value that is no number."""
-    raise RecipeError(f"{config.path}:{config.lines.get(key, 1)}: `{key}`: expected a number, got {str(found)[:60]!r}")

@@ -79,10 +79,10 @@ def write_precision(ledger: Ledger) -> None:
 def write_checkpointing(ledger: Ledger, *, on: bool, comment: str = "") -> None:
     """Whether activations are recomputed, and how."""
     ledger.put("training.gradient_checkpointing", on, comment)
-    options = ledger.value("gradient_checkpointing_kwargs")
+    options = ledger.section("gradient_checkpointing_kwargs")
     ledger.skip_empty(["gradient_checkpointing_kwargs"])
-    if isinstance(options, Mapping) and on:
-        ledger.carry("gradient_checkpointing_kwargs", "training.gradient_checkpointing_kwargs", dict(options))
+    if options and on:
+        ledger.carry("gradient_checkpointing_kwargs", "training.gradient_checkpointing_kwargs", options)
     ledger.otherwise("gradient_checkpointing_kwargs", "nothing is recomputed")
 
 

@@ -1,15 +1,13 @@
 """Special tokens and chat templates, which are the tokenizer's here."""
 
-from collections.abc import Mapping
-
 from cpt.importing.ledger import EMPTY, Ledger
 
 
 def write_special_tokens(ledger: Ledger, key: str) -> None:
     """A pad token is not needed; another end of text is set in the tokenizer's folder."""
-    given = ledger.value(key)
+    given = ledger.section(key)
     ledger.skip_empty([key])
-    if not isinstance(given, Mapping) or not given:
+    if not given:
         ledger.enter(key, "carried", EMPTY)
         return
     for name, token in given.items():

@@ -86,7 +86,9 @@ def describe_logs(logs: dict[str, Any]) -> str:
         if "grad_norm" in logs:
             line += f"  gradient norm {logs['grad_norm']:.2f}"
         return line + "".join(f"  {written.format(logs[name])}" for name, written in OF_THE_MACHINE.items() if name in logs)
-    sets = [key.removeprefix("eval_").removesuffix("_loss") for key in logs if key.startswith("eval_") and key.endswith("_loss")]
+    ends = ("_loss", "_examples")  # rewards of answers that the model gave have no loss
+    keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
+    sets = dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end))
     return "held out: " + ", ".join(f"{name} {held_out_figures(name, logs)}" for name in sets) if sets else ""
 
 
@@ -95,4 +97,5 @@ def held_out_figures(name: str, logs: dict[str, Any]) -> str:
     if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
         return f"{bits:.4f} bits per byte"
     others = [f"{word} {logs[key]:.3g}" for one, word in OF_EXAMPLES.items() if (key := f"eval_{name}_{one}") in logs]
-    return " ".join([f"loss {logs[f'eval_{name}_loss']:.4f}", *others])
+    loss = logs.get(f"eval_{name}_loss")
+    return " ".join([*([] if loss is None else [f"loss {loss:.4f}"]), *others])

@@ -65,9 +65,9 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 
 def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
-    """All parameters with the recipe's own optimizer before other ways; then the least time, where a change counts for three per cent of it.
+    """All parameters with the recipe's own optimizer, or else other ways; the least time, where a change counts for three per cent of it.
 
-    Where that fits in no way, adapters and weights in bfloat16 with moments in 8 bit are both given: which of them will do, the reader knows.
+    Where the first fits in no way, adapters and weights in bfloat16 with moments in 8 bit are both given: the reader knows which will do.
     """
     counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
 
@@ -153,7 +153,7 @@ def without_engine(setup: Setup) -> dict[str, Any]:
 
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
     """The last way out: adapters on weights in half precision."""
-    if setup.lora is not None:
+    if setup.lora is not None or setup.from_scratch:
         return
     lora = replace(setup, lora={"r": 16}, zero=None, half=setup.half or not target.on_cpu)
     lora = replace(lora, weights_bytes=2 if lora.half else 4)

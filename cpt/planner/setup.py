@@ -83,6 +83,8 @@ class Setup:
     """The recipe says the tokens of a step, and accumulation follows from them."""
     scales_loss: bool = False
     """Computes in fp16."""
+    from_scratch: bool = False
+    """There are no trained weights that adapters could stand beside."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -178,6 +180,7 @@ def setup_of(
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
+        from_scratch=recipe.model.from_scratch,
     )
 
 

@@ -250,12 +250,13 @@ class GenerationBatches(ExampleTrainer):
             own.clear()
             prompts: list[Any] = [held_out.rows[number] for number in rows for _ in range(answers)]
             self._prepare_inputs(prompts)
+            own.pop("num_tokens", None)  # of the training, so far
             for name, values in own.items():
                 sums[name] = sums.get(name, 0.0) + count * sum(values) / len(values)
             seen += count
             self.tell_prediction_step()
         own.clear()
-        return {name: value / seen for name, value in sums.items()}
+        return {**{name: value / seen for name, value in sums.items()}, "examples": seen}
 
 
 def refuse_without_effect(recipe: Recipe, keys: Sequence[str]) -> None:
