@@ -58,6 +58,7 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
     Args:
         name: what help pages and messages call it; by default the program's.
     """
+    sys.stdout, sys.stderr = sys.stdout or open(os.devnull, "w"), sys.stderr or open(os.devnull, "w")  # `>&-` leaves Python without
     try:
         with mistyped_paths_told():
             app(list(arguments) if arguments is not None else None, prog_name=name)

@@ -61,6 +61,11 @@ def test_an_output_on_a_full_disk_is_told_in_a_line():
     assert ended.stderr == "ResourceError: the output cannot be written: no space left on its disk. Free some.\n"
 
 
+def test_an_output_that_is_closed_is_no_error():
+    ended = subprocess.run(["sh", "-c", f'exec "{sys.executable}" -m cpt recipes >&-'], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_another_process_lets_the_main_one_speak_first(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("cpt.command_line.SECONDS_FOR_THE_MAIN_PROCESS", 0.2)

@@ -12,9 +12,7 @@ from cpt.command_signature import constant
 
 HEAVY = ("torch", "transformers", "numpy", "pyarrow", "datasets", "peft", "trl", "accelerate", "deepspeed", "scipy", "pandas")
 BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
-COMMANDS_OF_A_RECIPE = [
-    [name] for name in ["check", "contamination", "launch", "mixture", "plan", "prepare", "rehearse", "search", "train"]
-]
+COMMANDS_OF_A_RECIPE = ["check", "contamination", "launch", "mixture", "plan", "prepare", "rehearse", "search", "train"]
 ASKED = f"""
 import sys
 from cpt.cli import main
