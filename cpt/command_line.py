@@ -58,7 +58,9 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
     Args:
         name: what help pages and messages call it; by default the program's.
     """
-    sys.stdout, sys.stderr = sys.stdout or open(os.devnull, "w"), sys.stderr or open(os.devnull, "w")  # `>&-` leaves Python without
+    if not (sys.stdout and sys.stderr):  # closed by who started it (`>&-`): Python has None there
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     try:
         with mistyped_paths_told():
             app(list(arguments) if arguments is not None else None, prog_name=name)
@@ -88,7 +90,7 @@ def mistyped_paths_told() -> Iterator[None]:
         yield
     except OSError as problem:
         if problem.errno == errno.ENOSPC and problem.filename is None:
-            raise ResourceError("the output cannot be written: no space left on its disk. Free some.") from problem
+            raise ResourceError("a file or the output cannot be written: no space left on its disk. Free some.") from problem
         if problem.errno not in MISTYPED or problem.filename is None:
             raise
         raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem

@@ -58,7 +58,7 @@ def test_an_output_on_a_full_disk_is_told_in_a_line():
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr == "ResourceError: the output cannot be written: no space left on its disk. Free some.\n"
+    assert ended.stderr == "ResourceError: a file or the output cannot be written: no space left on its disk. Free some.\n"
 
 
 def test_an_output_that_is_closed_is_no_error():

@@ -60,8 +60,12 @@ def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_way_that_is_told_fits_when_it_is_written(plan):
-    words = ("--gpu", "RTX 4090", "--host-memory", "16", "model.config.num_hidden_layers=88", "budget.global_batch_tokens=131072")
+def test_each_way_that_is_told_fits_when_it_is_written(plan, tmp_path):
+    config = load_recipe(tmp_path / "recipe.yaml").model.config | {"num_hidden_layers": 66}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(config))
+    (tmp_path / "base/model.safetensors").touch()
+    words = ("--gpu", "RTX 4090", "--host-memory", "16", "budget.global_batch_tokens=131072", "stage=cpt", "model={path: base}")
     told = plan(*words)
     blocks = told.output.partition("The cheapest change")[2].split("Another way that fits")
     assert told.exit_code == 3 and len(blocks) == 2
@@ -118,6 +122,7 @@ def test_what_fsdp_cannot_train_is_not_planned(plan):
     assert "is FSDP 1's way" in str(result.exception) and "needs whole matrices" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_a_stage_with_a_reference_tells_of_it(plan):
     result = plan("stage=dpo", "--gpu", "H200", "data.sequence_length=1024")
     assert "  reference model  " in result.output and "8 x 2 x 1,024 tokens at once" in result.output
@@ -148,6 +153,7 @@ def test_several_machines_tell_what_goes_between_them(plan, tmp_path):
     assert "ZeRO-3 over Ethernet 10 is hopeless here" in slow and "One machine alone makes" in slow and "Better on these links" in slow
 
 
+@pytest.mark.slow
 def test_one_machine_says_nothing_of_links_and_of_saves_where_it_is_asked(plan):
     assert "Saving:" not in plan("--gpu", "H200").output
     result = plan("--gpu", "H200", "--storage-gbps", "2", "--hours-between-failures", "48")

@@ -34,6 +34,7 @@ def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, 
     assert json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())["exit_code"] == 2
 
 
+@pytest.mark.slow
 def test_resume_goes_on_from_a_named_checkpoint_or_begins_anew_and_keeps_what_was_there(tiny_recipe, tmp_path):
     tiny_recipe["checkpoints"] = {"every_steps": 4}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))

@@ -11,7 +11,7 @@ import torch
 from cpt.data.check import unchecked_sources
 from cpt.data.contamination import Contamination, find_contamination
 from cpt.data.decontamination import Judged
-from cpt.data.form_of_stage import sections_of
+from cpt.data.form_of_stage import form_of_stage, sections_of
 from cpt.data.forms import ONE_A_ROW
 from cpt.data.sources import files_with_sizes
 from cpt.errors import CptError, DataError
@@ -110,7 +110,8 @@ def evaluate_after_training(folder: Path, recipe: Recipe, *, batch_size: int = 8
 def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
     """Questions about each domain set, and why there are none about others."""
     evaluation = recipe.evaluation
-    if evaluation.held_out_share is None and not evaluation.perplexity:
+    has_texts = bool(evaluation.perplexity) or evaluation.held_out_share is not None and form_of_stage(recipe.stage) not in ONE_A_ROW
+    if not has_texts:
         return {}, []
     most = domain_questions(evaluation.tasks)
     if not most:

@@ -12,8 +12,12 @@ from cpt.importing.sources import is_on_the_hub, places_of, split_of, with_names
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
 ROLES_READ = (("role", "content"), ("from", "value"), ("role", "value"))
 """What messages may be made of."""
-ROLES = {"user": {"user", "human"}, "assistant": {"assistant", "gpt"}}
-"""Role -> what it may be called in the files, besides its own name."""
+ROLES = {
+    "user": {"user", "human"},
+    "assistant": {"assistant", "gpt", "bot"},
+    "tool": {"tool", "observation", "function_response"},
+}
+"""Role -> what it may be called in the files, where that is not its own name alone."""
 ASSISTANTS: tuple[list[str], ...] = (["assistant"], ["gpt"], ["assistant", "gpt"], [])
 PIECES = "a part of a dataset cannot be named; `max_documents` takes its beginning"
 TURNS = "every turn of the assistant is learned, with the token that ends it"
@@ -224,7 +228,8 @@ def enter_the_rest(ledger: Ledger, place: str, dataset: Mapping[str, Any]) -> No
 
 def are_usual(roles: object) -> bool:
     """Whether all roles have names that are known here."""
-    return isinstance(roles, Mapping) and all(set(names) <= ROLES.get(role, {role}) for role, names in roles.items() if isinstance(names, list))
+    given = roles if isinstance(roles, Mapping) else {"": None}
+    return all(isinstance(names, list) and {str(name) for name in names} <= ROLES.get(role, {role}) for role, names in given.items())
 
 
 def enter_messages(ledger: Ledger, key: str, dataset: Mapping[str, Any]) -> None:

@@ -213,7 +213,8 @@ NOT = by_key(
         "weights are fp32 where nothing else keeps them, norms too": "fp32_norms fp32_norm_classes",
         "no such adapter can be trained here; docs/adapters.md names those that can": (
             "relora relora_prune_ratio relora_prune_method relora_cpu_offload relora_steps relora_warmup_steps "
-            "relora_anneal_steps jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps mora lisa_n_layers lisa_step_interval "
+            "relora_anneal_steps jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps mora "
+            "lisa_n_layers lisa_step_interval "
             "lisa_layers_attribute loftq_config peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying"
         ),
         "one learning rate for both halves of an adapter": "loraplus_lr_ratio loraplus_lr_embedding",
@@ -253,9 +254,7 @@ NOT = by_key(
         "a reward model has one output": "num_labels",
         "`training.use_vllm` and its keys are GRPOConfig's": "vllm",
         "TRL has it no more": "rpo_alpha dpo_norm_loss dpo_use_logits_to_keep dpo_generate_during_eval",
-        "the loss is cross entropy; a loss of your own is a stage of your own": (
-            "use_eaft eaft_alpha eaft_k liger_use_token_scaling"
-        ),
+        "the loss is cross entropy; a loss of your own is a stage of your own": ("use_eaft eaft_alpha eaft_k liger_use_token_scaling"),
         "language models are trained from left to right here": "diffusion noise_schedule min_mask_ratio max_mask_ratio",
         "write the optimizer's options beside its name: `optimizer: {name: ..., OPTION: VALUE}`": (
             "optim_args dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap "
@@ -266,9 +265,7 @@ NOT = by_key(
         "one rate; `embedding_learning_rate` and `layer_decay` beside it": "lr_groups lr_div_factor",
         "a schedule of your own: `schedule: {name: package.module:function}`": "lr_quadratic_warmup cosine_constant_lr_ratio",
         "AdamW has no third moment": "adam_epsilon2 adam_beta3",
-        "activations are recomputed, not moved: `training.gradient_checkpointing`": (
-            "activation_offloading selective_checkpointing"
-        ),
+        "activations are recomputed, not moved: `training.gradient_checkpointing`": ("activation_offloading selective_checkpointing"),
         "layers move to the host by a DeepSpeed profile with offload: `training.deepspeed`": "layer_offloading ple_cpu_offload",
         "a run ends with its budget; `evaluation.retain` stops one that forgets": "early_stopping_patience",
         "a checkpoint is not written at the first step": "save_first_step",

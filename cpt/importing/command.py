@@ -28,7 +28,7 @@ class Tool(StrEnum):
 
 
 IMPORTS: dict[Tool, Callable[[Ledger], None]] = {Tool.AXOLOTL: import_axolotl, Tool.LLAMAFACTORY: import_llamafactory}
-NEEDED = {Tool.AXOLOTL: "base_model", Tool.LLAMAFACTORY: "model_name_or_path"}
+NEEDED: dict[str, str] = {Tool.AXOLOTL: "base_model", Tool.LLAMAFACTORY: "model_name_or_path"}
 
 
 def command(

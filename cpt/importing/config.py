@@ -128,7 +128,7 @@ def kind_of(config: Config, known: Mapping[str, Collection[str]], needed: Mappin
     if len(named) == 1:  # the tools borrow keys from each other and from the Trainer: `torch_dtype`, `trackio_space_id`
         return named[0]
     if "model" in config.values and not V1.isdisjoint(config.values):
-        raise RecipeError(f"{config.path} is of LLaMA-Factory's v1, whose keys are others. Give the config of its main version, or start: cpt init")
+        raise RecipeError(f"{config.path} is of LLaMA-Factory's v1, whose keys are others: give the config of its main version")
     own = {tool: sorted(key for key in config.values if key in keys and not in_others(key, tool, known)) for tool, keys in known.items()}
     found = [tool for tool, keys in own.items() if keys]
     if not found:

@@ -15,6 +15,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from cpt.data.check import check_sources, unchecked_sources
 from cpt.data.contamination import small_sets
 from cpt.data.form_of_stage import sections_of
+from cpt.data.forms import form_of_source
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST
@@ -157,7 +158,9 @@ def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, foun
                 )
             )
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
-            needed = f"an interval leans on {FEW} or more, and the domain test needs {FEWEST_QUESTIONS}, of each a question"
+            needed = f"an interval leans on {FEW} or more"
+            if form_of_source(held_out) == "document":
+                needed += f", and the domain test needs {FEWEST_QUESTIONS}, of each a question"
             found.warnings.append(f"{holds}: {needed}. The verdict will do without, or say that it rests on few")
 
 

@@ -23,13 +23,8 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             continue
         steps = steps_of(key.strip())
         put(root, steps, value, mistakes)
-        if (
-            steps[0] == "data"
-            and steps[1:] in ([way] for way in WAYS_TO_WEIGH)
-            and value.value
-            and isinstance(root.value["data"].value, dict)
-        ):
-            take_way(root.value["data"], steps[1])
+        if steps in (["data", way] for way in WAYS_TO_WEIGH) and value.value and "data" in root.value:
+            take_way(root.value["data"], steps[-1])
         root = resolved(root, Recipe, mistakes, trail=())
     return root
 

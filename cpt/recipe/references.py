@@ -78,6 +78,8 @@ def weigh_as_above(over: Node, base: Node) -> None:
 
 def take_way(data: Node, way: str) -> None:
     """Leave out of a mixture what says otherwise how its sources are weighed; what the command line says stays."""
+    if not isinstance(data.value, dict):
+        return
     for other in WAYS_TO_WEIGH:
         if other != way and other in data.value and data.value[other].place.line:
             del data.value[other]

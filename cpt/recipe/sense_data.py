@@ -95,10 +95,8 @@ def weights_are_given_once(data: Data) -> Found:
         if given and source.weight != 1:
             location: Location = ("data", "sources", index, "weight")
             why = f"`{dotted(location)}` has no effect: the weights follow from `{dotted(given[0])}`"
-            remedy = (
-                f"Leave it out (over one from another file: `weight: 1`), or write `{dotted(given[0])}: {'[]' if data.phases else 'null'}`"
-            )
-            text = f"{why}. {remedy} for the sources' own weights"
+            back = f"`{dotted(given[0])}: {'[]' if data.phases else 'null'}`"
+            text = f"{why}. Leave it out (over one from another file: `weight: 1`), or write {back} for the sources' own weights"
             yield Senseless(location, text, given[0])
 
 

@@ -290,3 +290,17 @@ def test_what_the_filter_has_written_is_not_written_again(talking):
     encoder.encode([text])
     after = encoder.writer.write.cache_info()
     assert after.hits == before.hits + 1 and after.misses == before.misses > 0
+
+
+@pytest.mark.parametrize("template", [CHATML, WITH_BLOCKS])
+def test_the_bytes_of_a_conversation_are_those_of_its_answers_without_control_tokens(talking, template):
+    rows = [
+        {"messages": [user("a long question"), assistant("ök"), user("more"), assistant("a <|im_end|> b")]},
+        {"messages": [user("a"), assistant("")]},
+        {"text": "plain <|im_end|> text"},
+        {"prompt": "a question", "completion": " yes"},
+    ]
+    texts = [text_of(row, "conversation") for row in rows]
+    sizes = encoder_for(talking(template), "conversation").bytes_learned(texts, [text.encode() for text in texts])
+    ends = 1 if template == CHATML else 0  # the template's line break behind an answer is learned where it does not say what is
+    assert sizes.tolist() == [3 + 14 + 2 * sizes_of_end(template), max(1, sizes_of_end(template)), 21, 4] and ends in (0, 1)

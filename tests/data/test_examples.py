@@ -65,7 +65,13 @@ def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
 @pytest.mark.parametrize(
     ("row", "form", "reason", "said"),
     [
-        ({"text": "a"}, "preference", "missing columns", "It has: text. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN"),
+        (
+            {"text": "a"},
+            "preference",
+            "missing columns",
+            "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations in sft; not here. Say which",
+        ),
+        ({"messages": "a"}, "preference", "missing columns", "It has: messages. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN"),
         ({"messages": None}, "conversation", "null", "`messages` is null"),
         ({"prompt": 1}, "prompt", "wrong type", "`prompt` is 1, expected a text or a list of messages"),
         ({"prompt": None}, "prompt", "null", "`prompt` is None"),
@@ -154,3 +160,9 @@ def test_a_column_called_text_may_hold_a_chat(tmp_path):
     path.write_text('{"text": "no chat"}\n')
     (item,) = read_piece(Source(path=str(path), chat="text"), Piece(str(path), 0, None, 0), "k")
     assert isinstance(item, BadRow) and item.reason == "not a chat"
+
+
+def test_a_held_out_set_of_plain_texts_beside_pairs_is_told_how_to_be_read():
+    source = source_with_form(HeldOut(path="a.jsonl"), "preference", "evaluation.perplexity[0]")
+    with pytest.raises(BadValue, match="To measure the bits per byte of plain text, write `template: '{text}'`"):
+        example_columns(source, ["text", "id"])

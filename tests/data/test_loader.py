@@ -197,7 +197,7 @@ def numbers_of(loader):
     return [batch["input_ids"][:, 0].tolist() for batch in loader]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_workers_are_replaced_and_the_stream_goes_on_exactly(tmp_path, persistent):
     told = []
     options = {"micro_batch": 2, "rows_in_all": 40, "rank": 1, "world_size": 2, "first_row": 4}

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
@@ -46,6 +46,7 @@ def test_shares_are_within_a_tenth_of_a_point(weights, start):
         assert abs(count / 20_000 - weight / sum(weights)) < 0.001
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 10**12))
 def test_each_source_takes_its_turns_one_after_the_other(proportions, start):
     turns: dict[int, list[int]] = {}
@@ -147,6 +148,7 @@ def test_every_row_of_a_source_comes_once_an_epoch_across_phases_and_not_in_file
         assert len(epochs) < 4 or len({tuple(epoch) for epoch in epochs[:-1]}) > 1
 
 
+@settings(max_examples=40)
 @given(PLANS, st.lists(st.integers(0, 2000), max_size=40))
 def test_a_row_is_a_function_of_its_number_alone(plan, numbers):
     straight = [phased(plan).locate(number) for number in range(2001)]

@@ -46,6 +46,7 @@ def test_documents_come_from_low_scores_to_high_ones_and_all_of_them(scored, bui
     assert tenths == sorted(tenths) and tenths[0] < 0.08 * NUMBER and tenths[-1] > 0.92 * NUMBER
 
 
+@pytest.mark.slow
 def test_inside_a_part_they_are_shuffled_and_each_time_in_another_way(scored, build, tokenizer):
     prepared = build(scored)
     rows = prepared.sources[0].rows
@@ -54,6 +55,7 @@ def test_inside_a_part_they_are_shuffled_and_each_time_in_another_way(scored, bu
     assert max(level for row in first + second for level in row) < 0.2 * NUMBER
 
 
+@pytest.mark.slow
 def test_a_function_of_the_text_may_give_the_score(scored, build, tokenizer, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_scores.py").write_text("def length(text):\n    return len(text)\n")

@@ -314,6 +314,7 @@ def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenize
         assert contents(tokenized(large, by=by, cache=f"cache{number}", workers=0)) == contents(straight)
 
 
+@pytest.mark.slow
 def test_two_processes_fill_the_same_store_together(large, tokenized, tokenizer_folder, tmp_path):
     by = AutoTokenizer.from_pretrained(tokenizer_folder)
     straight = tokenized(large, by=by, cache="straight", workers=0)

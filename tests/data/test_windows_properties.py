@@ -56,7 +56,7 @@ def read(data, numbers):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**CASES)
 def test_each_piece_of_each_document_stands_in_each_time_through_once(tokenizer, lengths, **options):
     with tempfile.TemporaryDirectory() as folder:

@@ -60,6 +60,7 @@ def test_the_same_library_gives_the_same_files(library, tmp_path):
         assert first.documents[key] == len(texts(path)) > 0
 
 
+@pytest.mark.slow
 def test_no_general_passage_occurs_twice_in_any_file(real_corpus):
     every = [passage for (kind, _), path in real_corpus.files.items() if kind == "general" for passage in passages(path)]
     assert len(every) == len(set(every)) > 10_000

@@ -47,6 +47,7 @@ def load(recipe, tmp_path):
     return load_recipe(write_recipe(recipe, tmp_path / "r.yaml"))
 
 
+@pytest.mark.slow
 def test_domain_sets_get_a_test_against_the_base(recipe, tmp_path):
     found, not_run = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
     assert [one.name for one in found.domain_test] == ["domain cloze", "domain continuation"] and not not_run and not found.sets

@@ -18,6 +18,7 @@ LSTM = "examples.lstm.lstm_language_model"
 IDS = torch.arange(30).unsqueeze(0)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_exported_merged_with_its_proof(base_folder, adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
     (adapter / "extension.json").write_text("{}")

@@ -66,6 +66,7 @@ def test_each_source_has_the_loss_of_its_rows(size, chunked, recipe, tmp_path, m
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4) and len(expected) == 2
 
 
+@pytest.mark.slow
 def test_a_source_that_is_easier_has_a_lower_loss(recipe, tmp_path):
     trainer = trainer_of(with_batches(recipe, 1), tmp_path)
     hooks = len(trainer.model._forward_hooks)
@@ -144,6 +145,7 @@ def test_rows_are_known_also_after_a_roll_back(recipe, tmp_path):
     assert all(line["loss_easy"] == line["loss_easy"] for line in told) and told
 
 
+@pytest.mark.slow
 def test_where_memory_ends_the_figures_are_left_out_and_the_run_goes_on(recipe, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(source_losses, "summed_loss", lambda *_: out_of_memory(None))
     trainer = four_steps(with_batches(recipe, 4), tmp_path)

@@ -102,6 +102,7 @@ def test_a_mistake_in_a_trackers_own_code_is_not_hidden(tmp_path, recorder):
         Tracker(recorder, tmp_path).on_log(None, TrainerState(), TrainerControl(), logs={})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_tensorboard_on_a_disk_that_is_full_for_a_while_ends_nothing(tiny_recipe, tmp_path, monkeypatch, caplog):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

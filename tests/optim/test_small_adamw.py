@@ -129,6 +129,7 @@ def test_it_learns_and_goes_on_from_its_saved_state_bit_for_bit(monkeypatch, nam
     learns_and_resumes(Optimizer(name=name, learning_rate=1e-2, rounding=rounding), "bfloat16")
 
 
+@pytest.mark.slow
 def test_the_loss_of_continued_pre_training_follows_fp32_with_kahan_and_stochastic_rounding_and_stalls_without(monkeypatch):
     monkeypatch.setattr(small_adamw, "FEWEST_IN_8_BIT", 512)
 

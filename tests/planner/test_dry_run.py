@@ -44,6 +44,7 @@ def test_the_formula_is_within_five_per_cent_of_a_dry_run_and_hardly_below(shape
     assert 0.97 <= formula / dry_run(config, setup).peak <= 1.05
 
 
+@pytest.mark.slow
 def test_states_on_the_host_are_not_the_gpus():
     config, here = config_from(SHAPES["llama"]), setup_for(**WAYS["8 bit"])
     on_host = dry_run(config, replace(here, optimizer="paged_adamw_8bit")).peak

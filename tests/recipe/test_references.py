@@ -55,9 +55,9 @@ def test_phases_or_a_temperature_on_top_of_a_base_take_the_place_of_its_weights(
 
 
 def test_the_way_of_weighing_on_top_takes_the_place_of_the_other_one(load, here):
-    (here / "base.yaml").write_text(
-        f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\n{WEIGHED[:-2]}, {PHASES}}}\n".replace(", weight: 3", "")
-    )
+    equal = WEIGHED.replace(", weight: 3", "").replace("}]}", f"}}], {PHASES}}}")
+    (here / "base.yaml").write_text("name: r\nmodel: models/m.yaml\nbudget: {tokens: 10}\n" + equal)
+    assert load(only="base: base.yaml\n").data.phases
     recipe = load(only="base: base.yaml\ndata: {temperature: 2}\n")
     assert recipe.data.temperature == 2 and not recipe.data.phases
 

@@ -41,6 +41,7 @@ def test_without_evaluation_they_only_save(tiny_recipe, tmp_path):
     assert not (built.run_folder / "samples.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_shorter_than_a_rehearsal_is_rehearsed_to_its_end(tiny_recipe, tmp_path, steps):
     budget = {"tokens": steps * 256, "global_batch_tokens": 256}

@@ -39,6 +39,7 @@ def batch_of(trainer, rows=8):
     return {name: torch.stack([trainer.rows[row][name] for row in range(rows)]) for name in trainer.rows[0]}
 
 
+@pytest.mark.slow
 def test_the_divergence_from_the_teacher_falls_by_10(recipe_of, teacher_folder):
     trainer = student_trainer(recipe_of(steps=120))
     teacher, ids = AutoModelForCausalLM.from_pretrained(teacher_folder), batch_of(trainer)["input_ids"]
@@ -98,6 +99,7 @@ def test_experts_are_balanced_as_elsewhere(recipe_of):
     assert outputs["aux_loss"] > 0 and (loss - bare).item() == pytest.approx(share.item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_accumulated_steps_are_one_large_one(recipe_of):
     whole = student_trainer(recipe_of(steps=3))
     whole.train()

@@ -91,6 +91,7 @@ def raising(problem):
     return fails
 
 
+@pytest.mark.slow
 def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(tmp_path, monkeypatch):
     judge, bad = LossGuard.judge, set(range(7, 12))
 

@@ -94,6 +94,7 @@ def test_without_the_guard_nothing_is_skipped(tiny_recipe, tmp_path):
     assert not events(trainer, *SKIPPED) and losses(trainer)[9] > 1e4
 
 
+@pytest.mark.slow
 def test_the_mean_of_several_steps_is_that_of_the_steps_that_counted(tiny_recipe, tmp_path):
     training = {**tiny_recipe["training"], "logging_steps": 4}
     each = trainer_of(tiny_recipe, tmp_path / "each", faults=at_steps(9, change=lambda loss: loss * math.nan))

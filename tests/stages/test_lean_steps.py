@@ -178,6 +178,7 @@ def test_a_callback_may_add_and_remove_others_on_the_way():
     assert len(handler.callbacks[0].heard) == 1
 
 
+@pytest.mark.slow
 def test_old_objects_are_set_apart_while_it_trains_and_given_back(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer._save_checkpoint = lambda *_: None

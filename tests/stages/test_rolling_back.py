@@ -30,6 +30,7 @@ def test_after_too_many_bad_steps_the_run_goes_back_and_leaves_their_rows_out(ti
     assert steps == list(range(1, STEPS + 1)), "no step stands there twice"
 
 
+@pytest.mark.slow
 def test_it_is_the_run_that_never_had_these_rows(tiny_recipe, tmp_path):
     back, never = rolled_back(tiny_recipe, tmp_path / "back"), trainer_of(tiny_recipe, tmp_path / "never", **EVERY)
     never.rows_of_steps.leave_out([(24, 36)])
@@ -38,6 +39,7 @@ def test_it_is_the_run_that_never_had_these_rows(tiny_recipe, tmp_path):
     assert losses(back) == losses(never) and same(weights(back), weights(never))
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_the_way_not_taken_are_kept_apart(tiny_recipe, tmp_path):
     trainer = rolled_back(tiny_recipe, tmp_path)
     trainer.train()

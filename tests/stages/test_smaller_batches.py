@@ -22,6 +22,7 @@ def too_large_above(limits):
     return fault
 
 
+@pytest.mark.slow
 def test_out_of_memory_the_step_is_redone_with_the_same_rows_and_nothing_is_lost(tiny_recipe, tmp_path):
     reference = trainer_of(tiny_recipe, tmp_path / "reference", **MEMORY)
     trainer = trainer_of(tiny_recipe, tmp_path / "small", faults=too_large_above({7: 2, 11: 1}), **MEMORY)
