@@ -40,3 +40,14 @@ def test_a_clean_recipe_ends_with_code_0(recipe, tmp_path, capsys):
 def test_a_recipe_that_is_judged_by_nothing_is_told(recipe, capsys):
     assert run(recipe, "evaluation.perplexity=[]") == 2
     assert "no evaluation document of 8 words or more" in capsys.readouterr().err
+
+
+def test_conversations_are_searched_too(tiny_recipe, tmp_path, capsys):
+    answer = " ".join(f"word{number}" for number in range(30))
+    for name, question in (("talks", "why"), ("held", "and why")):
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "talks.jsonl"), "name": "talks"}]
+    tiny_recipe |= {"stage": "sft", "evaluation": {"perplexity": [{"path": str(tmp_path / "held.jsonl"), "name": "held"}]}}
+    assert run(write_recipe(tiny_recipe, tmp_path / "r.yaml")) == 2
+    assert f"{tmp_path / 'talks.jsonl'}:1 (talks) has " in capsys.readouterr().out

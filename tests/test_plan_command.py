@@ -61,7 +61,7 @@ def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
 
 @pytest.mark.slow
 def test_each_way_that_is_told_fits_when_it_is_written(plan, tmp_path):
-    config = load_recipe(tmp_path / "recipe.yaml").model.config | {"num_hidden_layers": 66}
+    config = load_recipe(tmp_path / "recipe.yaml").model.config | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 16}
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text(json.dumps(config))
     (tmp_path / "base/model.safetensors").touch()

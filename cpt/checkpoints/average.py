@@ -126,7 +126,7 @@ def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] 
         if name not in apart_from and shape != other.shapes[name]:
             raise CheckpointError(
                 f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: they are models of "
-                "different shapes, and their weights cannot be added."
+                "different shapes, and their weights cannot be added. Give checkpoints of one run."
             )
 
 

@@ -55,7 +55,8 @@ class PlainKept:
         numbers = [number for group in kept["param_groups"] for number in group["params"]]
         if len(numbers) != len(parameters):
             raise CheckpointError(
-                f"{checkpoint} has states of {len(numbers)} parameters, and this run trains {len(parameters)}: it is of another model."
+                f"{checkpoint} has states of {len(numbers)} parameters, and this run trains {len(parameters)}: it is of another model. "
+                "Choose a checkpoint of this run."
             )
         self.states = {name: kept["state"].get(number, {}) for name, number in zip(parameters, numbers, strict=True)}
         self.weights = stored_weights(checkpoint)
@@ -163,7 +164,9 @@ def names_in(kept: Kept, model: nn.Module) -> dict[str, str]:
     lacking = [name for name, there in known.items() if there is None]
     if others := lacking + sorted(found.difference(*names.values())):
         some = ", ".join(others[:3])
-        raise CheckpointError(f"the checkpoint is of another model: {len(others)} trained parameters do not match ({some}).")
+        raise CheckpointError(
+            f"the checkpoint is of another model: {len(others)} trained parameters do not match ({some}). Choose one of this run."
+        )
     return {name: there for name, there in known.items() if there is not None}
 
 

@@ -46,4 +46,6 @@ def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
     # Frozen weights are left out of a LoRA run's parts; a tied head is listed once, under its embedding's name.
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
-        raise CheckpointError(f"{checkpoint} is of another model: {len(lacking)} tensors do not match ({', '.join(lacking[:3])}).")
+        raise CheckpointError(
+            f"{checkpoint} is of another model: {len(lacking)} tensors do not match ({', '.join(lacking[:3])}). Choose another."
+        )

@@ -49,7 +49,7 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name for name in names]
         if (folder / whole).is_file():
             return [folder / whole]
-    raise CheckpointError(f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there.")
+    raise CheckpointError(f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there. Give the folder of a model.")
 
 
 class Tensors:

@@ -181,7 +181,7 @@ def await_files(staging: Path, manifest: Manifest) -> None:
     while absent := [name for name in manifest.files if not (staging / name).is_file()]:
         if time.monotonic() > give_up:
             raise CheckpointError(
-                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that all machines share"
+                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that all machines share."
             )
         time.sleep(0.1)
 

@@ -44,7 +44,7 @@ def match_rows(
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
             raise CheckpointError(
-                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. It is another model's tokenizer."
+                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. Put the model's own tokenizer there."
             )
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
@@ -111,7 +111,9 @@ def add_tokens(after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, ro
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
     if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
-        raise CheckpointError(f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token.")
+        raise CheckpointError(
+            f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token. Choose another."
+        )
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):
         if (token := getattr(chat, name)) is not None:

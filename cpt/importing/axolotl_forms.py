@@ -11,28 +11,50 @@ SHAREGPT = {"sharegpt": "conversations", "pygmalion": "conversations"}
 FRAME_TOLD = "its headings, without axolotl's introduction"
 
 
-def framed(question: str, before: str = "") -> str:
-    """Alpaca's headings around a question, for models without a chat template."""
-    return f"{before}### Instruction:\n{question}\n\n### Response:\n"
+STYLES = {
+    "instruct": ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:\n"),
+    "chat": ("USER: ", "\n", "\nASSISTANT:"),
+    "chatml": ("<|im_start|>user\n", "\n", "<|im_end|>\n<|im_start|>assistant\n"),
+    "phi": ("<|user|>\n", "\n", "<|end|>\n<|assistant|>\n"),
+}
+"""What stands before a question, before its input and before the answer, by what follows the colon: `alpaca:chat`."""
+QUESTIONS = {
+    "alpaca": ("{instruction}", "{input}", "output"),
+    "gpteacher": ("{instruction}", "{input}", "response"),
+    "jeopardy": ("{question}", "{category}", "what is {answer}"),
+    "oasst": ("{INSTRUCTION}", "", "RESPONSE"),
+    "summarizetldr": ("{article}", "", "summary"),
+}
+"""Question, its input, and the column of the answer, of types that take a style."""
 
 
-WITH_INPUT = "{instruction}\n\n### Input:\n{input}"
+def asked(style: str, question: str, extra: str = "") -> str:
+    """A question in one of the styles, for models without a chat template."""
+    before, between, after = STYLES[style]
+    return before + question + (between + extra if extra else "") + after
+
+
+SYSTEM_PROMPT = "### System:\n{system_prompt}\n"
 PAIRS: dict[str, tuple[str, str]] = {
-    "alpaca": (framed(WITH_INPUT), "output"),
-    "alpaca.load_no_prompt": ("{instruction}\n{input}\n", "output"),
-    "gpteacher": (framed(WITH_INPUT), "response"),
-    "jeopardy": (framed("{question}"), "answer"),
-    "oasst": (framed("{INSTRUCTION}"), "RESPONSE"),
-    "summarizetldr": (framed("{article}"), "summary"),
-    "alpaca_chat": (framed(WITH_INPUT), "response"),
-    "alpaca_chat.load_concise": (framed(WITH_INPUT), "response"),
-    "alpaca_chat.load_qa": (framed("{question}"), "answer"),
-    "alpaca_chat.load_camel_ai": (framed("{message_1}"), "message_2"),
-    "alpaca_w_system": (framed(WITH_INPUT, "{system}\n\n"), "output"),
-    "alpaca_w_system.load_open_orca": (framed("{question}", "{system_prompt}\n\n"), "response"),
-    "context_qa": (framed("{question}\n\n### Input:\n{article}"), "answer"),
-    "context_qa.load_v2": (framed("{question}\n\n### Input:\n{context}"), "answer"),
-    "creative_acr.load_answer": (framed("{instruction}"), "revision"),
+    **dict.fromkeys(("alpaca_instruct", "alpaca_instruct.load_no_prompt"), (asked("instruct", "{instruction}", "{input}"), "output")),
+    **dict.fromkeys(
+        ("alpaca_chat", "alpaca_chat.load_concise", "alpaca_chat.load_no_prompt"), (asked("chat", "{instruction}", "{input}"), "output")
+    ),
+    "alpaca_chat.load_qa": (asked("chat", "{question}"), "answer"),
+    "alpaca_chat.load_camel_ai": (asked("chat", "{message_1}"), "message_2"),
+    **dict.fromkeys(
+        ("alpaca_w_system", "alpaca_w_system.load_chat"), ("SYSTEM: {system}\n" + asked("chat", "{instruction}", "{input}"), "output")
+    ),
+    "alpaca_w_system.load_instruct": ("{system}\n\n" + asked("instruct", "{instruction}", "{input}"), "output"),
+    "alpaca_w_system.load_open_orca": (SYSTEM_PROMPT + "### Human:\n{question}\n### Assistant:\n", "response"),
+    "alpaca_w_system.load_open_orca_chatml": (
+        "<|im_start|>system\n{system_prompt}<|im_end|>\n" + asked("chatml", "{question}"),
+        "response",
+    ),
+    "orcamini": (SYSTEM_PROMPT + "\n### User:\n{question}\n\n### Response:\n", "response"),
+    "context_qa": (asked("chat", "{article}\n===\n{question}"), "answer"),
+    "context_qa.load_v2": ("Context: {context}\nQuestion: {question}\n", "Answer: {answer}"),
+    "creative_acr.load_answer": (asked("chat", "{instruction}"), "revision"),
     "metharme": ("{prompt}", "generation"),
 }
 """Prompt, and the column of the answer."""
@@ -64,6 +86,10 @@ def base_of(kind: str) -> str:
 
 def chat_of_pairs(kind: str) -> dict[str, str] | None:
     """`chat` for a type of questions and answers; None for another."""
+    if base_of(kind) in QUESTIONS:
+        question, extra, answer = QUESTIONS[base_of(kind)]
+        style = kind.partition(":")[2]
+        return {"prompt": asked(style if style in STYLES else "instruct", question, extra), "completion": answer}
     found = PAIRS.get(base_of(kind))
     return None if found is None else {"prompt": found[0], "completion": found[1]}
 

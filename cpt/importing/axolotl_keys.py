@@ -146,7 +146,7 @@ PASSED: dict[str, str] = {
 
 IDLE = by_key(
     {
-        "the class follows from the model's config": "model_type tokenizer_type cls_model_config processor_type type_of_model",
+        "the class follows from the model's config": "model_type tokenizer_type cls_model_config type_of_model",
         "done by itself": (
             "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model low_cpu_mem_usage "
             "lora_on_cpu qlora_sharded_model_loading experimental_skip_move_to_device embeddings_skip_upcast "
@@ -302,7 +302,7 @@ NOT = by_key(
             "gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature"
         ),
         "`cpt search` runs on Ray; a run is launched as usual": "use_ray ray_run_name ray_num_workers resources_per_worker",
-        "models of text alone are trained here": "image_size image_resize_algorithm processor_kwargs role_boundaries",
+        "models of text alone are trained here": "image_size image_resize_algorithm processor_type processor_kwargs role_boundaries",
         "set it in the environment, as SwanLab reads it": (
             "swanlab_description swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host "
             "swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions "

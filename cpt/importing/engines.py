@@ -106,7 +106,8 @@ def write_fsdp(ledger: Ledger) -> None:
     ledger.put("training.fsdp_config", options)
     ledger.otherwise("fsdp", "training.fsdp: true, with fsdp_config.version 2 (docs/splitting.md)")
     ledger.otherwise("fsdp_version", "training.fsdp_config.version: 2")
-    ledger.otherwise("fsdp_config", "training.fsdp_config")
+    if not config:
+        ledger.otherwise("fsdp_config", "training.fsdp_config")
     ledger.otherwise("fsdp_final_state_dict_type", "the export is always a whole model")
 
 

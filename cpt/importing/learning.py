@@ -60,7 +60,8 @@ def write_rates(ledger: Ledger, dialect: Dialect, name: str) -> None:
     """The numbers beside the optimizer's name."""
     rate = ledger.number("learning_rate")
     if rate is None:
-        ledger.put("optimizer.learning_rate", dialect.learning_rate, f"the default of {ledger.called}")
+        told = "FILL IN: axolotl has none by default" if dialect.tool == "axolotl" else f"the default of {ledger.called}"
+        ledger.put("optimizer.learning_rate", dialect.learning_rate, told)
         ledger.skip_empty(["learning_rate"])
     else:
         ledger.carry("learning_rate", "optimizer.learning_rate", rate)

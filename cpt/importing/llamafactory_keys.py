@@ -163,7 +163,7 @@ NOT = by_key(
         ),
         "of Megatron; GPUs share a model by DeepSpeed, FSDP2 or `training.parallelism_config` here: docs/splitting.md": (
             "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size "
-            "expert_model_parallel_size context_parallel_size sequence_parallel bias_activation_fusion apply_rope_fusion "
+            "expert_model_parallel_size sequence_parallel bias_activation_fusion apply_rope_fusion "
             "use_distributed_optimizer overlap_param_gather overlap_grad_reduce moe_grouped_gemm moe_token_dispatcher_type "
             "recompute_granularity"
         ),

@@ -10,6 +10,7 @@ from cpt.recipe.huggingface_keys import keys_of_config
 from cpt.recipe.peft_methods import config_of_method
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+BF16_WEIGHTS = "Weights are in fp32; axolotl keeps those of full training in bfloat16: `model.dtype: bfloat16`"
 FLASH = "auto takes FlashAttention's kernels, or torch's own of that kind, where the GPU has them and they are right"
 ATTENTION = {
     "eager": "eager",
@@ -53,19 +54,15 @@ def write_precision(ledger: Ledger) -> None:
     keys = ("bf16", "fp16", "tf32", "bfloat16", "float16", "float32", "pure_bf16")
     ledger.skip_empty(keys)
     wanted = ledger.value("bf16")
-    is_half = ledger.is_on("fp16") and wanted != "full" and (wanted == "auto" or not ledger.is_on("bf16"))
-    if is_half:
+    is_brain = wanted == "full" or ledger.is_on("bf16")
+    if ledger.is_on("fp16") and (wanted == "auto" or not is_brain):
         ledger.put("training.fp16", True)
         ledger.enter("fp16", "carried", "training.fp16")
         ledger.otherwise("bf16", "fp16 decides")
-    elif wanted == "full" or ledger.is_on("bf16") or ledger.is_on("pure_bf16"):
+    elif is_brain or ledger.is_on("pure_bf16"):
         ledger.put("training.bf16", True, "bf16: auto" if wanted == "auto" else "")
-    if wanted == "full":
-        ledger.put("model.dtype", "bfloat16", "bf16: full")
-        ledger.otherwise("bf16", "training.bf16, and model.dtype: bfloat16: no weights in fp32")
-    if wanted == "auto":
-        ledger.otherwise("bf16", "training.bf16: true; on a GPU without it, write fp16")
-    ledger.enter("bf16", "carried", "training.bf16" if ledger.is_on("bf16") else OFF)
+        write_bf16(ledger, wanted)
+    ledger.enter("bf16", "carried", OFF)
     ledger.enter("fp16", "otherwise" if ledger.is_on("fp16") else "carried", "bf16 decides" if ledger.is_on("fp16") else OFF)
     if ledger.is_on("tf32"):
         ledger.carry("tf32", "training.tf32", True)
@@ -74,6 +71,17 @@ def write_precision(ledger: Ledger) -> None:
         if ledger.is_on(key):
             ledger.carry(key, "model.dtype", dtype)
         ledger.enter(key, "carried", OFF)
+
+
+def write_bf16(ledger: Ledger, wanted: object) -> None:
+    """What bf16 means for the weights: axolotl has no fp32 ones beside them where all learn."""
+    told = ["training.bf16", *(["on a GPU without it, write fp16"] if wanted == "auto" else [])]
+    if wanted == "full":
+        ledger.put("model.dtype", "bfloat16", "bf16: full")
+        told.append("model.dtype: bfloat16")
+    elif ledger.tool == "axolotl" and "lora" not in ledger.recipe["model"]:
+        told.append(BF16_WEIGHTS)
+    ledger.enter("bf16", "carried" if len(told) == 1 else "otherwise", "; ".join(told))
 
 
 def write_checkpointing(ledger: Ledger, *, on: bool, comment: str = "") -> None:

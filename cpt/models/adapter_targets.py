@@ -38,7 +38,9 @@ def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
     if method == "beft":
         biased = last_names(name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is not None)
         if not biased:
-            raise RecipeError(f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have none.")
+            raise RecipeError(
+                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have none. Take another."
+            )
         return {"target_modules": biased}
     if method == "ia3":
         model_type = model.config.model_type

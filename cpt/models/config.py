@@ -52,7 +52,7 @@ def load_config(model: Model) -> PreTrainedConfig:
     if model.rope is not None:
         config = with_rope(config, model.rope)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
-        raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here.")
+        raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one.")
     return config
 
 
@@ -181,7 +181,7 @@ def _has_nemo_file(path: str, revision: str | None) -> bool:
 
 def _config_beside_state_dict(path: str, written: PreTrainedConfig | None) -> PreTrainedConfig:
     if not Path(path).expanduser().is_file():
-        raise RecipeError(f"model.path: {path} does not exist.")
+        raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
     if written is None:
         raise RecipeError(f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`, ...).")
     return written

@@ -29,7 +29,7 @@ def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, token
     parts = {name: section.options[name] for name in PARTS if section.options.get(name)}
     if sum(parts.values()) > total_tokens:
         told = " and ".join(f"`schedule.{name}` is {tokens:,}" for name, tokens in parts.items())
-        raise RecipeError(f"{told}, but the whole run has {total_tokens:,} tokens.")
+        raise RecipeError(f"{told}, but the whole run has {total_tokens:,} tokens. Make it less.")
     return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
 
 
@@ -56,10 +56,14 @@ def phases_in_tokens(recipe: Recipe) -> Data:
         if phase.until_learning_rate is not None:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
-                raise RecipeError(f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already.")
+                raise RecipeError(
+                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already. Give a lower one."
+                )
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
-            raise RecipeError(f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens.")
+            raise RecipeError(
+                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens. Write more."
+            )
         begins = phase.until or total
         phases.append(phase)
     return data.model_copy(update={"phases": phases})

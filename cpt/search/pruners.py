@@ -46,7 +46,7 @@ def percentile(total_tokens: int | None, *, keep: float, startup_trials: int = 4
         keep: per cent of the trials, the best, that go on.
     """
     if not 0 < keep < 100:
-        raise RecipeError(f"`search.pruner.keep` is a share in per cent, above 0 and below 100, got {keep:g}")
+        raise RecipeError(f"`search.pruner.keep` is a share in per cent, above 0 and below 100, got {keep:g}.")
     return optuna().pruners.PercentilePruner(keep, n_startup_trials=startup_trials, n_warmup_steps=warmup_tokens)
 
 

@@ -25,7 +25,7 @@ def command(
         typer.Option("--browser", help="On a page in the browser: base and trained model side by side, with a chat template or without."),
     ] = False,
     against: Annotated[str | None, typer.Option(help="The other model of the page; by default the base that the run began with.")] = None,
-    alone: Annotated[bool, typer.Option("--alone", help="Leave the base away from the page.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the base out of the page.")] = False,
     host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, and nothing asks them for a key.")] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,

@@ -112,7 +112,9 @@ def check_hub_id(model: str) -> str:
     try:
         validate_repo_id(model)
     except HFValidationError as problem:
-        raise CheckpointError(f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either.") from problem
+        raise CheckpointError(
+            f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either. Give one of the two."
+        ) from problem
     try:
         read_config(Model(path=model))
     except (RecipeError, ResourceError) as problem:

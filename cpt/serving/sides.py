@@ -110,7 +110,7 @@ def place_of(name: str) -> Place:
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         trained = find_trained(path)
         if trained.kind == "adapter" and is_of_scoring_model(trained.folder):
-            raise CheckpointError(f"{name} is a reward model: it gives scores and writes nothing.")
+            raise CheckpointError(f"{name} is a reward model: it gives scores and writes nothing. Choose a language model.")
         refuse_unknown_code(trained.folder)
         return Place(str(trained.folder), trained)
     try:
@@ -133,7 +133,7 @@ def base_of(after: Place) -> Place | None:
     try:
         return place_of(name)
     except CptError as problem:
-        raise type(problem)(f"the base of {after.name}: {problem} Name it with --against MODEL, or leave it away: --alone") from problem
+        raise type(problem)(f"the base of {after.name}: {problem} Name it with --against MODEL, or leave it out: --alone") from problem
 
 
 def base_is_known(place: Place) -> bool:

@@ -81,7 +81,8 @@ def read_bpe(backend: Tokenizer, name: str) -> Bpe:
         )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise RecipeError(f"the tokenizer of `{name}` marks the parts of words (`{key}`: {model[key]!r}), which is not supported here.")
+            marks = f"marks the parts of words (`{key}`: {model[key]!r})"
+            raise RecipeError(f"the tokenizer of `{name}` {marks}, which is not supported. Choose another.")
     return Bpe(backend, content, backend.get_vocab(with_added_tokens=True), '"ByteLevel"' in json.dumps(content["pre_tokenizer"]))
 
 

@@ -62,7 +62,8 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     name = str(tokenizer.name_or_path)
     if not tokenizer.is_fast:
         raise RecipeError(
-            f"`{name}` has no fast tokenizer ({type(tokenizer).__name__} is written in Python), so its merges are not at hand."
+            f"`{name}` has no fast tokenizer ({type(tokenizer).__name__} is written in Python), so its merges are not at hand. "
+            "Choose another model."
         )
     bpe = read_bpe(tokenizer.backend_tokenizer, name)
     words = count_words(bpe, non_empty(documents))

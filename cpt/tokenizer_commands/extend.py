@@ -63,7 +63,8 @@ def extend_command(
     built = load_weights(section, config, None, "auto")
     known = max(tokenizer.get_vocab().values()) + 1
     if known > tables(built)[0].weight.shape[0]:
-        raise RecipeError(f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {tables(built)[0].weight.shape[0]:,} rows.")
+        there = tables(built)[0].weight.shape[0]
+        raise RecipeError(f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {there:,} rows. Put its own there.")
     if rows == "token_distillation":
         check_can_distill(built)
     extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
@@ -128,12 +129,12 @@ def compare(
     """Bytes per token of the sample; the tokenizer that was read back must be the one that was made, and never the longer one."""
     special = [token for token in before.all_special_tokens if token in after.all_special_tokens]
     if before.convert_tokens_to_ids(special) != after.convert_tokens_to_ids(special) or len(special) != len(before.all_special_tokens):
-        raise RecipeError(f"{type(before).__name__} does not keep its special tokens when it is extended and read back.")
+        raise RecipeError(f"{type(before).__name__} does not keep its special tokens when it is extended and read back. Choose another.")
     num_before = num_after = 0
     texts = [*sample, "".join(before.all_special_tokens)]
     for old, new, read in zip(*(tokenizer(texts)["input_ids"] for tokenizer in (before, made, after)), strict=True):
         if new != read or len(read) > len(old):
-            raise RecipeError(f"{type(before).__name__} does not read an extended tokenizer.json back as it was written.")
+            raise RecipeError(f"{type(before).__name__} does not read an extended tokenizer.json back as it was written. Choose another.")
         num_before, num_after = num_before + len(old), num_after + len(read)
     num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
     return {"before": num_bytes / num_before, "after": num_bytes / num_after}

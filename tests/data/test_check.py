@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 from cpt.data.check import check_sources, unchecked_sources
+from cpt.data.forms import with_form
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 
@@ -70,3 +71,10 @@ def test_only_the_first_row_is_read(tmp_path):
 def test_the_check_needs_no_heavy_library():
     code = "import sys, cpt.data.check; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_folder_of_texts_where_pairs_are_wanted_is_one_complaint(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text")
+    (told,) = check_sources(*with_form(Data(sources=[Source(path=str(tmp_path))]), Evaluation(), "preference"))
+    assert "holds .txt files, which are plain text" in told and "chosen, rejected" in told

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cpt.data.chat import CONTROL, PART
 from cpt.data.documents import BadRow, BadValue
-from cpt.data.examples import example_of
+from cpt.data.examples import example_columns, example_of
 from cpt.data.forms import source_with_form
 from cpt.data.readers.values import text_of
 from cpt.data.sources import Piece, read_piece
-from cpt.recipe.schema import Source
+from cpt.recipe.schema import HeldOut, Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
 TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), min_size=1, max_size=3)
@@ -69,9 +69,14 @@ def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
             {"text": "a"},
             "preference",
             "missing columns",
-            "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations in sft; not here. Say which",
+            "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations in sft; not here.",
         ),
-        ({"messages": "a"}, "preference", "missing columns", "It has: messages. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN"),
+        (
+            {"messages": "a"},
+            "preference",
+            "missing columns",
+            "It has: messages. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN",
+        ),
         ({"messages": None}, "conversation", "null", "`messages` is null"),
         ({"prompt": 1}, "prompt", "wrong type", "`prompt` is 1, expected a text or a list of messages"),
         ({"prompt": None}, "prompt", "null", "`prompt` is None"),

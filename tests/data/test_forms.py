@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.forms import columns_named, form_of, form_of_source, refuse_layout, with_form
-from cpt.errors import RecipeError
+from cpt.data.forms import columns_named, form_of, form_of_source, refuse_layout, refuse_texts, source_with_form, with_form
+from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 
 
@@ -90,3 +90,16 @@ def test_gaps_are_not_for_examples():
     with pytest.raises(RecipeError, match=r"`data.sources\[0\].fill_in_the_middle` is for documents"):
         refuse_layout(data, "conversation")
     refuse_layout(data, "document")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Source(path="texts"), "plain text is learned from in stage cpt"),
+        (HeldOut(path="texts"), r"To measure the bits per byte of plain text, write texts/\*.txt"),
+    ],
+)
+def test_files_of_text_are_no_pairs(source, said):
+    with pytest.raises(DataError, match=rf"`k.path`: texts holds .txt files, .* the columns prompt, chosen, rejected or .*{said}"):
+        refuse_texts(source_with_form(source, "preference", "k"), ".txt", "k")
+    refuse_texts(source_with_form(source, "conversation", "k"), ".txt", "k")

@@ -8,7 +8,7 @@ from full_disk import disk_of_its_own, fill
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging, record_tasks
+from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging, record_tasks, search_after_training
 from cpt.evaluation.findings import ScoreFinding
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
@@ -154,3 +154,27 @@ def test_scores_that_find_no_room_cost_a_warning(tmp_path, caplog):
         fill(disk)
         record_tasks(Run(disk), [ScoreFinding(f"{n}" * 3000, "acc,none", 0.5, (0.4, 0.6), 10) for n in range(3)])
         assert (disk / "metrics.jsonl").read_text() == before and "No space left on device" in caplog.text
+
+
+@pytest.fixture
+def talk(recipe, tmp_path):
+    """A recipe on conversations, of which one that is trained on holds an answer that is held out."""
+    answer = " ".join(f"word{number}" for number in range(30))
+    talks = [["why", answer], ["another question", f"{answer} and more"], ["other", "nothing of it"]]
+    for name, some in (("held", talks[:1]), ("talks", talks[1:])):
+        rows = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in some]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe["data"]["sources"] = [{"path": str(tmp_path / "talks.jsonl"), "name": "talks"}]
+    recipe |= {"stage": "sft", "evaluation": {"perplexity": [{"path": str(tmp_path / "held.jsonl"), "name": "held"}]}}
+    return load(recipe, tmp_path)
+
+
+def test_conversations_are_searched_for_what_is_held_out(talk):
+    found = search_after_training(talk)
+    assert found.counts == {"talks": {"held": 1}} and found.documents == {"talks": 2}
+    assert found.hits[0].where.endswith("talks.jsonl:1") and "word0 word1" in found.hits[0].words
+
+
+def test_no_questions_are_made_of_pairs(recipe, tmp_path):
+    recipe |= {"stage": "dpo", "evaluation": {"held_out_share": 0.5}}
+    assert evaluate_after_training(tmp_path / "run", load(recipe, tmp_path)) == (None, [])

@@ -80,3 +80,8 @@ def test_equal_documents_are_asked_about_once():
 def test_code_has_lines_for_sentences():
     lines = [one.text.strip() for one in split("def add(a, b):\n    return a + b\n\nprint(add(1.5, 2))\n")]
     assert lines == ["def add(a, b):", "return a + b", "print(add(1.5, 2))"]
+
+
+def test_questions_are_not_made_of_conversations():
+    with pytest.raises(DataError, match="made of plain texts, and the 2 documents are conversations or pairs"):
+        domain_test([HeldOutText("\x1euser\nWhy?", "a:1"), HeldOutText("\x1dprompt\nWhy?", "a:2")])

@@ -1,13 +1,15 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny import TINY_LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cpt.data.held_out import HeldOutSet
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
-from cpt.evaluation.evaluate import Asked, folder_of_model, measure
-from cpt.evaluation.judged_sets import judges_of_texts
+from cpt.evaluation.evaluate import Asked, folder_of_model, measure, of_texts
+from cpt.evaluation.judged_sets import JudgedSet, judges_of_texts
 from cpt.evaluation.paired import bits_per_byte_difference
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
@@ -101,3 +103,13 @@ def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tm
     with pytest.raises(DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"):
         measure(Model(path=str(models / "one")), Asked(judges, is_compared=True))
     assert measure(Model(path=str(models / "one")), Asked(judges)).losses["held"].bits_per_byte > 0
+
+
+def test_pairs_are_left_to_the_run_that_measured_them(caplog):
+    held = HeldOutSet("a", [], 3, 9, 9)
+    sets = {"texts": JudgedSet(held, None), "pairs": JudgedSet(replace(held, form="preference"), None)}
+    with caplog.at_level("INFO", "cpt"):
+        assert list(of_texts(sets, Asked())) == ["texts"]
+    assert "held-out pairs and prompts (pairs) are measured by the run itself" in caplog.text
+    with pytest.raises(DataError, match="--text domain=held_out.jsonl"):
+        of_texts({"pairs": sets["pairs"]}, Asked())

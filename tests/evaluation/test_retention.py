@@ -5,7 +5,7 @@ from tiny import write_documents, write_recipe
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from cpt.evaluation.kept_losses import kept_losses
-from cpt.evaluation.retention import StopWhenForgetting, average, read_course
+from cpt.evaluation.retention import StopWhenForgetting, average, last_tokens, read_course
 from cpt.evaluation.verdict_page import write_verdict
 from cpt.recipe.load import load_recipe
 from cpt.runs.record import Run
@@ -89,3 +89,14 @@ def test_a_run_that_forgets_ends_there_and_its_verdict_says_why(tiny_recipe, cor
     verdict = write_verdict(folder)
     assert verdict.stopped == status["stopped"] and f"The run {verdict.stopped}." in (folder / "verdict.md").read_text()
     assert verdict.worked is False and verdict.headline().startswith("It did harm")
+
+
+def test_the_tokens_of_a_run_are_those_of_its_last_evaluation(tmp_path):
+    assert last_tokens(tmp_path / "metrics.jsonl") == 0
+    lines = [
+        {"step": 0, "tokens": 0, "eval_a_loss": 1},
+        {"step": 4, "tokens": 400, "eval_a_loss": 1},
+        {"step": 5, "tokens": 500, "loss": 1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert last_tokens(tmp_path / "metrics.jsonl") == 400

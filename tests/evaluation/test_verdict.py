@@ -106,3 +106,39 @@ def test_what_was_found_beside_the_run_is_part_of_it(recipe, tmp_path):
     assert verdict.domain_test == [score] and verdict.tasks[0].name == "hellaswag" and not verdict.not_run
     content = json.loads(json.dumps(verdict.to_json()))
     assert content["worked"] is True and content["serve"] == "cpt serve x" and content["contamination"]["hits"][0]["where"] == "a:1"
+
+
+def add_pairs(run, accuracy, *, name="rewards/accuracies"):
+    """Figures of held-out pairs, in the evaluations that a run has."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, value in zip(lines, (0.0, accuracy), strict=True):
+        rewards = {f"eval_pairs_{name}": value, "eval_pairs_rewards/chosen": value, "eval_pairs_logps/chosen": -9.0}
+        line |= {"eval_pairs_examples": 40, "eval_pairs_loss": 0.7, **rewards}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_run_on_pairs_is_judged_by_them_and_tells_what_text_cost(recipe, tmp_path):
+    verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe, domain=(1.6, 1.7)), 0.9))
+    assert verdict.worked and verdict.headline().startswith("It worked: in 90 % of 40 held-out pairs")
+    assert (
+        "Held-out domain text needs 6." in verdict.headline()
+        and "more bits per byte than before. Held-out general text needs" in verdict.headline()
+    )
+    assert json.loads(json.dumps(verdict.to_json()))["examples"][0]["accuracy"] == [0.0, 0.9]
+
+
+def test_a_run_on_pairs_without_texts_is_told_what_it_lacks(recipe, tmp_path):
+    run = add_pairs(write_run(tmp_path / "run", recipe, kept=False), 0.2)
+    lines = [{key: value for key, value in json.loads(line).items() if "bits" not in key} for line in (run / "metrics.jsonl").open()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = verdict_of_run(run)
+    assert verdict.worked is False and verdict.tokens == 5000
+    assert verdict.headline().endswith("What it forgot is not known: no held-out text was followed.")
+    assert [one.what for one in verdict.not_run] == ["held-out text", "benchmarks", "contamination"]
+
+
+def test_of_a_model_that_gives_scores_no_text_is_asked(recipe, tmp_path):
+    verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe), 0.9, name="accuracy"))
+    assert verdict.is_of_scores and verdict.headline().endswith("half would be chance.")
+    assert [one.what for one in verdict.not_run] == ["contamination"]

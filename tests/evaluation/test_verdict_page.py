@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from full_disk import disk_of_its_own, fill
@@ -7,6 +8,7 @@ from tiny import write_recipe
 
 from cpt.data.contamination import Contamination, Hit
 from cpt.evaluation.findings import ScoreFinding
+from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
 from cpt.evaluation.retention import Point
 from cpt.evaluation.verdict import NotRun, Sample, SetVerdict, SourceFacts, Verdict
@@ -89,3 +91,17 @@ def test_page_json_and_picture_are_written_into_the_runs_folder(run, tmp_path):
     assert verdict.frontier == "frontier.png" and (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert "![Domain against general bits per byte](frontier.png)" in (tmp_path / "verdict.md").read_text()
     assert json.loads((tmp_path / "verdict.json").read_text())["sets"][0]["name"] == "domain"
+
+
+def test_pairs_have_a_table_of_their_own():
+    pairs = ExampleSet("pairs", 40, (0.6931, 0.4), (0.0, 0.9), (0.0, 0.5), has_reference=True)
+    page = verdict_page(replace(VERDICT, examples=[pairs]))
+    assert "| pairs: loss | 40 | 0.6931 | 0.4000 | none |" in page
+    assert "| pairs: accuracy | 40 | none | 0.9000 | 0.769 to 0.960 |" in page, "against itself the model before has none"
+    assert "| pairs: margin | 40 | 0.0000 | 0.5000 | none |" in page and page.index("pairs: loss") < page.index("| code | domain")
+
+
+def test_a_model_that_gives_scores_is_not_served(run):
+    logs = [{"step": step, "tokens": step, "eval_p_examples": 9, "eval_p_loss": 0.7, "eval_p_accuracy": 0.5} for step in (0, 9)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
+    assert write_verdict(run, serve="cpt serve x").serve is None and "Use it" not in (run / "verdict.md").read_text()

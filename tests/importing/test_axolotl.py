@@ -40,7 +40,18 @@ def test_stages(axolotl, loaded, values, stage, loss):
 
 
 def test_a_stage_that_there_is_not(axolotl):
-    assert "there is no stage for `gdpo`" in result(axolotl(rl="gdpo"))["rl"][1]
+    assert "there is no stage for `ebft`" in result(axolotl(rl="ebft"))["rl"][1]
+
+
+def test_gdpo_is_grpo_with_another_sum_of_rewards(axolotl, loaded):
+    recipe = loaded(axolotl(rl="gdpo"))
+    assert recipe.stage == "grpo" and recipe.training["multi_objective_aggregation"] == "normalize_then_sum"
+
+
+def test_a_reward_model_has_one_output(axolotl):
+    assert result(axolotl(reward_model=True, num_labels=1))["num_labels"][0] == "carried"
+    assert result(axolotl(reward_model=True, num_labels=2))["num_labels"][0] == "not"
+    assert result(axolotl(rl="grpo", reward_model=True))["reward_model"] == ("carried", "rl decides there too")
 
 
 def test_inputs_are_learned_too_where_all_are_conversations(axolotl, loaded):

@@ -27,7 +27,18 @@ def test_a_local_file_has_no_split(axolotl):
 
 def test_a_part_of_a_split(axolotl):
     assert one(axolotl, type="completion", split="train[:100]")[0]["max_documents"] == 100
-    assert one(axolotl, type="completion", split="train[:10%]")[1]["datasets[0].split"][0] == "not"
+    source, found = one(axolotl, type="completion", split="train[:10%]")
+    assert source["split"] == "train[:10%]" and found["datasets[0].split"] == ("carried", "data.sources[].split")
+    ledger = axolotl(datasets=[{"path": "a/b", "type": "completion", "split": "train[:10%]"}], streaming=True)
+    assert "split" not in sources(ledger)[0] and result(ledger)["datasets[0].split"][0] == "not"
+    assert one(axolotl, path="here.jsonl", type="completion", split="train[:10%]")[1]["datasets[0].split"][0] == "not"
+
+
+def test_a_dataset_may_be_its_path_alone(axolotl, loaded):
+    ledger = axolotl(datasets=None, pretraining_dataset="a/b", test_datasets="c.jsonl")
+    assert loaded(ledger).data.sources[0].path == "a/b" and loaded(ledger).evaluation.perplexity[0].path == "c.jsonl"
+    found = result(ledger)
+    assert found["pretraining_dataset"] == ("carried", "data.sources[].path") and found["test_datasets"][0] == "carried"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,13 @@ def test_messages_of_other_keys_are_told(axolotl):
     assert usual["datasets[0].message_property_mappings"][0] == "otherwise"
     odd = one(axolotl, type="chat_template", message_property_mappings={"role": "who", "content": "said"})[1]
     assert odd["datasets[0].message_property_mappings"][0] == "not"
+
+
+def test_roles_of_the_usual_names_are_read(axolotl):
+    usual = {"user": ["human", "user"], "assistant": ["gpt"], "system": ["system"]}
+    assert one(axolotl, type="chat_template", roles=usual)[1]["datasets[0].roles"] == ("otherwise", "read as they are")
+    for roles in ({"assistant": ["narrator"]}, {"system": [["x"]]}, {"user": 3}, 3):
+        assert one(axolotl, type="chat_template", roles=roles)[1]["datasets[0].roles"][0] == "not"
 
 
 def test_what_cannot_be_said_of_a_dataset(axolotl):

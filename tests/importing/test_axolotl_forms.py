@@ -1,6 +1,7 @@
 import pytest
 
 from cpt.data.forms import BESIDE, NAMED
+from cpt.data.templates import filled_lines
 from cpt.importing.axolotl_forms import JUDGED, PAIRS, PREFERENCES, base_of, chat_of_own, chat_of_pairs, chat_of_rl
 
 
@@ -18,12 +19,43 @@ def test_types_are_known_without_their_style():
 
 
 @pytest.mark.parametrize(
+    ("kind", "row", "prompt", "completion"),
+    [
+        ("alpaca", {"instruction": "Add", "input": "1", "output": "2"}, "### Instruction:\nAdd\n\n### Input:\n1\n\n### Response:\n", "2"),
+        ("alpaca", {"instruction": "Add", "input": "", "output": "2"}, "### Instruction:\nAdd\n\n### Response:\n", "2"),
+        ("alpaca:chat", {"instruction": "Add", "input": "1", "output": "2"}, "USER: Add\n1\nASSISTANT:", "2"),
+        ("alpaca:chatml", {"instruction": "Add", "output": "2"}, "<|im_start|>user\nAdd<|im_end|>\n<|im_start|>assistant\n", "2"),
+        ("alpaca_chat.load", {"instruction": "Add", "input": "", "output": "2"}, "USER: Add\nASSISTANT:", "2"),
+        ("alpaca_w_system", {"system": "S", "instruction": "Add", "output": "2"}, "SYSTEM: S\nUSER: Add\nASSISTANT:", "2"),
+        (
+            "jeopardy",
+            {"question": "Q", "category": "C", "answer": "a"},
+            "### Instruction:\nQ\n\n### Input:\nC\n\n### Response:\n",
+            "what is a",
+        ),
+        ("context_qa.load_v2", {"context": "C", "question": "Q", "answer": "a"}, "Context: C\nQuestion: Q\n", "Answer: a"),
+    ],
+)
+def test_a_question_is_written_as_axolotl_writes_it(kind, row, prompt, completion):
+    chat = chat_of_pairs(kind)
+    assert filled_lines(chat["prompt"], row) == prompt
+    answer = chat["completion"]
+    assert (filled_lines(answer, row) if "{" in answer else row[answer]) == completion
+
+
+@pytest.mark.parametrize(
     ("kind", "stage", "chat"),
     [
         ("chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected", "system": "system"}),
         ("chat_template.default", "dpo", {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}),
         ("chat_template.argilla", "orpo", {"chosen": "chosen", "rejected": "rejected", "system": "system"}),
         ("llama3.argilla_chat", "kto", {"messages": "completion", "label": "label"}),
+        ("passthrough.default", "dpo", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+        (
+            "bradley_terry.chat_template",
+            "reward",
+            {"user": "input", "chosen": "chosen", "rejected": "rejected", "system": "system"},
+        ),
         ("zephyr.nectar", "dpo", None),
     ],
 )

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from imported_configs import result
 
+from cpt.errors import RecipeError
 from cpt.importing.engines import PROFILES, profile_for
 
 
@@ -49,6 +50,10 @@ def test_fsdp_is_fsdp2(axolotl, loaded):
     found = result(ledger)
     assert found["fsdp_config.fsdp_sharding_strategy"][0] == found["fsdp_config.odd"][0] == "not" and "fsdp_config" not in found
     assert axolotl(fsdp="full_shard offload").recipe["training"]["fsdp_config"]["cpu_offload"] is True
+    ledger = axolotl(fsdp_config="mine.json")
+    assert ledger.recipe["training"]["fsdp_config"] == {"version": 2} and "are in mine.json" in result(ledger)["fsdp_config"][1]
+    with pytest.raises(RecipeError, match="`fsdp_config`: expected keys with values, or a JSON file, got 'x'"):
+        axolotl(fsdp_config="x")
     off = result(axolotl(fsdp=[], fsdp_config={}))
     assert off["fsdp"] == off["fsdp_config"] == ("carried", "off there, as here")
 

@@ -1,6 +1,7 @@
 import pytest
 from imported_configs import result
 
+from cpt.errors import RecipeError
 from cpt.importing.learning import AS_THEY_ARE, NEAREST, SCHEDULES
 from cpt.optim.build import OPTIMIZERS, check_optimizer
 from cpt.optim.schedules import SCHEDULES as OURS
@@ -60,6 +61,12 @@ def test_schedules_that_there_are_not(axolotl):
     assert ledger.recipe["schedule"]["name"] == "cosine" and result(ledger)["lr_scheduler"][0] == "not"
     assert "max_val" in result(ledger)["lr_scheduler_kwargs"][1]
     assert result(axolotl(lr_scheduler="warmup_stable_decay"))["lr_scheduler"][0] == "not", "without the length of its decay"
+
+
+@pytest.mark.parametrize("options", [{"min_lr": "x"}, {"min_lr_rate": [1]}, "x"])
+def test_options_of_a_schedule_that_are_none_are_told(axolotl, options):
+    with pytest.raises(RecipeError, match="`lr_scheduler_kwargs`: expected"):
+        axolotl(lr_scheduler="cosine_with_min_lr", lr_scheduler_kwargs=options, learning_rate=1e-4)
 
 
 def test_a_warmup_of_a_run_whose_length_nobody_knows(axolotl):

@@ -29,10 +29,21 @@ def test_numbers_may_be_texts_as_yaml_1_1_has_them(tmp_path):
     assert found.number("rate") == 1e-5 and found.number("none", 2.0) == 2.0 and found.whole("steps") is None
 
 
-@pytest.mark.parametrize("value", ["fast", True, [1], {"a": 1}])
+@pytest.mark.parametrize("value", ["fast", True, [1], {"a": 1}, "nan", "inf", 10**400])
 def test_what_is_no_number_is_told_with_its_line(tmp_path, value):
     with pytest.raises(RecipeError, match=r"c.yml:4: `rate`: expected a number"):
         ledger(tmp_path, rate=value).number("rate")
+
+
+def test_a_section_may_be_json_in_a_text(tmp_path):
+    found = ledger(tmp_path, a={"b": 1}, c=' {"d": 2}', e=None, f="", g=[])
+    assert [found.section(key) for key in "acefg"] == [{"b": 1}, {"d": 2}, {}, {}, {}]
+
+
+@pytest.mark.parametrize("value", ["fast", "{", 3, [1], True])
+def test_what_has_no_keys_is_told(tmp_path, value):
+    with pytest.raises(RecipeError, match=r"c.yml:4: `rate`: expected keys with values"):
+        ledger(tmp_path, rate=value).section("rate")
 
 
 def test_switches():

@@ -63,6 +63,7 @@ def test_stages_that_there_are_not(llamafactory):
         ),
         ({"pissa_init": True}, {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": "pissa_niter_16"}),
         ({"finetuning_type": "oft", "oft_block_size": 32}, {"method": "oft", "oft_block_size": 32}),
+        ({"finetuning_type": "oft", "oft_block_size": 32, "quantization_bit": 4}, {"method": "oft", "oft_block_size": 32}),
         ({"finetuning_type": "full", "lora_rank": 4}, None),
         (
             {"quantization_bit": 4, "double_quantization": False},
@@ -75,7 +76,8 @@ def test_adapters(llamafactory, loaded, values, lora):
 
 
 def test_what_is_not_trained_here(llamafactory):
-    assert result(llamafactory(finetuning_type="freeze"))["finetuning_type"][0] == "not"
+    assert "some layers alone" in result(llamafactory(finetuning_type="freeze"))["finetuning_type"][1]
+    assert "is nothing that LLaMA-Factory knows" in result(llamafactory(finetuning_type="qlora"))["finetuning_type"][1]
     found = result(llamafactory(quantization_bit=8, quantization_type="nf4"))
     assert found["quantization_bit"][0] == "not" and found["quantization_type"][0] == "otherwise"
     assert result(llamafactory(rope_scaling="linear"))["rope_scaling"][0] == "not"

@@ -87,7 +87,8 @@ def test_names_that_are_nowhere(llamafactory, sources):
     _, ledger = sources({"file_name": "d.json"})
     ledger = llamafactory(dataset="d,dd", dataset_dir="data")
     assert "Did you mean `d`?" in result(ledger)["dataset"][1] and ledger.recipe["data"]["sources"][1]["path"] == "data/dd.json"
-    assert "there is no nowhere/dataset_info.json from here" in result(llamafactory(dataset_dir="nowhere"))["dataset"][1]
+    assert "there is no nowhere/dataset_info.json from here. The" in result(llamafactory(dataset_dir="nowhere"))["dataset"][1]
+    assert "`hf download lab/sets --repo-type dataset" in result(llamafactory(dataset_dir="REMOTE:lab/sets"))["dataset"][1]
 
 
 def test_a_mixture_and_what_is_held_out(llamafactory, loaded):
@@ -108,6 +109,15 @@ def test_a_dataset_info_that_is_none(llamafactory, tmp_path, monkeypatch, text, 
         llamafactory(dataset_dir=".")
 
 
-def test_a_run_reads_something(llamafactory):
-    with pytest.raises(RecipeError, match="names no `dataset`"):
-        llamafactory(dataset=None)
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "names no `dataset` to train on$"),
+        ({"export_dir": "out"}, "It is a config that writes a model: `cpt merge`"),
+        ({"infer_backend": "huggingface"}, "talks to a model: `cpt chat`"),
+        ({"eval_dataset": "x", "do_predict": True}, "judges a model: `cpt evaluate`"),
+    ],
+)
+def test_a_run_reads_something(llamafactory, values, said):
+    with pytest.raises(RecipeError, match=said):
+        llamafactory(dataset=None, **values)

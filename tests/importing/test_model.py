@@ -11,6 +11,7 @@ from cpt.importing.model import targets
         ({"sdp_attention": True}, "sdpa", "carried"),
         ({"attn_implementation": "flex_attention"}, "flex_attention", "carried"),
         ({"attn_implementation": "kernels-community/flash-attn3"}, "auto", "otherwise"),
+        ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "auto", "otherwise"),
         ({"attn_implementation": "sage"}, None, "not"),
     ],
 )
@@ -33,6 +34,8 @@ def test_code_of_the_hub_is_pinned(axolotl, loaded):
     [
         ({"bf16": "auto"}, {"bf16": True}, None),
         ({"bf16": "auto", "fp16": True}, {"fp16": True}, None),
+        ({"bf16": True, "fp16": True}, {"bf16": True}, None),
+        ({"bf16": "full"}, {"bf16": True}, "bfloat16"),
         ({"bf16": False, "tf32": True}, {"tf32": True}, None),
         ({"bfloat16": True, "bf16": True}, {"bf16": True}, "bfloat16"),
         ({"bf16": None}, {}, None),

@@ -9,13 +9,15 @@ def run(make, **values):
 @pytest.mark.parametrize(
     ("values", "checkpoints"),
     [
-        ({"save_steps": 20}, {"every_steps": 20, "keep": None}),
+        ({"save_steps": 20}, {"every_steps": 20, "keep": 4}),
         ({"save_steps": 0.25, "save_total_limit": 2}, {"every_tokens": 250, "keep": 2}),
-        ({"saves_per_epoch": 4, "num_epochs": 2}, {"every_tokens": 125, "keep": None}),
+        ({"saves_per_epoch": 4, "num_epochs": 2}, {"every_tokens": 125, "keep": 4}),
         ({"saves_per_epoch": 1}, None),
         ({"save_strategy": "no", "save_total_limit": 3}, None),
         ({"save_strategy": False}, None),
-        ({"save_strategy": "epoch", "num_epochs": 4}, {"every_tokens": 250, "keep": None}),
+        ({"save_strategy": "epoch", "num_epochs": 4}, {"every_tokens": 250, "keep": 4}),
+        ({"num_epochs": 4}, {"every_tokens": 250, "keep": 4}),
+        ({"num_epochs": 1}, None),
     ],
 )
 def test_when_checkpoints_are_written(axolotl, loaded, values, checkpoints):
@@ -24,7 +26,8 @@ def test_when_checkpoints_are_written(axolotl, loaded, values, checkpoints):
     loaded(ledger)
 
 
-def test_the_trainer_saves_by_default(llamafactory):
+def test_the_tools_save_by_default(axolotl, llamafactory):
+    assert "the default of axolotl: each epoch" in axolotl(num_epochs=3).comments["checkpoints"]
     assert llamafactory().recipe["checkpoints"] == {"every_steps": 500, "keep": None}
     assert "checkpoints" not in llamafactory(save_strategy="no").recipe
 

@@ -58,3 +58,7 @@ def test_output_that_finds_no_room_ends_nothing():
     callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
     with pytest.raises(OSError, match="No space left"):
         callback.console.file.flush()
+
+
+def test_rewards_of_held_out_prompts_are_told_without_a_loss():
+    assert describe_logs({"eval_questions_reward": 0.25, "eval_questions_examples": 8}) == "held out: questions reward 0.25"

@@ -107,7 +107,7 @@ def test_gradients_that_are_released_make_a_step_of_one_micro_batch_in_the_recip
     step = {"budget.global_batch_tokens": 2 * 4096} if given else {"training.gradient_accumulation_steps": 1}
     assert SMALL_STATES | step | {"training.max_grad_norm": 0, "training.deepspeed": None} in ways
     halved = next(changes for changes in ways if changes.get("training.per_device_train_batch_size") == 1)
-    assert halved.items() >= {key: 4096 if given else 1 for key in step}.items()
+    assert halved.items() >= dict.fromkeys(step, 4096 if given else 1).items()
 
 
 def test_weights_that_are_drawn_anew_get_no_adapters():

@@ -163,3 +163,14 @@ def test_report_prints_and_gives_the_exit_code(load, tmp_path, capsys):
 def test_accelerates_profile_is_checked_too(load):
     with pytest.raises(CptError, match="zero_optimization"):
         gate.refuse_mistakes(load(), deepspeed=json.loads('{"gradient_clipping": 3}'))
+
+
+def test_held_out_conversations_are_counted_as_such(load, tmp_path):
+    said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
+    for name, count in (("talks", 3), ("held", 2)):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"messages": said}) + "\n" + (json.dumps({"messages": said[:2] * 2}) + "\n") * (count - 1)
+        )
+    sections = {"stage": "sft", "evaluation": {"perplexity": [{"path": str(tmp_path / "held.jsonl")}]}}
+    found = gate.check_reality(load(data={"sequence_length": 64, "sources": [{"path": str(tmp_path / "talks.jsonl")}]}, **sections))
+    assert not [mistake for mistake in found.mistakes if "held.jsonl" in str(mistake)]

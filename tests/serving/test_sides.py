@@ -67,7 +67,7 @@ def test_a_base_that_is_gone_is_told_with_the_ways_on(run, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "status.json").write_text((run / "status.json").read_text())
     (tmp_path / "final").symlink_to(run / "final")
-    with pytest.raises(CptError, match=r"the base of .*gone does not exist.* Name it with --against MODEL, or leave it away: --alone"):
+    with pytest.raises(CptError, match=r"the base of .*gone does not exist.* Name it with --against MODEL, or leave it out: --alone"):
         load_sides(str(tmp_path))
 
 
