@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -58,9 +59,7 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
     Args:
         name: what help pages and messages call it; by default the program's.
     """
-    if not (sys.stdout and sys.stderr):  # closed by who started it (`>&-`): Python has None there
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    make_output_safe()
     try:
         with mistyped_paths_told():
             app(list(arguments) if arguments is not None else None, prog_name=name)
@@ -77,6 +76,16 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
             raise
         traceback.print_exc()  # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
         leave(1)
+
+
+def make_output_safe() -> None:
+    """Nothing that is printed may end a command: neither what a terminal's encoding lacks, nor an output that is closed."""
+    if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
 
 
 @contextmanager

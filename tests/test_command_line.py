@@ -66,6 +66,15 @@ def test_an_output_that_is_closed_is_no_error():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_what_the_terminal_s_encoding_lacks_ends_nothing():
+    program = (
+        "import typer; from cpt.command_line import run_app; app = typer.Typer(); app.command()(lambda: print('größer → 2')); run_app(app)"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"gr??er ? 2\n", b"")
+
+
 def test_another_process_lets_the_main_one_speak_first(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("cpt.command_line.SECONDS_FOR_THE_MAIN_PROCESS", 0.2)

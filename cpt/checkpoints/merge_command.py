@@ -35,7 +35,7 @@ def command(
     scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
     dtype: Annotated[Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
-    tolerance: Annotated[float | None, typer.Option(help="lora: largest difference allowed, as a share of the largest logit.")] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")] = None,
 ) -> None:
     """Make one model of several; what cannot be added is refused before anything is written.
 

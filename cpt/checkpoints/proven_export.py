@@ -1,6 +1,7 @@
 """From a run or a checkpoint to a folder that others load, every step of it proven by logits."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.checkpoints.agreement import in_words, reason_of
 from cpt.checkpoints.export import finish
 from cpt.checkpoints.merge_lora import (
     BASE_WEIGHTS,
@@ -65,6 +68,23 @@ def refuse_odd_wishes(output: Path, max_shard_size: str, pth: Path | None, adapt
         raise CheckpointError(f"--pth {pth} exists. Choose another name, or remove it.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
+    if pth is not None and output.absolute() in pth.absolute().parents:
+        raise RecipeError(f"--pth {pth} lies in --output, whose files are for others to load. Put it beside the folder.")
+    for option, path in (("--output", output), ("--pth", pth)):
+        if path is not None:
+            refuse_unwritable_place(path, option)
+
+
+def refuse_unwritable_place(path: Path, option: str) -> None:
+    """Look at the nearest folder that exists, so that nobody learns after an hour that nothing can be written there.
+
+    Raises:
+        CheckpointError: nothing can.
+    """
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written" if nearest.is_dir() else "is a file"
+        raise CheckpointError(f"{option} {path}: {nearest} {why}. Choose another place.")
 
 
 def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
@@ -151,23 +171,32 @@ def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, 
         CheckpointError: it says something else there.
     """
     found = difference(expected, logits_in_another_process(folder, text, wish.dtype, pth=pth), wish.dtype, wish.tolerance)
-    what = "The export" if pth is None else str(pth)
+    what = "The export" if pth is None else str(wish.pth)
     if not found.is_allowed:
         raise CheckpointError(f"{what} loaded back by plain transformers says something else: largest difference of logits {found}.")
     return f"{what} loaded back by plain transformers, in a process without cpt: largest difference of logits {found}."
 
 
 def write_pth(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish) -> str:
-    """The export's tensors as one pickled state dict, loaded back like the folder."""
+    """The export's tensors as one pickled state dict, loaded back like the folder; it gets its name when it is proven.
+
+    Raises:
+        CheckpointError: it says something else, or cannot be written.
+    """
     assert wish.pth is not None
     tensors = Tensors(folder)
-    wish.pth.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({name: tensors.read(name) for name in tensors.files}, wish.pth)
+    unfinished = wish.pth.with_name(f".{wish.pth.name}.unfinished")
     try:
-        return reloaded(folder, text, expected, wish, wish.pth)
-    except CheckpointError:
-        wish.pth.unlink()
-        raise
+        wish.pth.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.save({name: tensors.read(name) for name in tensors.files}, unfinished)
+        except RuntimeError as failure:  # what torch makes of a disk that takes no more
+            raise CheckpointError(f"--pth {wish.pth} could not be written: {in_words(failure)}. Is its disk full?") from failure
+        told = reloaded(folder, text, expected, wish, unfinished)
+        unfinished.rename(wish.pth)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return told
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
@@ -222,7 +251,11 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
 
 @contextmanager
 def written_whole_or_not(output: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `output` when nothing went wrong inside."""
+    """A hidden folder that becomes `output` when nothing went wrong inside.
+
+    Raises:
+        CheckpointError: the disk does not take it.
+    """
     unfinished = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -230,6 +263,10 @@ def written_whole_or_not(output: Path) -> Iterator[Path]:
         if output.exists():
             output.rmdir()
         unfinished.rename(output)
+    except (OSError, SafetensorError) as failure:
+        if reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None:
+            raise  # libraries say by OSError, too, that they cannot read something
+        raise CheckpointError(f"{output} could not be written: {in_words(failure)}. Make room, or choose another place.") from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -30,7 +30,7 @@ def transcript(chat: object, column: str) -> str:
         BadValue: it is no chat, or would lose something by being read as one.
     """
     if chat is None:
-        raise BadValue("null", f"`{column}` is null, expected a list of messages")
+        raise BadValue("no value", f"`{column}` is null, expected a list of messages")
     if not isinstance(chat, list) or not chat:
         raise not_a_chat(f"`{column}` is {shown(chat)}")
     return "\n".join(f"{MARK}{role}\n{content}" for role, content in (message_of(message, column) for message in chat))
@@ -43,12 +43,27 @@ def message_of(message: object, column: str) -> tuple[str, str]:
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     role, content = (message.get(key) for key in KEYS)
     more = {str(key): value for key, value in message.items() if value is not None and key not in KEYS}
+    if isinstance(content, list):
+        content = text_of_parts(content, column)
     if content is None and "tool_calls" in more:
         content, more = "", {"content": None, **more}
     if not isinstance(role, str) or not isinstance(content, str) or not role.strip() or len(role.splitlines()) != 1 or " {" in role:
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     refuse_control(f"{role}{content}", f"a message of `{column}`")
     return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
+
+
+def text_of_parts(parts: list[Any], column: str) -> str:
+    """The text of a content that is a list of parts, {type: text, text: ...}.
+
+    Raises:
+        BadValue: a part is no text.
+    """
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str) or part.get("type", "text") != "text":
+            what = f"a part of type `{part['type']}`" if isinstance(part, Mapping) and "type" in part else shown(part)
+            raise BadValue("not a chat", f"`{column}` holds {what} in a message: only texts are learned from, no images or sounds")
+    return "".join(part["text"] for part in parts)
 
 
 def messages_of(text: str) -> list[Message]:
@@ -82,7 +97,7 @@ def as_json(value: object, where: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as problem:
-        raise BadValue("wrong type", f"{where} cannot be written as JSON: {problem}") from problem
+        raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
 
 
 def texts_in(value: object) -> Iterator[str]:

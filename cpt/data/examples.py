@@ -94,7 +94,7 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     Raises:
         BadValue: a value is none of what it should be.
     """
-    values = {name: value_in(row, column) for name, column in columns.items()}
+    values = {name: unpacked(value_in(row, column)) for name, column in columns.items()}
     tools = values.pop("tools", None)
     parts = {} if not tools else {"tools": as_json(parsed(tools, columns["tools"]), f"`{columns['tools']}`")}
     values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
@@ -113,6 +113,18 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     return joined({**parts, **words, **label, **more})
 
 
+def unpacked(value: object) -> object:
+    """Messages that are written as JSON in a text, as in csv files; anything else as it is."""
+    if not isinstance(value, str) or not value.lstrip().startswith("[") or not ('"role"' in value or '"from"' in value):
+        return value
+    try:
+        messages = json.loads(value)
+    except ValueError:
+        return value
+    are_messages = all(isinstance(message, Mapping) and {"role", "from"} & set(message) for message in messages)
+    return messages if are_messages else value
+
+
 def joined(parts: Mapping[str, str]) -> str:
     """Parts as one text."""
     return "\n".join(f"{PART}{name}\n{text}" for name, text in parts.items())
@@ -123,7 +135,7 @@ def words_of(value: object, column: str) -> str:
     if isinstance(value, list):
         return transcript(value, column)
     if not isinstance(value, str):
-        what = "null" if value is None else "wrong type"
+        what = "no value" if value is None else "wrong value"
         raise BadValue(what, f"`{column}` is {shown(value)}, expected a text or a list of messages")
     refuse_control(value, f"`{column}`")
     return value
@@ -133,7 +145,7 @@ def label_of(value: object, column: str) -> bool:
     """Whether a completion is wanted: true or false, 1 or 0, also as texts, as in csv files."""
     label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
     if label is None:
-        raise BadValue("null" if value is None else "wrong type", f"`{column}` is {shown(value)}, expected true or false")
+        raise BadValue("no value" if value is None else "wrong value", f"`{column}` is {shown(value)}, expected true or false")
     return label
 
 
@@ -143,9 +155,9 @@ def parsed(tools: object, column: str) -> list[dict[str, Any]]:
         try:
             tools = json.loads(tools)
         except ValueError as problem:
-            raise BadValue("wrong type", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}") from problem
+            raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}") from problem
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadValue("wrong type", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
+        raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
     return tools
 
 
@@ -159,7 +171,7 @@ def plain(value: object, column: str) -> object:
         return {str(key): plain(item, column) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise BadValue("wrong type", f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out")
+    raise BadValue("wrong value", f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out")
 
 
 def example_of(text: str) -> Example | None:

@@ -162,7 +162,10 @@ def refuse_unknown(file: str, key: str) -> None:
 
 
 def tell_formats(source: DocumentSource) -> None:
-    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders nothing."""
+    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders nothing.
+
+    Links that lead to a folder, or nowhere, are told where they stand in the folder itself.
+    """
     folder = Path(source.path).expanduser()
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
@@ -173,6 +176,10 @@ def tell_formats(source: DocumentSource) -> None:
         else:
             skipped[Path(name).suffix or Path(name).name] += 1
     parts = [f"{count:,} {name}" for name, count in read.most_common()]
+    with os.scandir(folder) as entries:
+        links = sorted(entry.name for entry in entries if entry.is_symlink() and not Path(entry.path).is_file())
+    if links:
+        parts.append(f"not followed: the link(s) {', '.join(links)}")
     if skipped:
         parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
     log.info(f"{source.path}: {', '.join(parts)}")

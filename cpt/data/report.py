@@ -75,7 +75,9 @@ def tell(report: SourceReport, rows: WindowedRows) -> None:
     """Say what became of a source, and warn of an absurd document."""
     known, windows = rows.known_so_far()
     where, longest = known.longest
-    if not report.is_estimate and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
+    # Of an example a row holds no more than its beginning.
+    is_whole = rows.layout.form == "document" and not report.is_estimate
+    if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
     about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())

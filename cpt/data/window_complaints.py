@@ -1,5 +1,6 @@
 """What to say of a source that turns out bad, changed, empty or used up while it is read window by window."""
 
+from cpt.data.segments import LONG_PROMPT, NOTHING_LEARNED
 from cpt.data.tokenized import TokenizedSource
 from cpt.data.window_entry import WindowEntry
 from cpt.errors import DataError
@@ -29,6 +30,17 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
 
 def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
     """Why nothing of a source is left to train on."""
+    if long := {reason: entry.left_out[reason] for reason in (NOTHING_LEARNED, LONG_PROMPT) if entry.left_out.get(reason)}:
+        told = ", ".join(f"{count:,}: {reason}" for reason, count in long.items())
+        return (
+            f"{tokenized.work.source.path}: none of its examples is left to train on ({told}; {entry.held_out:,} are kept for evaluation). "
+            "Set a higher `data.sequence_length`, or bring shorter examples."
+        )
+    if not entry.held_out:
+        return (
+            f"{tokenized.work.source.path}: `{tokenized.work.key}.max_tokens` is less than its first document has: none is left to train "
+            "on. Set it higher."
+        )
     return (
         f"{tokenized.work.source.path}: all {entry.held_out:,} documents are kept for evaluation, none is left to train on. Set "
         f"`{tokenized.work.key}.path` to more documents, a smaller `evaluation.held_out_share`, other files in `evaluation.perplexity`."

@@ -15,7 +15,8 @@ def convert_plain(path: Path) -> Converted:
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as problem:
-        raise NotConverted("not UTF-8", f"byte {problem.start:,}: {problem.reason}") from problem
+        what = f"byte {problem.start:,}: {problem.reason}. Text in Latin-1: iconv -f latin1 -t utf-8"
+        raise NotConverted("not UTF-8", what) from problem
     if "\0" in text:
         raise NotConverted("not text", "a NUL byte stands in it")
     title = TITLE.match(text) if path.suffix.lower() in (".md", ".markdown") else None

@@ -19,7 +19,6 @@ from cpt.exporting.quantised import Method, check_quantising
 from cpt.exporting.quantised_export import export_quantised
 from cpt.exporting.sealed import refuse_unsealed, seal_export
 
-
 SERVE = "Serve it: cpt serve"
 
 
@@ -75,7 +74,7 @@ def command(
     pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
     adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")] = False,
     text: Annotated[Path | None, typer.Option(help="Compare on this text file instead of our passage or the run's held-out text.")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Largest difference allowed, as a share of the largest logit.")] = None,
+    tolerance: Annotated[float | None, typer.Option(min=0, help="Largest difference allowed, as a share of the largest logit.")] = None,
     push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload the proven export to the Hugging Face Hub.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,

@@ -19,6 +19,9 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, famil
 
     Returns:
         what the tokenizer was written as.
+
+    Raises:
+        CheckpointError: llama.cpp has no place for some of it, or the disk does not take it.
     """
     import gguf
 
@@ -38,10 +41,13 @@ def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, famil
             data, quantisation = encode(part, stored_as)
             writer.add_tensor(written_as, data, raw_dtype=quantisation)
             put_back(tensor, part, stored_as)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    except OSError as failure:  # numpy tells only how much of it the disk took
+        raise CheckpointError(f"{file.name} could not be written: {failure}. Is the disk full?") from failure
     return told
 
 

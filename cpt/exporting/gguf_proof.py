@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
@@ -30,7 +31,10 @@ def logits_read_back(file: Path, text: ProofText) -> torch.Tensor:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
         ended = subprocess.run([sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True)
         if ended.returncode != 0:
-            raise CheckpointError(f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}")
+            raise CheckpointError(
+                f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}. Newer versions than "
+                f"{transformers.__version__} read more of these files: pip install --upgrade transformers"
+            )
         return load_file(output)["logits"]
 
 

@@ -197,7 +197,7 @@ def form_of_conversations(ledger: Ledger, key: str, kind: str, dataset: Mapping[
         remedy = "Write rows of messages, or of prompt and completion, and name their columns: `chat: {prompt: COLUMN, completion: COLUMN}`"
         ledger.drop(key, f"{told}. {remedy}")
         return {}
-    ledger.otherwise(key, f"data.sources[].chat: {FRAME_TOLD}")
+    ledger.otherwise(key, f"data.sources[].chat: {FRAME_TOLD if 'prompt' in pairs else TEMPLATES}")
     return {"chat": pairs}
 
 

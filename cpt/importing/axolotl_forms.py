@@ -14,10 +14,10 @@ FRAME_TOLD = "its headings, without axolotl's introduction"
 STYLES = {
     "instruct": ("### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:\n"),
     "chat": ("USER: ", "\n", "\nASSISTANT:"),
-    "chatml": ("<|im_start|>user\n", "\n", "<|im_end|>\n<|im_start|>assistant\n"),
-    "phi": ("<|user|>\n", "\n", "<|end|>\n<|assistant|>\n"),
 }
 """What stands before a question, before its input and before the answer, by what follows the colon: `alpaca:chat`."""
+OF_A_TEMPLATE = ("chatml", "phi")
+"""Styles with a chat model's own tokens, which its template writes."""
 QUESTIONS = {
     "alpaca": ("{instruction}", "{input}", "output"),
     "gpteacher": ("{instruction}", "{input}", "response"),
@@ -47,10 +47,6 @@ PAIRS: dict[str, tuple[str, str]] = {
     ),
     "alpaca_w_system.load_instruct": ("{system}\n\n" + asked("instruct", "{instruction}", "{input}"), "output"),
     "alpaca_w_system.load_open_orca": (SYSTEM_PROMPT + "### Human:\n{question}\n### Assistant:\n", "response"),
-    "alpaca_w_system.load_open_orca_chatml": (
-        "<|im_start|>system\n{system_prompt}<|im_end|>\n" + asked("chatml", "{question}"),
-        "response",
-    ),
     "orcamini": (SYSTEM_PROMPT + "\n### User:\n{question}\n\n### Response:\n", "response"),
     "context_qa": (asked("chat", "{article}\n===\n{question}"), "answer"),
     "context_qa.load_v2": ("Context: {context}\nQuestion: {question}\n", "Answer: {answer}"),
@@ -86,9 +82,13 @@ def base_of(kind: str) -> str:
 
 def chat_of_pairs(kind: str) -> dict[str, str] | None:
     """`chat` for a type of questions and answers; None for another."""
+    if kind == "alpaca_w_system.load_open_orca_chatml":
+        return {"user": "question", "assistant": "response", "system": "system_prompt"}
     if base_of(kind) in QUESTIONS:
         question, extra, answer = QUESTIONS[base_of(kind)]
         style = kind.partition(":")[2]
+        if style in OF_A_TEMPLATE:
+            return {"user": f"{question}\n{extra}".rstrip(), "assistant": answer}
         return {"prompt": asked(style if style in STYLES else "instruct", question, extra), "completion": answer}
     found = PAIRS.get(base_of(kind))
     return None if found is None else {"prompt": found[0], "completion": found[1]}

@@ -1,6 +1,8 @@
 """How long the run is: rows, steps and epochs there, tokens here."""
 
+import contextlib
 import glob
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from cpt.importing.ledger import Ledger
 BYTES_A_TOKEN = 4  # of English text, about
 PLAIN = {".txt", ".md", ".jsonl", ".json"}
 LARGEST = 2 * 2**30  # bytes of files that are looked into
+LARGEST_JSON = 2**28  # bytes of a JSON list, which is read whole
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,17 @@ def tokens_in(source: Mapping[str, Any], sequence: int, *, packed: bool) -> floa
         return None
     if packed:
         return size / BYTES_A_TOKEN
-    if any(file.suffix != ".jsonl" for file in files):
+    if any(file.suffix not in (".jsonl", ".json") or file.suffix == ".json" and file.stat().st_size > LARGEST_JSON for file in files):
         return None
-    rows = sum(lines_in(file) for file in files)
+    rows = sum(rows_in(file) for file in files)
     return float(min(rows, source.get("max_documents") or rows) * sequence)
 
 
-def lines_in(file: Path) -> int:
-    """How many lines have something in them."""
+def rows_in(file: Path) -> int:
+    """How many rows a JSON list has, or how many lines have something in them."""
+    if file.suffix == ".json":
+        with contextlib.suppress(ValueError):
+            rows = json.loads(file.read_bytes())
+            return len(rows) if isinstance(rows, list) else 1
     with file.open("rb") as lines:
         return sum(1 for line in lines if line.strip())

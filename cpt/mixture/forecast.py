@@ -70,7 +70,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         SourceForecast(**vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
         for report, share in zip(data.sources, asked, strict=True)
     ]
-    unread, short = never_read(sources, rows), exhausted(recipe, sources)
+    unread, short = [*never_read(sources, rows), *never_begun(section)], exhausted(recipe, sources)
     return Forecast(
         name=recipe.name,
         tokens=rows * recipe.data.sequence_length,
@@ -112,6 +112,19 @@ def never_read(sources: list[SourceForecast], rows: int) -> list[str]:
     """The sources that have a share and get no row."""
     names = ", ".join(f"{source.name} ({source.asked:.2%} asked)" for source in sources if source.asked > 0 and source.seen == 0)
     return [f"The run has {rows:,} rows, too few for a row of {names}. Shorter rows or a longer run have one."] if names else []
+
+
+def never_begun(section: Data) -> list[str]:
+    """The phases that are shorter than a row: a phase ends with the row that is nearest.
+
+    Args:
+        section: the recipe's data with all phases in tokens.
+    """
+    ends = [0, *(round(phase.until / section.sequence_length) for phase in section.phases if phase.until is not None)]
+    empty = [number for number, (first, end) in enumerate(pairwise(ends)) if first == end]
+    return [
+        f"`data.phases[{number}]` is shorter than a row of {section.sequence_length:,} tokens: nothing is read in it." for number in empty
+    ]
 
 
 def far_off(sources: list[SourceForecast], rows: int) -> list[str]:

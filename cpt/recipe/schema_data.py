@@ -11,7 +11,7 @@ from cpt.recipe.written_numbers import Positive, Share
 class DocumentSource(Section):
     """Where documents come from, and what of a file is one."""
 
-    path: str
+    path: str = Field(min_length=1)
     """Local file, folder or glob (txt, md, jsonl, json, parquet, csv, tsv, arrow, also .gz and .zst), a URL like s3://bucket/*.parquet, a
     dataset's id on the Hub, or your own `package.module:function` that gives texts or rows."""
     name: str | None = None
@@ -87,7 +87,7 @@ class Phase(Section):
 class Data(Section):
     """What the model reads."""
 
-    sequence_length: Positive = 2048
+    sequence_length: Annotated[Positive, Field(ge=2)] = 2048
     """Tokens in one row."""
     sources: list[Source] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""

@@ -11,7 +11,7 @@ from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage
-from cpt.stages.length import RunLength, length_of
+from cpt.stages.length import RunLength, length_of, tell_rounding
 from cpt.stages.parallel_groups import parallelism_config
 
 
@@ -32,6 +32,7 @@ def training_arguments(
         RecipeError: Hugging Face refuses a value under `training:`.
     """
     length = length_of(recipe, data, folder)
+    tell_rounding(recipe, length)
     config_class = find_stage(recipe.stage).CONFIG
     ours = {
         "output_dir": str(folder),

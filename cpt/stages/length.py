@@ -1,5 +1,6 @@
 """How long a run is: the budget in optimizer steps and rows, for the processes that run now."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from typing import Any
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.parallelism import groups_of_rows
-from cpt.ranks import world_size
+from cpt.ranks import is_main_process, world_size
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import learned_micro_batch
 from cpt.stages.find import find_stage
+
+log = logging.getLogger("cpt")
+MUCH_MORE = 1.1  # of a budget: what rounding up to whole steps may add without a word
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,16 @@ def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
         RecipeError: see `run_length`.
     """
     return run_length(recipe, data.num_tokens, folder, rows_of_sources=None if data.form == "document" else data.num_rows)
+
+
+def tell_rounding(recipe: Recipe, length: RunLength) -> None:
+    """A budget that whole steps go far beyond is told once."""
+    budget = recipe.budget.tokens
+    if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
+        log.warning(
+            f"The run trains {length.tokens:,} tokens in {length.steps:,} step(s) of {length.tokens_per_step:,}, more than "
+            f"`budget.tokens`: {budget:,}. Smaller steps come closer: `training.per_device_train_batch_size`, `budget.global_batch_tokens`."
+        )
 
 
 def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = None, *, rows_of_sources: int | None = None) -> RunLength:

@@ -1,9 +1,12 @@
 """The parts of an export; whole ones: tests/exporting/test_command.py."""
 
+import errno
+import os
 import shutil
 
 import pytest
 import torch
+from full_disk import files_end_at
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,6 +20,7 @@ from cpt.checkpoints.proven_export import (
     name_of,
     refuse_odd_wishes,
     reloaded,
+    write_pth,
     written_whole_or_not,
 )
 from cpt.errors import CheckpointError, RecipeError
@@ -97,3 +101,32 @@ def test_a_base_whose_vocabulary_grew_is_not_the_plain_one(tokenizer_folder, tmp
 
 def test_names_of_types_are_torch_s_own():
     assert name_of(torch.bfloat16) == "bfloat16"
+
+
+def test_a_disk_that_takes_no_more_is_told_and_nothing_is_left(tmp_path):
+    told = "out could not be written: No space left on device. Make room"
+    with pytest.raises(CheckpointError, match=told), written_whole_or_not(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"--output .*inside: .*file is a file. Choose another place"):
+        refuse_odd_wishes(tmp_path / "file" / "inside", "5GB", None, adapter_only=False)
+    with pytest.raises(CheckpointError, match=r"--pth .*model.pth: .*file is a file"):
+        refuse_odd_wishes(tmp_path / "out", "5GB", tmp_path / "file" / "model.pth", adapter_only=False)
+    with pytest.raises(RecipeError, match="Put it beside the folder"):
+        refuse_odd_wishes(tmp_path / "out", "5GB", tmp_path / "out" / "model.pth", adapter_only=False)
+
+
+@pytest.mark.parametrize("room", [1000, None])
+def test_a_pth_file_appears_whole_or_not_at_all(tokenizer_folder, tmp_path, room):
+    folder = save_llama(tmp_path / "model", tokenizer_folder, seed=1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    text = proof_text(AutoTokenizer.from_pretrained(folder), model.config)
+    wish = Wish(dtype=torch.float32, pth=tmp_path / "pth" / "model.pth")
+    wrong = logits_of(model, text) + (0 if room else 1)
+    with pytest.raises(CheckpointError, match="could not be written|says something else"), files_end_at(room or 10**9):
+        write_pth(folder, text, wrong, wish)
+    assert list((tmp_path / "pth").iterdir()) == []

@@ -43,6 +43,7 @@ KINDS = {  # what is wrong -> (suffix, content of the file, where, reason)
     "no gz": ("jsonl.gz", GOOD, "", "damaged file"),
     "no zst": ("txt.zst", GOOD, "", "damaged file"),
     "text in another encoding": ("txt", "grüße".encode("latin-1"), "", "invalid UTF-8"),
+    "text in UTF-16": ("txt", "text".encode("utf-16"), "", "UTF-16"),
     "a binary file": ("txt", b"PK\0\0", "", "NUL byte"),
     "csv with a field too few": ("csv", b"id,text\n1,one\n2\n3,three\n", ":3", "wrong number of fields"),
     "csv with an open quote": ("csv", b'id,text\n1,one\n2,"open\n', ":3", "not valid CSV"),

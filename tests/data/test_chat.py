@@ -57,7 +57,7 @@ def test_a_message_keeps_the_keys_that_are_null_to_itself():
 @pytest.mark.parametrize(
     ("chat", "reason", "said"),
     [
-        (None, "null", "`messages` is null, expected a list of messages"),
+        (None, "no value", "`messages` is null, expected a list of messages"),
         ([], "not a chat", "`messages` is [], expected a list of messages: {role: a word, content: a text}"),
         ("Hi.", "not a chat", "`messages` is 'Hi.'"),
         (["Hi."], "not a chat", "`messages` holds 'Hi.'"),
@@ -68,7 +68,7 @@ def test_a_message_keeps_the_keys_that_are_null_to_itself():
         ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),
         ([{"role": "a {", "content": ""}], "not a chat", "`messages` holds"),
         ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character", "U+001D in a message of `messages`"),
-        ([{"role": "a", "content": "", "score": float("nan")}], "wrong type", "a message of `messages` cannot be written as JSON"),
+        ([{"role": "a", "content": "", "score": float("nan")}], "wrong value", "a message of `messages` cannot be written as JSON"),
         ([{"role": "a", "content": f"a{PART}b"}], "control character", "U+001D in a message of `messages`"),
         ([{"role": "user", "content": f"a{MARK}b"}], "control character", "U+001E in a message of `messages`"),
         ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character", "U+001F in a message of `messages`"),
@@ -107,3 +107,13 @@ def test_a_parquet_file_gives_chats(tmp_path):
     pq.write_table(pa.table({"messages": [as_messages([("user", "Hi."), ("assistant", "Yes.")])], "other": [1]}), path)
     (item,) = read_piece(Source(path=str(path), chat="messages"), Piece(str(path), 0, None, 0), "data.sources[0]")
     assert item.text == "\x1euser\nHi.\n\x1eassistant\nYes."
+
+
+def test_a_content_in_parts_of_text_is_one_text():
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "."}]
+    assert transcript([{"role": "user", "content": parts}], "") == transcript([{"role": "user", "content": "Hi."}], "")
+
+
+def test_an_image_is_told_by_its_type():
+    with pytest.raises(BadValue, match="`messages` holds a part of type `image` in a message: only texts are learned from"):
+        transcript([{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}], "messages")

@@ -77,28 +77,28 @@ def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
             "missing columns",
             "It has: messages. Say which they are: `chat: {prompt: COLUMN, chosen: COLUMN",
         ),
-        ({"messages": None}, "conversation", "null", "`messages` is null"),
-        ({"prompt": 1}, "prompt", "wrong type", "`prompt` is 1, expected a text or a list of messages"),
-        ({"prompt": None}, "prompt", "null", "`prompt` is None"),
+        ({"messages": None}, "conversation", "no value", "`messages` is null"),
+        ({"prompt": 1}, "prompt", "wrong value", "`prompt` is 1, expected a text or a list of messages"),
+        ({"prompt": None}, "prompt", "no value", "`prompt` is None"),
         (
             {"prompt": "a", "completion": [{"role": "a", "content": "b"}]},
             "conversation",
             "texts and messages",
             "`prompt` is a text, `completion` is messages",
         ),
-        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong type", "`label` is 'maybe', expected true or false"),
-        ({"prompt": "a", "completion": "b", "label": 2}, "judged", "wrong type", "expected true or false"),
-        ({"prompt": "a", "completion": "b", "label": None}, "judged", "null", "expected true or false"),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong value", "`label` is 'maybe', expected true or false"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "judged", "wrong value", "expected true or false"),
+        ({"prompt": "a", "completion": "b", "label": None}, "judged", "no value", "expected true or false"),
         ({"prompt": f"a{PART}"}, "prompt", "control character", "U+001D in `prompt`"),
         ({"text": f"{PART}a"}, "conversation", "control character", "it begins with U+001D"),
-        ({"prompt": "a", "image": b"x"}, "prompt", "wrong type", "`image` is of type bytes"),
+        ({"prompt": "a", "image": b"x"}, "prompt", "wrong value", "`image` is of type bytes"),
         (
             {"messages": [{"role": "a", "content": "b"}], "tools": "{"},
             "conversation",
-            "wrong type",
+            "wrong value",
             "`tools` is '{', expected a list of tools",
         ),
-        ({"messages": [{"role": "a", "content": "b"}], "tools": [1]}, "conversation", "wrong type", "each an object"),
+        ({"messages": [{"role": "a", "content": "b"}], "tools": [1]}, "conversation", "wrong value", "each an object"),
     ],
 )
 def test_what_is_no_example_is_told(row, form, reason, said):
@@ -171,3 +171,15 @@ def test_a_held_out_set_of_plain_texts_beside_pairs_is_told_how_to_be_read():
     source = source_with_form(HeldOut(path="a.jsonl"), "preference", "evaluation.perplexity[0]")
     with pytest.raises(BadValue, match="To measure the bits per byte of plain text, write `template: '{text}'`"):
         example_columns(source, ["text", "id"])
+
+
+@pytest.mark.parametrize("form", ["conversation", "preference"])
+def test_messages_that_are_json_in_a_text_are_messages(form):
+    said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
+    row = {"messages": said} if form == "conversation" else {"prompt": said[:1], "chosen": said[1:], "rejected": said[1:]}
+    assert written({name: json.dumps(value, indent=1) for name, value in row.items()}, form) == written(row, form)
+
+
+@pytest.mark.parametrize("text", ['[{"role": "user"', '["role"] is a list', '[{"id": 1}]', '["a", "role"]'])
+def test_other_json_is_a_text(text):
+    assert example_of(written({"prompt": text, "completion": "a"}, "conversation")).prompt == text

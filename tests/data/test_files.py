@@ -37,6 +37,15 @@ def test_files_of_a_source_are_sorted_folder_by_folder(folder):
     assert names == [str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")]
 
 
+def test_links_to_folders_and_to_nothing_are_told_since_they_are_not_read(folder, caplog):
+    caplog.set_level("INFO", "cpt")
+    (folder / "elsewhere").symlink_to(folder / "sub")
+    (folder / "gone.txt").symlink_to(folder / "nothing.txt")
+    (folder / "read.txt").symlink_to(folder / "b.txt")
+    tell_formats(Source(path=str(folder)))
+    assert "3 txt" in caplog.text and "not followed: the link(s) elsewhere, gone.txt" in caplog.text
+
+
 def test_what_a_folder_holds_is_told(folder, caplog):
     caplog.set_level("INFO", "cpt")
     tell_formats(Source(path=str(folder)))

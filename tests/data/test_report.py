@@ -31,3 +31,9 @@ def test_a_report_counts_what_became_of_each_document(report, source):
 def test_a_giant_document_is_told_with_its_address(report, caplog):
     report([*["short"] * 20, "x" * 900])
     assert "corpus: one of 21 documents" in caplog.text and "corpus.jsonl:21" in caplog.text
+
+
+def test_a_text_beside_conversations_is_no_giant_for_a_row_holds_its_beginning(tokenizer, source, tmp_path, caplog):
+    data = Data(sources=[source("corpus", [*["short"] * 20, "x" * 900])], sequence_length=16)
+    told = build_data(data, tokenizer, seed=1, cache_dir=tmp_path / "cache", form="conversation").sources[0]
+    assert told.tokens == 20 * 6 + 16 and "one of 21 documents" not in caplog.text

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from cpt.data.plan import Plan
+from cpt.data.segments import LONG_PROMPT
 from cpt.data.window_complaints import all_held_out, other_documents, refuse_bad_windows, used_up
 from cpt.data.window_entry import START
 from cpt.errors import DataError
@@ -41,6 +42,8 @@ def test_a_source_of_one_window_is_judged_when_all_of_it_was_read():
 def test_each_complaint_names_the_source_and_what_to_do():
     for message, remedy in (
         (all_held_out(FOUR, replace(START, held_out=3)), "evaluation.held_out_share"),
+        (all_held_out(FOUR, replace(START, held_out=3, left_out={LONG_PROMPT: 17})), "(17: prompt longer than sequence_length; 3 are"),
+        (all_held_out(FOUR, START), "`data.sources[0].max_tokens` is less than its first document has"),
         (other_documents(FOUR), "begin a new run"),
         (used_up(FOUR, 2.0), "data.sources[0].max_epochs"),
     ):

@@ -1,5 +1,6 @@
 import io
 import os
+import signal
 import sys
 
 import pytest
@@ -61,6 +62,7 @@ os.kill(os.getppid(), signal.SIGINT)
 time.sleep(60)
 """
     monkeypatch.setattr(Commands, "shown", lambda self, *words: [sys.executable, "-c", script])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore Ctrl-C
     with pytest.raises(KeyboardInterrupt):
         cpt.run("train")
     assert (tmp_path / "saved").exists()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from full_disk import files_end_at
 from tiny_gguf import tiny_model, written
 from transformers import AutoTokenizer
 
@@ -51,3 +52,8 @@ def test_the_file_holds_each_parameter_and_the_name_it_was_given(tokenizer, tmp_
     reader = gguf.GGUFReader(str(tmp_path / "tiny-f32.gguf"))
     assert reader.get_field("general.name").contents() == "tiny-f32"
     assert sum(int(tensor.n_elements) for tensor in reader.tensors) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_disk_that_takes_no_more_is_told(tokenizer, tmp_path):
+    with pytest.raises(CheckpointError, match=r"model.gguf could not be written: .* Is the disk full\?"), files_end_at(100_000):
+        written(tiny_model("llama", tokenizer), tokenizer, tmp_path / "model.gguf")

@@ -18,13 +18,18 @@ def test_types_are_known_without_their_style():
     assert chat_of_pairs("alpaca_chat.load_qa")["completion"] == "answer" and chat_of_pairs("unheard") is None
 
 
+def test_a_chat_models_tokens_are_left_to_its_template():
+    assert chat_of_pairs("alpaca:chatml") == {"user": "{instruction}\n{input}", "assistant": "output"}
+    assert chat_of_pairs("oasst:phi") == {"user": "{INSTRUCTION}", "assistant": "RESPONSE"}
+    assert chat_of_pairs("alpaca_w_system.load_open_orca_chatml")["system"] == "system_prompt"
+
+
 @pytest.mark.parametrize(
     ("kind", "row", "prompt", "completion"),
     [
         ("alpaca", {"instruction": "Add", "input": "1", "output": "2"}, "### Instruction:\nAdd\n\n### Input:\n1\n\n### Response:\n", "2"),
         ("alpaca", {"instruction": "Add", "input": "", "output": "2"}, "### Instruction:\nAdd\n\n### Response:\n", "2"),
         ("alpaca:chat", {"instruction": "Add", "input": "1", "output": "2"}, "USER: Add\n1\nASSISTANT:", "2"),
-        ("alpaca:chatml", {"instruction": "Add", "output": "2"}, "<|im_start|>user\nAdd<|im_end|>\n<|im_start|>assistant\n", "2"),
         ("alpaca_chat.load", {"instruction": "Add", "input": "", "output": "2"}, "USER: Add\nASSISTANT:", "2"),
         ("alpaca_w_system", {"system": "S", "instruction": "Add", "output": "2"}, "SYSTEM: S\nUSER: Add\nASSISTANT:", "2"),
         (

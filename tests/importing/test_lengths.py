@@ -44,3 +44,11 @@ def test_files_that_are_here_tell_about_how_long_an_epoch_is(axolotl, tmp_path, 
     ledger = axolotl(datasets=[{"path": str(path), "type": "completion"}], sequence_len=64, sample_packing=packing, warmup_ratio=0.5)
     assert abs(ledger.recipe["schedule"]["warmup_tokens"] - tokens / 2) <= 4
     assert "the sizes of the files" in ledger.comments["schedule.warmup_tokens"]
+
+
+@pytest.mark.parametrize("text", ['[{"text": "a"},\n {"text": "b"}]', '{"text": "a"}\n{"text": "b"}\n'])
+def test_rows_of_a_json_file_are_counted(llamafactory, tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "dataset_info.json").write_text('{"a": {"file_name": "a.json"}}')
+    ledger = llamafactory(stage="sft", dataset="a", dataset_dir=str(tmp_path), cutoff_len=64, warmup_ratio=0.5, num_train_epochs=100)
+    assert ledger.recipe["schedule"]["warmup_tokens"] == 0.5 * 100 * 2 * 64

@@ -48,6 +48,12 @@ def test_phases_are_told_as_far_as_the_run_gets(told, tiny_recipe):
     assert forecast.sources[0].asked == pytest.approx(101 / 1001)
 
 
+def test_a_phase_that_is_shorter_than_a_row_is_not_reached(told, tiny_recipe):
+    phases = [{"until": 30, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
+    forecast, _ = told(64_000, sources=two(tiny_recipe), phases=phases)
+    assert not forecast.is_reached and forecast.remarks[0].startswith("`data.phases[0]` is shorter than a row of 64 tokens")
+
+
 def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
     phases = [{"until": 64, "weights": {"domain": 1}}, {"until": 640_064, "weights": {"general": 1}, "change": "linear"}]
     forecast, _ = told(640_064, sources=two(tiny_recipe), phases=phases)

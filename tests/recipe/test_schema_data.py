@@ -9,6 +9,13 @@ def test_a_data_section_needs_a_source():
         Data(sources=[])
 
 
+def test_a_row_has_a_token_to_predict_and_a_source_a_path():
+    with pytest.raises(ValidationError, match="greater than or equal to 2"):
+        Data(sources=[Source(path="a.txt")], sequence_length=1)
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        Source(path="")
+
+
 @pytest.mark.parametrize("kind", ["exact", "near", "exact_across_sources", "near_across_sources"])
 def test_copies_are_looked_for_in_four_ways(kind):
     assert Data(sources=[Source(path="a.txt")], deduplicate=kind).deduplicate == kind

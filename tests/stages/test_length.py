@@ -3,7 +3,7 @@ import pytest
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import remember_micro_batch
-from cpt.stages.length import run_length
+from cpt.stages.length import run_length, tell_rounding
 
 
 def recipe(**changes):
@@ -20,6 +20,13 @@ def recipe(**changes):
 def test_the_budget_is_rounded_up_to_whole_steps():
     length = run_length(recipe(), 0)
     assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (20, 8, 4, 10_240)
+
+
+@pytest.mark.parametrize(("tokens", "is_told"), [(100, True), (10_000, False)])
+def test_a_budget_of_less_than_its_steps_is_told(caplog, tokens, is_told):
+    short = recipe(budget={"tokens": tokens, "global_batch_tokens": 512})
+    tell_rounding(short, run_length(short, 0))
+    assert ("The run trains 512 tokens in 1 step(s) of 512, more than `budget.tokens`: 100." in caplog.text) is is_told
 
 
 def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeypatch):

@@ -1,6 +1,7 @@
 """From a row to its text: which column, template or chat, and what a text must be."""
 
 import math
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping, Sequence
 
 from cpt.data.chat import CONTROL
@@ -167,6 +168,8 @@ def decode(raw: bytes) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as problem:
+        if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise BadValue("UTF-16", "UTF-16, expected UTF-8", 0) from problem
         what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
         raise BadValue("invalid UTF-8", what, problem.start) from problem
     if "\0" in text:
