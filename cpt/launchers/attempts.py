@@ -11,9 +11,13 @@ from pathlib import Path
 
 import psutil
 
+from cpt.errors import LaunchError
+from cpt.hardware import count_cpu_cores, find_gpus
+
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
 MOST_LOOKS = 10
+PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -76,3 +80,16 @@ def send(pid: int, number: int) -> None:
     """A signal, if the process is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
+    """Each would take a GPU, or a part of a core and gigabytes of memory.
+
+    Raises:
+        LaunchError: there are not so many.
+    """
+    gpus = len(find_gpus()) if on_gpus else 0
+    most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
+    if processes > most:
+        held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
+        raise LaunchError(f"--processes {processes}: this machine has {held}. Say at most {most}.")

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
-from cpt.launchers.attempts import FORWARDED, SUPERVISED, command_of_attempt, kill_family, names_several_hosts, send
+from cpt.launchers.attempts import (
+    FORWARDED,
+    SUPERVISED,
+    command_of_attempt,
+    kill_family,
+    names_several_hosts,
+    refuse_more_than_the_machine_holds,
+    send,
+)
 from cpt.launchers.restart_policy import Decision, Ended, next_move
 from cpt.launchers.watch import Watch, patience
 from cpt.recipe.schema import Recipe
@@ -175,6 +183,8 @@ def supervise_run(
             "--supervise starts the run's processes itself. Type `cpt train RECIPE --supervise --processes N`, or with another launcher: "
             '--launcher "accelerate launch --config_file FILE".'
         )
+    if launcher is None:
+        refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
         raise LaunchError("--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=...")

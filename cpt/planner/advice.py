@@ -67,7 +67,8 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
     """All parameters with the recipe's own optimizer, or else other ways; the least time, where a change counts for three per cent of it.
 
-    Where the first fits in no way, adapters and weights in bfloat16 with moments in 8 bit are both given: the reader knows which will do.
+    Where the first fits in no way, or only in more host memory than is known of, adapters and weights in bfloat16 with moments in 8 bit are
+    given too: the reader knows which will do.
     """
     counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
 
@@ -85,15 +86,21 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
 
     own_facts, _ = counted(setup.weights_bytes, tuple((setup.lora or {}).items()))
     own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
+    found: list[Proposal] = []
     for kinds in ((with_all_parameters(setup, target),), (with_small_states(setup, target), with_adapters(setup, target))):
         ways: list[tuple[float, Proposal]] = []
         for candidates in kinds:
-            judged = [found for candidate, changes in candidates if (found := judge(candidate, changes)) is not None]
+            judged = [way for candidate, changes in candidates if (way := judge(candidate, changes)) is not None]
             ways += [min(judged, key=lambda pair: pair[0])] if judged else []
-        cheapest = [replace(way, slower=way.slower / own_seconds) for _, way in sorted(ways, key=lambda pair: pair[0])]
-        if cheapest:
-            return replace(cheapest[0], others=tuple(cheapest[1:]))
-    return None
+        found += [replace(way, slower=way.slower / own_seconds) for _, way in sorted(ways, key=lambda pair: pair[0])]
+        if found and not rests_on_unknown_host(found[0], target):
+            break
+    return replace(found[0], others=tuple(found[1:])) if found else None
+
+
+def rests_on_unknown_host(proposal: Proposal, target: Target) -> bool:
+    """Whether it takes more host memory than anybody has promised."""
+    return not target.host_is_known and host_room(proposal.plan, target) < 0
 
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:

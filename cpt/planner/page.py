@@ -140,17 +140,27 @@ def told_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
 
 def what_it_is(proposal: Proposal) -> str:
     """Which kind of a way, where there are several."""
-    return ", adapters" if "model.lora" in proposal.changes else ", all parameters with smaller states of the optimizer"
+    if "model.lora" in proposal.changes:
+        return ", adapters"
+    return ", all parameters with " + (
+        "the optimizer on the host" if proposal.setup.zero is not None else "smaller states of the optimizer"
+    )
+
+
+def told_times(slower: float) -> str:
+    """How much more or less time, to be followed by what it is compared with."""
+    if slower >= 2:
+        return f"about {slower:.1f} times the time that"
+    longer = slower - 1
+    return "as much time as" if abs(longer) < 0.005 else f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
 
 
 def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     """What to write, and what comes of it."""
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
-    longer = proposal.slower - 1
-    time = "as much time as" if abs(longer) < 0.005 else f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
-    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time} the recipe's own way would take if it fitted."
+    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {told_times(proposal.slower)} the recipe's own way would take if it fitted."
     if "model.dtype" in proposal.changes:
         yield "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what that means."
     if proposal.setup.releases:

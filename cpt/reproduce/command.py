@@ -13,6 +13,7 @@ import typer
 
 from cpt.errors import LaunchError
 from cpt.hardware import find_gpus
+from cpt.launchers.attempts import refuse_more_than_the_machine_holds
 from cpt.ranks import tell
 from cpt.reproduce.again import repetition_of, run_again
 from cpt.reproduce.comparison import Comparison, compare_runs
@@ -44,6 +45,8 @@ def command(
     record = read_record(run)
     number = processes or record.processes
     refuse_too_few_gpus(record, number, given=processes is not None or launcher is not None)
+    if launcher is None:
+        refuse_more_than_the_machine_holds(number, on_gpus=not record.recipe.training.get("use_cpu"))
     end = record.first_log_from(steps) if steps is not None else None
     with contextlib.chdir(record.place):
         refuse_changed_inputs(record)

@@ -6,7 +6,15 @@ import sys
 import psutil
 import pytest
 
-from cpt.launchers.attempts import SUPERVISED, command_of_attempt, kill_family, names_several_hosts, send
+from cpt.errors import LaunchError
+from cpt.launchers.attempts import (
+    SUPERVISED,
+    command_of_attempt,
+    kill_family,
+    names_several_hosts,
+    refuse_more_than_the_machine_holds,
+    send,
+)
 
 
 def test_the_command_of_an_attempt():
@@ -44,3 +52,16 @@ def test_what_a_launcher_started_in_a_session_of_its_own_is_ended_with_it():
 )
 def test_a_launcher_that_starts_one_hosts_part_is_known(launcher, several):
     assert names_several_hosts(launcher) is several
+
+
+def test_more_processes_than_the_machine_can_hold_are_refused(monkeypatch):
+    monkeypatch.setattr("cpt.launchers.attempts.count_cpu_cores", lambda: 2)
+    monkeypatch.setattr("cpt.launchers.attempts.find_gpus", lambda: [])
+    refuse_more_than_the_machine_holds(8, on_gpus=True)
+    with pytest.raises(LaunchError, match=r"--processes 9: this machine has 2 cores. Say at most 8."):
+        refuse_more_than_the_machine_holds(9, on_gpus=True)
+    monkeypatch.setattr("cpt.launchers.attempts.find_gpus", lambda: ["one", "other"])
+    refuse_more_than_the_machine_holds(2, on_gpus=True)
+    with pytest.raises(LaunchError, match="this machine has 2 GPUs. Say at most 2."):
+        refuse_more_than_the_machine_holds(3, on_gpus=True)
+    refuse_more_than_the_machine_holds(3, on_gpus=False)

@@ -13,6 +13,7 @@ from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.stages import TILES, Beside
 from cpt.planner.target import find_target
+from cpt.planner.terms import GIB
 
 LLAMA_1B = config_from(
     {
@@ -90,6 +91,14 @@ def test_where_no_profile_fits_adapters_and_smaller_states_are_both_offered_the_
     assert adapters.changes["model.lora"] == {"r": 16} and len(ways) == 2 and found.slower <= found.others[0].slower
     assert small.changes["model.dtype"] == "bfloat16" and "8bit" in small.changes["optimizer.name"] and "model.lora" not in small.changes
     assert all(fits(way.plan, find_target("RTX 4080", 1, 8.0)) for way in ways)
+
+
+def test_where_only_an_unknown_host_is_large_enough_the_ways_that_need_none_are_told_too():
+    unknown = proposal_for("RTX 4080", host=None, gpus=8)
+    assert unknown.setup.zero.offload_optimizer and unknown.plan.host.size > 64 * GIB
+    assert [("model.lora" in way.changes) for way in unknown.others].count(True) == 1
+    known = proposal_for("RTX 4080", host=2048.0, gpus=8)
+    assert known.changes == unknown.changes and not known.others
 
 
 @pytest.mark.parametrize("changes", [{"lora": {"r": 16}}, {"on_cpu": True}, {"scales_loss": True}, {"optimizer": "muon"}])

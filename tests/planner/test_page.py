@@ -5,7 +5,18 @@ from planner_facts import FACTS
 
 from cpt.planner.advice import Proposal
 from cpt.planner.memory import MemoryPlan
-from cpt.planner.page import table, told_beside, told_proposal, told_room, told_rows, told_setup, told_speed, told_time_beside, told_zero
+from cpt.planner.page import (
+    table,
+    told_beside,
+    told_proposal,
+    told_room,
+    told_rows,
+    told_setup,
+    told_speed,
+    told_time_beside,
+    told_times,
+    told_zero,
+)
 from cpt.planner.setup import Zero
 from cpt.planner.speed import Speed
 from cpt.planner.stage_terms import SAMPLING
@@ -68,6 +79,15 @@ def test_ways_that_fit_are_told_apart_and_what_each_costs():
     assert both[3] == "Another way that fits, all parameters with smaller states of the optimizer:"
     assert "about 20% more time than" in both[5] and "no copy in fp32" in both[6]
     assert both[7] == "  A step is one micro-batch of 512 tokens, and gradients are not clipped by their norm."
+
+
+def test_a_way_that_takes_many_times_as_long_is_told_in_times():
+    assert [told_times(slower) for slower in (35.05, 1.5, 1.001, 0.5)] == [
+        "about 35.0 times the time that",
+        "about 50% more time than",
+        "as much time as",
+        "about 50% less time than",
+    ]
 
 
 def test_time_and_money():
