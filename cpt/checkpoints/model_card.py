@@ -1,6 +1,5 @@
 """The README.md of an export: data with their licences, recipe, base, figures, limits, how to serve; with the Hub's YAML header."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
 from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
+from cpt.runs.read_back import read_object, read_objects
 from cpt.runs.record import ENVIRONMENT, EXPORT, INPUTS, RECIPE
 from cpt.runs.small_files import write_whole
 
@@ -219,11 +219,8 @@ def serving_part(name: str, adapter: bool) -> str:
 
 def read_judgements(metrics: Path, step: int | None = None) -> list[Judgement]:
     """The first evaluation of a run, and the last one or that of a step."""
-    if not metrics.is_file():
-        return []
     found: dict[str, dict[int, float]] = {}
-    for line in metrics.read_text().splitlines():
-        logged = json.loads(line)
+    for logged in read_objects(metrics, []):
         for key, value in logged.items():
             if match := FIGURE.fullmatch(key):
                 found.setdefault(match[1], {})[logged["step"]] = value
@@ -236,8 +233,8 @@ def read_judgements(metrics: Path, step: int | None = None) -> list[Judgement]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of the run's record; empty where it was not written."""
-    return json.loads(path.read_text()) if path.is_file() else {}
+    """A file of the run's record; empty where it was not written, or is damaged."""
+    return read_object(path, [])
 
 
 def name_of_method(lora: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +30,21 @@ def kind_of(folder: Path) -> Kind:
     if (folder / "latest").is_file() and list(folder.glob("*/*optim_states.pt")):
         return "zero"
     return "nothing"
+
+
+def config_json(folder: Path) -> dict[str, Any]:
+    """What config.json says of the model.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise CheckpointError(f"{folder / 'config.json'} is damaged: {problem}. Copy it again, or choose another checkpoint.") from problem
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{folder / 'config.json'} holds no JSON object. Copy it again, or choose another checkpoint.")
+    return content
 
 
 def weight_files(folder: Path) -> list[Path]:

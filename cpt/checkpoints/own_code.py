@@ -1,11 +1,10 @@
 """A model whose code is the user's: imported by its name or by the recipe of its run, and refused where nobody did."""
 
-import json
 from pathlib import Path
 
 from transformers import CONFIG_MAPPING
 
-from cpt.checkpoints.model_folder import kind_of
+from cpt.checkpoints.model_folder import config_json, kind_of
 from cpt.checkpoints.proof import brings_its_code
 from cpt.errors import CheckpointError
 from cpt.extend import import_user_module
@@ -33,5 +32,5 @@ def refuse_unknown_code(folder: Path) -> None:
     Raises:
         CheckpointError: it was not.
     """
-    if brings_its_code(folder) and json.loads((folder / "config.json").read_text())["model_type"] not in CONFIG_MAPPING:
+    if brings_its_code(folder) and config_json(folder).get("model_type") not in CONFIG_MAPPING:
         raise CheckpointError(f"{folder} is of a family that transformers does not know. {NAME_IT}")

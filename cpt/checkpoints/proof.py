@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from cpt.checkpoints.model_folder import config_json
 from cpt.errors import CheckpointError, DataError
 from cpt.models.config import value_of
 
@@ -146,8 +147,7 @@ def logits_in_another_process(
 
 def brings_its_code(folder: Path) -> bool:
     """Whether the model's code lies in the folder: transformers copied there what this process ran when it wrote the folder."""
-    config = folder / "config.json"
-    named = json.loads(config.read_text()).get("auto_map", {}) if config.is_file() else {}
+    named = config_json(folder).get("auto_map", {}) if (folder / "config.json").is_file() else {}
     files = {str(name).partition(".")[0] for name in named.values()}
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
 

@@ -78,10 +78,15 @@ def datasets(ledger: Ledger, key: str) -> list[Mapping[str, Any]]:
     """
     found = ledger.value(key, [])
     found = [found] if isinstance(found, Mapping) else [{"path": found}] if isinstance(found, str) else found
-    if not isinstance(found, list) or not all(isinstance(entry, Mapping) and isinstance(entry.get("path"), str) for entry in found):
+    if not isinstance(found, list) or not all(has_path(entry) for entry in found):
         line = ledger.config.lines.get(key, 1)
         raise RecipeError(f"{ledger.config.path}:{line}: `{key}`: expected a list of datasets, each with a `path`")
     return found
+
+
+def has_path(entry: object) -> bool:
+    """Whether it is a dataset that says where it lies."""
+    return isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and bool(entry["path"].strip())
 
 
 def write_sources(ledger: Ledger, stage: str) -> None:

@@ -113,8 +113,12 @@ def source_of(ledger: Ledger, name: str, entry: Mapping[str, Any], place: Path, 
         source |= {"split": entry["split"]} if entry.get("split") not in (None, "train") else {}
         source |= {"data_files": [f"{entry['folder']}/**"]} if entry.get("folder") else {}
         source |= {"streaming": True} if ledger.is_on("streaming") else {}
-    most = ledger.whole("max_samples") or entry.get("num_samples")
-    source |= {"max_documents": int(most)} if most else {}
+    given = entry.get("num_samples")
+    if given and not (isinstance(given, int) and given > 0):
+        tell(ledger, name, "num_samples", f"expected a number of rows, got {given!r}: all are read")
+        given = None
+    most = ledger.whole("max_samples") or given
+    source |= {"max_documents": most} if most else {}
     return source | form_of(ledger, name, entry, stage)
 
 

@@ -140,13 +140,15 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
             ) from problem
         raise DataError(f"{str(problem).split(' Set `DOCUMENTS.path`')[0]} Give another DOCUMENTS.") from problem
     first = next((name for name in files if format_of(name) not in TEXTS), files[0])
+    missing: BadRow | None = None
     for column in [text_column] if text_column else TEXT_COLUMNS:
         source = DocumentSource(path=path, text_column=column)
         item = next(read_piece(source, Piece(first, 0, None, 0), "DOCUMENTS"), None)
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
-    assert isinstance(item, BadRow)
-    raise DataError(f"{item.where}: {item.detail}. Say which column holds the text: --text-column NAME.")
+        missing = missing or item
+    assert missing is not None, "one column at least was looked for"
+    raise DataError(f"{missing.where}: {missing.detail}. Say which column holds the text: --text-column NAME.")
 
 
 def read(facts: DocumentFacts, pieces: Sequence[Piece]) -> None:

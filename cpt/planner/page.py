@@ -131,7 +131,8 @@ def told_time_beside(setup: Setup, *, is_planned: bool) -> Iterator[str]:
 
 def told_proposal(proposal: Proposal, target: Target) -> Iterator[str]:
     """What would make it fit, and the other kinds of ways that would."""
-    yield f"The cheapest change that makes it fit{what_it_is(proposal) if proposal.others else ''}:"
+    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
+    yield f"The {which} change that makes it fit{what_it_is(proposal) if proposal.others else ''}:"
     yield from told_changes(proposal, target)
     for other in proposal.others:
         yield f"Another way that fits{what_it_is(other)}:"
@@ -142,9 +143,7 @@ def what_it_is(proposal: Proposal) -> str:
     """Which kind of a way, where there are several."""
     if "model.lora" in proposal.changes:
         return ", adapters"
-    return ", all parameters with " + (
-        "the optimizer on the host" if proposal.setup.zero is not None else "smaller states of the optimizer"
-    )
+    return ", the optimizer on the host" if proposal.setup.zero is not None else ", all parameters with smaller states of the optimizer"
 
 
 def told_times(slower: float) -> str:
@@ -160,7 +159,8 @@ def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
-    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {told_times(proposal.slower)} the recipe's own way would take if it fitted."
+    time = f"{told_times(proposal.slower)} the recipe's own way would take if it fitted"
+    yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time}."
     if "model.dtype" in proposal.changes:
         yield "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what that means."
     if proposal.setup.releases:

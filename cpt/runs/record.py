@@ -23,6 +23,7 @@ from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
 from cpt.runs.events import write_waiting_events
+from cpt.runs.read_back import read_object
 from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
@@ -55,11 +56,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """The last status that was written; empty before the first, and where a crash left half of one."""
-        try:
-            status: dict[str, Any] = json.loads((self.folder / STATUS).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
-        return status
+        return read_object(self.folder / STATUS, [])
 
     def write_status(self, state: str, **details: Any) -> None:
         """Say how the run stands, for scripts: launchers change exit codes, this file does not."""

@@ -1,6 +1,5 @@
 """What a run's folder gives to try its model with: its verdict's headline, and beginnings of documents that it never trained on."""
 
-import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.verdict_page import CONTENT
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.read_back import read_object
 from cpt.runs.record import RECIPE
 
 LONGEST, SHORTEST = 160, 24
@@ -21,10 +21,8 @@ FIRST_DOCUMENTS = 200
 
 def headline_of(run: Path) -> str:
     """Of the verdict, or how to come by one."""
-    path = run / CONTENT
-    if not path.is_file():
-        return f"No verdict on this run yet: cpt verdict {run}"
-    return str(json.loads(path.read_text(encoding="utf-8"))["headline"])
+    headline = read_object(run / CONTENT, []).get("headline")
+    return f"No verdict on this run yet: cpt verdict {run}" if headline is None else str(headline)
 
 
 def beginnings_of(run: Path, tokenizer: PreTrainedTokenizerBase, count: int = 4) -> list[str]:

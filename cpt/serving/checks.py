@@ -1,7 +1,6 @@
 """Is this a model that Hugging Face's server can load? Asked before it tries."""
 
 import errno
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer
 from transformers.utils.import_utils import is_serve_available
 
-from cpt.checkpoints.model_folder import Tensors, kind_of
+from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
 from cpt.checkpoints.own_code import NAME_IT, import_own_code
 from cpt.checkpoints.proof import brings_its_code
 from cpt.checkpoints.trained import TOKENIZER_FILES
@@ -81,7 +80,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
-    model_type = json.loads((folder / "config.json").read_text()).get("model_type")
+    model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
             f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it equals: "
@@ -93,7 +92,7 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server takes the class that config.json names, and nothing else."""
-    architectures = json.loads((folder / "config.json").read_text()).get("architectures") or ["(none named)"]
+    architectures = config_json(folder).get("architectures") or ["(none named)"]
     if module is not None or not can_be_served(architectures[0]):
         import_own_code(folder, module)
     if not can_be_served(architectures[0]):

@@ -9,6 +9,7 @@ import torch
 from transformers import set_seed
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.indexed_cpu import know_indexed_cpu
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.safe_load import load_data, only_data
@@ -89,6 +90,7 @@ class ExactResume(OtherWays):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Let DeepSpeed's CPU AdamW go on exactly where it stood."""
+        know_indexed_cpu()
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self.count_steps_of_kernel()

@@ -1,4 +1,6 @@
 import pytest
+import transformers
+from packaging.version import parse
 from tiny_gguf import read_back, tiny_model, written
 from tiny_tokenizers import KINDS, SPECIAL, byte_level
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
@@ -32,6 +34,8 @@ MADE = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_the_file_reads_text_as_the_tokenizer_does(kind, tmp_path):
+    if kind == "qwen2" and parse(transformers.__version__) < parse("5.18"):
+        pytest.skip("transformers 5.17 reads no Llama whose tokenizer has no begin token")
     tokenizer = MADE[kind]()
     model = tiny_model("llama", tokenizer)
     text = written(model, tokenizer, tmp_path / "model.gguf")

@@ -99,7 +99,7 @@ def test_pretraining_is_streamed(axolotl, loaded):
     assert result(ledger)["pretraining_dataset[0].skip"][0] == "not" and loaded(ledger).stage == "cpt"
 
 
-@pytest.mark.parametrize("datasets", [["a/b"], [{"type": "completion"}], 3, [{"path": 1}]])
+@pytest.mark.parametrize("datasets", [["a/b"], [{"type": "completion"}], 3, [{"path": 1}], [{"path": " "}]])
 def test_what_is_no_list_of_datasets(axolotl, datasets):
     with pytest.raises(RecipeError, match=r"config.yml:2: `datasets`: expected a list of datasets, each with a `path`"):
         axolotl(datasets=datasets)

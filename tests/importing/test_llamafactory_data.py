@@ -83,6 +83,13 @@ def test_what_of_a_dataset_is_not_carried_over(sources):
     assert ledger.recipe["data"]["sources"][0]["max_documents"] == 5
 
 
+@pytest.mark.parametrize("number", ["x", -1, 1.5])
+def test_a_number_of_rows_that_is_none_is_told(sources, loaded, number):
+    source, ledger = sources({"file_name": "d.json", "num_samples": number})
+    assert "max_documents" not in source and "all are read" in result(ledger)["dataset_info.json: d.num_samples"][1]
+    loaded(ledger)
+
+
 def test_names_that_are_nowhere(llamafactory, sources):
     _, ledger = sources({"file_name": "d.json"})
     ledger = llamafactory(dataset="d,dd", dataset_dir="data")

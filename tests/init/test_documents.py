@@ -63,7 +63,7 @@ def test_of_much_only_a_part_is_read_and_the_rest_taken_as_alike(tmp_path, monke
 def test_the_column_is_found_by_its_usual_names_or_asked_for(tmp_path):
     assert look_at_documents(write(tmp_path / "a", [{"content": f"text {i}"} for i in range(60)])).source.text_column == "content"
     odd = write(tmp_path / "b", [{"abstrakt": f"text {i}"} for i in range(60)])
-    with pytest.raises(DataError, match="--text-column NAME"):
+    with pytest.raises(DataError, match="no column `text`.*--text-column NAME"):
         look_at_documents(odd)
     assert look_at_documents(odd, "abstrakt").documents == 60
 

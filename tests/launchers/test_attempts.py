@@ -56,7 +56,7 @@ def test_a_launcher_that_starts_one_hosts_part_is_known(launcher, several):
 
 def test_more_processes_than_the_machine_can_hold_are_refused(monkeypatch):
     monkeypatch.setattr("cpt.launchers.attempts.count_cpu_cores", lambda: 2)
-    monkeypatch.setattr("cpt.launchers.attempts.find_gpus", lambda: [])
+    monkeypatch.setattr("cpt.launchers.attempts.find_gpus", list)
     refuse_more_than_the_machine_holds(8, on_gpus=True)
     with pytest.raises(LaunchError, match=r"--processes 9: this machine has 2 cores. Say at most 8."):
         refuse_more_than_the_machine_holds(9, on_gpus=True)

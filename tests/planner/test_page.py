@@ -77,6 +77,7 @@ def test_ways_that_fit_are_told_apart_and_what_each_costs():
     both = list(told_proposal(replace(adapters, others=(small,)), H100))
     assert both[0] == "The cheapest change that makes it fit, adapters:" and both[1:3] == alone[1:]
     assert both[3] == "Another way that fits, all parameters with smaller states of the optimizer:"
+    assert next(told_proposal(replace(small, others=(adapters,)), H100)).startswith("The nearest change that makes it fit, all parameters")
     assert "about 20% more time than" in both[5] and "no copy in fp32" in both[6]
     assert both[7] == "  A step is one micro-batch of 512 tokens, and gradients are not clipped by their norm."
 
