@@ -71,7 +71,7 @@ HANDLED: dict[str, str] = {
     "lr_scheduler_kwargs": "options of schedule",
     "cosine_min_lr_ratio": "schedule.floor",
     "warmup_steps": "schedule.warmup_tokens",
-    "warmup_ratio": "schedule.warmup_tokens",
+    "warmup_ratio": "schedule.warmup_share",
     "gradient_checkpointing": "training.gradient_checkpointing",
     "gradient_checkpointing_kwargs": "training.gradient_checkpointing_kwargs",
     "deepspeed": "training.deepspeed",

@@ -34,7 +34,6 @@ SCHEDULES = {
     "constant_with_warmup": "constant",
     "warmup_stable_decay": "wsd",
 }
-UNKNOWN_LENGTH = "the run's tokens are not known before its documents are counted: `cpt mixture` does it"
 
 
 def write_optimizer(ledger: Ledger, dialect: Dialect) -> None:
@@ -127,7 +126,7 @@ def floor_of(ledger: Ledger, options: dict[str, Any]) -> float | None:
 
 
 def write_warmup(ledger: Ledger, dialect: Dialect, lengths: Lengths, *, has_warmup: bool) -> None:
-    """`schedule.warmup_tokens`, from steps or from a share."""
+    """`schedule.warmup_tokens` from steps, `schedule.warmup_share` from a share."""
     keys = ("warmup_steps", "warmup_ratio")
     ledger.skip_empty(keys)
     amounts = {key: ledger.number(key) or 0.0 for key in keys}
@@ -138,24 +137,21 @@ def write_warmup(ledger: Ledger, dialect: Dialect, lengths: Lengths, *, has_warm
     if counted:
         write_counted(ledger, counted[0], amounts[counted[0]], lengths)
     elif has_warmup and dialect.warmup_share and all(ledger.value(key) is None for key in keys):
+        told = f"the default of {ledger.called}: {dialect.warmup_share:.0%} of the run, at most 100 steps"
         tokens = tokens_for(dialect.warmup_share, lengths)
         if tokens is None:
-            ledger.comments["schedule"] = f"{ledger.called} warms up over {dialect.warmup_share:.0%} of the run: write warmup_tokens"
+            ledger.put("schedule.warmup_share", dialect.warmup_share, told)
         else:
-            told = f"the default of {ledger.called}: {dialect.warmup_share:.0%} of the run, at most 100 steps"
             ledger.put("schedule.warmup_tokens", min(tokens, 100 * lengths.step_tokens), told)
 
 
 def write_counted(ledger: Ledger, key: str, amount: float, lengths: Lengths) -> None:
-    """The warm-up that the config asks for, where the run's length is known."""
-    tokens = tokens_for(amount, lengths)
-    if tokens is None:
-        ledger.comments["schedule"] = f"{key}: {amount:g} of the run; `cpt mixture` counts its tokens: write warmup_tokens"
-        ledger.drop(key, f"{UNKNOWN_LENGTH}. Then write {amount:g} of them as `schedule.warmup_tokens`")
+    """The warm-up that the config asks for: a share of the run, or steps."""
+    if amount < 1:
+        ledger.carry(key, "schedule.warmup_share", amount)
         return
+    tokens = tokens_for(amount, lengths) or 0
     if lengths.run_tokens is not None:
         tokens = min(tokens, int(lengths.run_tokens))
-    is_counted = amount >= 1 or lengths.steps is not None
-    how = f"{key}: {amount:g}" + ("" if is_counted else " of the run's length, which is taken from the sizes of the files")
-    ledger.put("schedule.warmup_tokens", tokens, how)
-    ledger.otherwise(key, f"schedule.warmup_tokens: {tokens:,}" + ("" if is_counted else ", from the sizes of the files"))
+    ledger.put("schedule.warmup_tokens", tokens, f"{key}: {amount:g}")
+    ledger.otherwise(key, f"schedule.warmup_tokens: {tokens:,}")

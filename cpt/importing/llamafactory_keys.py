@@ -60,7 +60,7 @@ HANDLED: dict[str, str] = {
     "lr_scheduler_type": "schedule.name",
     "lr_scheduler_kwargs": "options of schedule",
     "warmup_steps": "schedule.warmup_tokens",
-    "warmup_ratio": "schedule.warmup_tokens",
+    "warmup_ratio": "schedule.warmup_share",
     "gradient_checkpointing": "training.gradient_checkpointing",
     "disable_gradient_checkpointing": "training.gradient_checkpointing: false",
     "gradient_checkpointing_kwargs": "training.gradient_checkpointing_kwargs",

@@ -4,7 +4,7 @@ In tokens and not in steps, so that another batch size or number of GPUs leaves 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,11 +26,29 @@ def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, token
     """
     factor = find("schedule", section.name, SCHEDULES)
     check_options(factor, section.options, "schedule")
+    check_warmup(section.options)
     parts = {name: section.options[name] for name in PARTS if section.options.get(name)}
     if sum(parts.values()) > total_tokens:
         told = " and ".join(f"`schedule.{name}` is {tokens:,}" for name, tokens in parts.items())
         raise RecipeError(f"{told}, but the whole run has {total_tokens:,} tokens. Make it less.")
     return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
+
+
+def check_warmup(options: Mapping[str, Any]) -> None:
+    """A warm-up in tokens, or as a share of the run.
+
+    Raises:
+        RecipeError: both, or no share.
+    """
+    share = options.get("warmup_share")
+    if share is None:
+        return
+    if options.get("warmup_tokens"):
+        raise RecipeError("`schedule.warmup_tokens` and `schedule.warmup_share` say the same thing twice. Remove one of them.")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise RecipeError(
+            f"`schedule.warmup_share`: expected a share of the run from 0 to below 1, got {share!r}. Tokens: `warmup_tokens`."
+        )
 
 
 def factor_at_step(factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int) -> float:
@@ -102,20 +120,34 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     return after
 
 
-def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0) -> float:
-    """Warm up, then stay at the peak."""
-    return warmup(tokens, warmup_tokens)
+def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0) -> float:
+    """Warm up, then stay at the peak.
+
+    Args:
+        warmup_share: of the run, in the place of `warmup_tokens`.
+    """
+    return warmup(tokens, warmup_tokens or warmup_share * total_tokens)
 
 
-def linear(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, floor: float = 0.0) -> float:
-    """Warm up, then fall in a straight line to `floor` times the peak."""
+def linear(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0) -> float:
+    """Warm up, then fall in a straight line to `floor` times the peak.
+
+    Args:
+        warmup_share: of the run, in the place of `warmup_tokens`.
+    """
+    warmup_tokens = warmup_tokens or warmup_share * total_tokens
     if tokens < warmup_tokens:
         return warmup(tokens, warmup_tokens)
     return floor + (1 - floor) * (1 - progress(tokens, total_tokens, warmup_tokens))
 
 
-def cosine(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, floor: float = 0.1) -> float:
-    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then half a cosine down to `floor` times the peak."""
+def cosine(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.1) -> float:
+    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then half a cosine down to `floor` times the peak.
+
+    Args:
+        warmup_share: of the run, in the place of `warmup_tokens`.
+    """
+    warmup_tokens = warmup_tokens or warmup_share * total_tokens
     if tokens < warmup_tokens:
         return warmup(tokens, warmup_tokens)
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress(tokens, total_tokens, warmup_tokens)))
@@ -133,16 +165,19 @@ def rewarm_cosine(tokens: float, total_tokens: float, *, warmup_tokens: float, s
     return cosine(tokens, total_tokens, warmup_tokens=warmup_tokens, floor=floor)
 
 
-def wsd(tokens: float, total_tokens: float, *, decay_tokens: float, warmup_tokens: float = 0, floor: float = 0.0) -> float:
+def wsd(
+    tokens: float, total_tokens: float, *, decay_tokens: float, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0
+) -> float:
     """Warm up, stay, decay: any checkpoint of the constant part can be gone on from (1 - sqrt, arXiv 2405.18392).
 
     Args:
         decay_tokens: length of the decay at the end; the paper does well with a fifth of the run.
+        warmup_share: of the run, in the place of `warmup_tokens`.
         floor: the last learning rate as a share of the peak.
     """
     decayed = (tokens - (total_tokens - decay_tokens)) / decay_tokens
     if decayed <= 0:
-        return warmup(tokens, warmup_tokens)
+        return warmup(tokens, warmup_tokens or warmup_share * total_tokens)
     return floor + (1 - floor) * (1 - math.sqrt(min(1.0, decayed)))
 
 

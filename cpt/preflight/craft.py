@@ -94,13 +94,15 @@ def replay_share(judged: Judged) -> Iterator[str]:
 def warmup(judged: Judged) -> Iterator[str]:
     """A short one: its length hardly matters, but a start at full rate is rough."""
     schedule, total = judged.recipe.schedule, judged.recipe.budget.tokens
-    length = schedule.options.get("warmup_tokens", 0)
+    share = schedule.options.get("warmup_share")
+    length = share * (total or 1) if isinstance(share, float) else schedule.options.get("warmup_tokens", 0)
     if ":" in schedule.name or schedule.name == "continued" or not isinstance(length, int | float):
         return
     if not length:
         yield f"`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of the budget ({REWARMING})"
     elif total is not None and length > MOST_WARMUP * total:
-        text = f"`schedule.warmup_tokens` is {100 * length / total:.0f} % of the budget: the paper warms up over 0.5 to 2 %"
+        name = "warmup_share" if share else "warmup_tokens"
+        text = f"`schedule.{name}` is {100 * length / total:.0f} % of the budget: the paper warms up over 0.5 to 2 %"
         yield f"{text}, and finds the length to matter little ({REWARMING})"
 
 

@@ -36,7 +36,7 @@ def test_optimizers_that_there_are_not(axolotl, llamafactory):
     [
         ({}, {"name": "cosine", "floor": 0.0, "warmup_tokens": 1536}),
         ({"lr_scheduler": "linear", "warmup_steps": 5}, {"name": "linear", "floor": 0.0, "warmup_tokens": 2560}),
-        ({"lr_scheduler": "constant_with_warmup", "warmup_ratio": 0.1}, {"name": "constant", "warmup_tokens": 5120}),
+        ({"lr_scheduler": "constant_with_warmup", "warmup_ratio": 0.1}, {"name": "constant", "warmup_share": 0.1}),
         ({"lr_scheduler": "constant", "warmup_ratio": 0.1}, {"name": "constant"}),
         ({"cosine_min_lr_ratio": 0.2, "warmup_steps": 0}, {"name": "cosine", "floor": 0.2}),
         (
@@ -69,8 +69,8 @@ def test_options_of_a_schedule_that_are_none_are_told(axolotl, options):
         axolotl(lr_scheduler="cosine_with_min_lr", lr_scheduler_kwargs=options, learning_rate=1e-4)
 
 
-def test_a_warmup_of_a_run_whose_length_nobody_knows(axolotl):
+def test_a_warmup_of_a_run_whose_length_nobody_knows_is_a_share(axolotl, loaded):
     ledger = axolotl(warmup_ratio=0.1)
-    assert "warmup_tokens" not in ledger.recipe["schedule"] and "write warmup_tokens" in ledger.comments["schedule"]
-    assert result(ledger)["warmup_ratio"][0] == "not"
-    assert "3% of the run" in axolotl().comments["schedule"]
+    assert loaded(ledger).schedule.options["warmup_share"] == 0.1 and result(ledger)["warmup_ratio"] == ("carried", "schedule.warmup_share")
+    assert axolotl(warmup_steps=0.2).recipe["schedule"]["warmup_share"] == 0.2, "as transformers 5 writes it"
+    assert axolotl().recipe["schedule"]["warmup_share"] == 0.03 and "at most 100 steps" in axolotl().comments["schedule.warmup_share"]

@@ -41,14 +41,13 @@ def test_files_that_are_here_tell_about_how_long_an_epoch_is(axolotl, tmp_path, 
     path = tmp_path / "a.jsonl"
     rows = [json.dumps({"text": "x" * 522}) for _ in range(3)]
     path.write_text("\n".join(rows) + "\n\n")
-    ledger = axolotl(datasets=[{"path": str(path), "type": "completion"}], sequence_len=64, sample_packing=packing, warmup_ratio=0.5)
-    assert abs(ledger.recipe["schedule"]["warmup_tokens"] - tokens / 2) <= 4
-    assert "the sizes of the files" in ledger.comments["schedule.warmup_tokens"]
+    ledger = axolotl(datasets=[{"path": str(path), "type": "completion"}], sequence_len=64, sample_packing=packing, saves_per_epoch=2)
+    assert abs(ledger.recipe["checkpoints"]["every_tokens"] - tokens / 2) <= 4
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"},\n {"text": "b"}]', '{"text": "a"}\n{"text": "b"}\n'])
 def test_rows_of_a_json_file_are_counted(llamafactory, tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     (tmp_path / "dataset_info.json").write_text('{"a": {"file_name": "a.json"}}')
-    ledger = llamafactory(stage="sft", dataset="a", dataset_dir=str(tmp_path), cutoff_len=64, warmup_ratio=0.5, num_train_epochs=100)
-    assert ledger.recipe["schedule"]["warmup_tokens"] == 0.5 * 100 * 2 * 64
+    ledger = llamafactory(stage="sft", dataset="a", dataset_dir=str(tmp_path), cutoff_len=64, save_steps=0.5, num_train_epochs=100)
+    assert ledger.recipe["checkpoints"]["every_tokens"] == 0.5 * 100 * 2 * 64

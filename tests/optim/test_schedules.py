@@ -1,5 +1,6 @@
 import math
 import re
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -219,3 +220,22 @@ def test_a_phase_that_ends_before_it_starts_is_refused(phases):
 def test_a_recipe_without_such_phases_keeps_its_data_as_they_are():
     recipe = run_with(Phase(until=1000, weights=CODE), LAST)
     assert phases_in_tokens(recipe) is recipe.data
+
+
+@pytest.mark.parametrize("schedule", [constant, linear, cosine, partial(wsd, decay_tokens=200)])
+def test_a_share_of_the_run_warms_up_as_its_tokens_do(schedule):
+    for tokens in (1, 50, 99, 100, 101, 500, 1000):
+        assert schedule(tokens, 1000, warmup_share=0.1) == schedule(tokens, 1000, warmup_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"warmup_share": 0.1, "warmup_tokens": 5}, "say the same thing twice"),
+        ({"warmup_share": 1.5}, "expected a share of the run from 0 to below 1, got 1.5"),
+        ({"warmup_share": "x"}, "expected a number"),
+    ],
+)
+def test_a_share_is_one(options, said):
+    with pytest.raises(RecipeError, match=said):
+        build_schedule(Schedule(name="cosine", **options), torch.optim.SGD([torch.zeros(1)], lr=1.0), tokens_per_step=1, total_tokens=100)
