@@ -140,10 +140,11 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     sections = found.run(lambda: sections_of(recipe))
     if sections is None:
         return
-    complaints = check_sources(*sections)
+    data, evaluation = sections
+    complaints = check_sources(data, evaluation)
     found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
     if not complaints:
-        found.run(lambda: check_held_out_sets(recipe, *sections, found))
+        found.run(lambda: check_held_out_sets(recipe, data, evaluation, found))
 
 
 def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, found: PreflightReport) -> None:

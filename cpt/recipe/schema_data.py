@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from cpt.recipe.section import Component, Section
-from cpt.recipe.written_numbers import Positive, Share
+from cpt.recipe.written_numbers import Positive, Share, whole_number
 
 
 class DocumentSource(Section):
@@ -87,7 +87,7 @@ class Phase(Section):
 class Data(Section):
     """What the model reads."""
 
-    sequence_length: Annotated[Positive, Field(ge=2)] = 2048
+    sequence_length: Annotated[int, Field(ge=2), BeforeValidator(whole_number)] = 2048
     """Tokens in one row."""
     sources: list[Source] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""

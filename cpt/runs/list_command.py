@@ -48,7 +48,8 @@ def command(
 def print_runs(runs: Sequence[ListedRun], console: Console) -> None:
     """A row for each; columns that no run fills are left out."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = {name: [run_cells(run)[name] for run in runs] for name in run_cells(runs[0])}
+    rows = [run_cells(run) for run in runs]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     for name in shown:
         is_text = name in ("run", "stage", "state", "tags")

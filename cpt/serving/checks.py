@@ -53,7 +53,7 @@ def check_servable(model: str, module: str | None = None) -> Servable:
         name = check_hub_id(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # whatever a damaged file makes of it
         reason = " ".join(str(problem).split())[:300]
         raise CheckpointError(f"{name}: its tokenizer cannot be loaded: {reason} Copy the tokenizer's files again.") from problem
     return Servable(name, tokenizer.chat_template is not None)

@@ -65,3 +65,9 @@ def test_a_model_from_elsewhere_says_that_nothing_is_known(tmp_path):
 def test_an_adapters_card_says_how_peft_loads_it(run, tmp_path):
     card = card_of(run, tmp_path / "export", adapter=True)
     assert card.data.library_name == "peft" and "AutoPeftModelForCausalLM" in card.text
+
+
+def test_a_record_that_a_crash_cut_is_no_reason_not_to_write_a_card(run, tmp_path):
+    for name in ("inputs.json", "metrics.jsonl", "environment.json"):
+        (run / name).write_text('{"data": {"finge')
+    assert "Not recorded." in card_of(run, tmp_path / "out").text

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cpt.checkpoints.model_folder import Tensors, kind_of, weight_files
+from cpt.checkpoints.model_folder import Tensors, config_json, kind_of, weight_files
 from cpt.errors import CheckpointError
 
 
@@ -48,3 +48,10 @@ def test_a_file_cut_short_is_named(base_folder, tmp_path):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="model.safetensors is damaged"):
         Tensors(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("content", [b'{"model_type": "lla', b"\xff\xfe\xb8", b"[1, 2]"])
+def test_a_damaged_config_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config.json (is damaged|holds no JSON object).* Copy it again"):
+        config_json(tmp_path)

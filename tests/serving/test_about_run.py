@@ -50,4 +50,6 @@ def test_the_headline_is_the_verdicts_or_says_how_to_come_by_one(tmp_path):
     assert headline_of(run) == f"No verdict on this run yet: cpt verdict {run}"
     (run / "verdict.json").write_text(json.dumps({"headline": "It worked."}))
     assert headline_of(run) == "It worked."
+    (run / "verdict.json").write_text('{"headline": "It wor')
+    assert headline_of(run).startswith("No verdict")
     assert yaml.safe_load((run / "recipe.yaml").read_text())["name"] == "chemist"

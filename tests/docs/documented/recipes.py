@@ -59,7 +59,7 @@ def check_yaml(block: Block, folder: Path, root: Path) -> None:
             load_space(placed(block, folder))
         elif kind:
             check_recipe(on_top_of(root / kind, written, folder), ())
-        elif {"name", "model", "data", "budget"} <= written.keys():
+        elif {"name", "model", "data", "budget"} <= written.keys() or {"base", "name"} <= written.keys():
             check_recipe(placed(block, folder), ())
         else:
             check_part(block, written, folder)
