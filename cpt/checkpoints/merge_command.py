@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.average import write_average
 from cpt.checkpoints.export import finish
-from cpt.checkpoints.model_folder import weight_files
+from cpt.checkpoints.model_folder import config_json, weight_files
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.proven_export import DTYPES, Wish, export_whole, name_of, refuse_odd_wishes, written_whole_or_not
 from cpt.checkpoints.servable import check_vocabulary, describe_for_servers
@@ -98,7 +98,7 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
         path = unfinished / "config.json"
-        config = json.loads(path.read_text())
+        config = config_json(unfinished)
         config.pop("torch_dtype", None)
         path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
         finish(unfinished)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from cpt.console import open_console
 from cpt.documents.libraries import require_libraries
-from cpt.recipe.sense_data import COMPRESSED_FILES, DOCUMENT_FILES
+from cpt.recipe.sense_data import DOCUMENT_FILES
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
     from cpt.documents.ingest import Ingested
@@ -71,7 +71,7 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         more = ", ..." if len(done.passed_over) > KINDS_SHOWN else ""
         console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).", markup=False)
-        if as_they_are := sorted(done.passed_over.keys() & (DOCUMENT_FILES | COMPRESSED_FILES)):
+        if as_they_are := sorted(done.passed_over.keys() & DOCUMENT_FILES):
             console.print(f"A recipe reads {', '.join(as_they_are)} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         show_failed(console, done)
