@@ -1,5 +1,6 @@
 """`cpt store list|verify|prune`: the tokens that are kept between runs."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,8 @@ def verify_command(cache: Folder = None) -> None:
 
 def prune_command(
     cache: Folder = None,
-    unused_days: Annotated[float | None, typer.Option(help="Remove what no run has opened for so many days.")] = None,
-    keep_gib: Annotated[float | None, typer.Option(help="Remove what was not used for longest until so much is left.")] = None,
+    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")] = None,
+    keep_gib: Annotated[float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")] = None,
     leftovers: Annotated[bool, typer.Option("--leftovers", help="Remove what killed runs and other versions of cpt left behind.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
@@ -68,6 +69,8 @@ def prune_command(
     """
     if unused_days is None and keep_gib is None and not leftovers:
         raise RecipeError("nothing to go by. Give --unused-days, --keep-gib or --leftovers.")
+    if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
+        raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
     chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes, leftovers=leftovers)
     freed = 0

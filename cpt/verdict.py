@@ -30,7 +30,7 @@ def command(
     show_log()
     disable_progress_bar()
     finished = Run(run)
-    if not finished.is_finished:
+    if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(f"{run} is no finished run. Name the folder of one (output_dir/name), or let it finish: cpt train RECIPE")
     judge(finished, batch_size=batch_size)
 

@@ -12,6 +12,7 @@ from cpt.data.source_description import SourceDescription, read_description
 from cpt.data.store import hold, publish_once
 from cpt.data.token_files import TokenFiles, TokenWriter
 from cpt.errors import DataError, RecipeError
+from cpt.store_command import prune_command
 
 DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error")
 
@@ -113,3 +114,9 @@ def test_prune_needs_something_to_go_by(cache):
 def test_a_store_of_another_version_is_not_read(cache):
     with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 3\).*cpt store prune"):
         read_description(cache / "tokens" / "foreign")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_removes_nothing(number):
+    with pytest.raises(RecipeError, match="take a number"):
+        prune_command(keep_gib=number)

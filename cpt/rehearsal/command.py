@@ -10,6 +10,7 @@ import typer
 
 from cpt.console import open_console, while_working
 from cpt.errors import LaunchError, RehearsalError, ResourceError
+from cpt.launchers.attempts import refuse_more_than_the_machine_holds
 from cpt.recipe.load import load_with_places
 from cpt.rehearsal.rehearse import Rehearsal, remove_scratch, scratch_folder
 from cpt.rehearsal.starting import Launch
@@ -38,6 +39,8 @@ def command(
             '--launcher "accelerate launch --config_file FILE".'
         )
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    if launcher is None:
+        refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
     with scratch_folder(loaded) as scratch:
         rehearsal = Rehearsal(loaded, root, Launch(processes, launcher), scratch)
         findings = rehearsed(rehearsal, silent=json)

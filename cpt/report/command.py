@@ -28,6 +28,7 @@ def command(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page)
-    except OSError as problem:
-        raise ResourceError(f"{path}: cannot write the page: {problem.strerror}. Name another place: --output FILE.html") from problem
+    except (OSError, ValueError) as problem:  # such as an empty name
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        raise ResourceError(f"{path}: cannot write the page: {why}. Name another place: --output FILE.html") from problem
     typer.echo(f"{path} ({len(page.encode()) / 1e6:.1f} MB)")

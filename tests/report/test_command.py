@@ -31,6 +31,8 @@ def test_a_place_that_takes_no_file_is_told(run_folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot write the page: .*--output"):
         raise report(run_folder, "--output", tmp_path / "file" / "page.html").exception
+    with pytest.raises(ResourceError, match="has an empty name. Name another place"):
+        raise report(run_folder, "--output=").exception
 
 
 def test_no_torch_is_imported(run_folder):
