@@ -32,8 +32,8 @@ def logits_read_back(file: Path, text: ProofText) -> torch.Tensor:
         ended = subprocess.run([sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True)
         if ended.returncode != 0:
             raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}. Newer versions than "
-                f"{transformers.__version__} read more of these files: pip install --upgrade transformers"
+                f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}. A newer one than "
+                f"{transformers.__version__} may; otherwise take another way out, such as --quantize."
             )
         return load_file(output)["logits"]
 
