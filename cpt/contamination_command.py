@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import show_log
-from cpt.data.contamination import Contamination, find_contamination, is_refused
-from cpt.data.decontamination import Judged
+from cpt.data.checking.contamination import Contamination, find_contamination, is_refused
+from cpt.data.checking.decontamination import Judged
 from cpt.data.form_of_stage import sections_of
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe

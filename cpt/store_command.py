@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from cpt.console import open_console
-from cpt.data.store import default_cache_dir
-from cpt.data.store_entries import Entry, complaint, entries, remove, to_prune
+from cpt.data.store.entries import Entry, complaint, entries, remove, to_prune
+from cpt.data.store.folder import default_cache_dir
 from cpt.errors import DataError, RecipeError
 
 GIB = 2**30

@@ -37,13 +37,13 @@ from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
+from cpt.stages.checkpointing.exported import seal_export
+from cpt.stages.checkpointing.resuming import go_on, keep_global_batch
+from cpt.stages.checkpointing.saving_on_errors import saved_on_errors
 from cpt.stages.data import data_of
-from cpt.stages.exported import seal_export
 from cpt.stages.inputs import describe_inputs
 from cpt.stages.model import model_for
-from cpt.stages.resuming import go_on, keep_global_batch
 from cpt.stages.roll_call import lost_processes_named
-from cpt.stages.saving_on_errors import saved_on_errors
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.verdict import judge

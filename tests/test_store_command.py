@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.data.source_description import SourceDescription, read_description
-from cpt.data.store import hold, publish_once
-from cpt.data.token_files import TokenFiles, TokenWriter
+from cpt.data.store.folder import hold, publish_once
+from cpt.data.store.source_description import SourceDescription, read_description
+from cpt.data.store.token_files import TokenFiles, TokenWriter
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 

@@ -18,7 +18,7 @@ from cpt.recipe.schema import Recipe
 from cpt.safety.heartbeat import Heartbeat
 from cpt.safety.preemption import Preemption
 from cpt.stages.build import build_trainer
-from cpt.stages.guarded import LastWord
+from cpt.stages.steps.guarded import LastWord
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe

@@ -19,17 +19,17 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "data order",
-        "cpt/data/mixture.py",
+        "cpt/data/mixture/mixture.py",
         "before, upto, total = left_before, left_upto, total - proportion",
         "before, upto, total = left_before, left_upto, total",
-        "tests/data/test_mixture.py",
+        "tests/data/mixture/test_mixture.py",
     ),
     Mutation(
         "data order",
-        "cpt/data/mixture.py",
+        "cpt/data/mixture/mixture.py",
         "return quotas, {source: owed[source] - quotas[source] for source in active}",
         "return quotas, dict.fromkeys(active, 0.0)",
-        "tests/data/test_mixture.py",
+        "tests/data/mixture/test_mixture.py",
     ),
     Mutation(
         "data order",

@@ -16,18 +16,18 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from cpt.data.layout import Layout
-from cpt.data.mixture import MixtureRows
+from cpt.data.mixture.mixture import MixtureRows
 from cpt.data.open_sources import open_source
 from cpt.data.packing import open_packing
 from cpt.data.selection import Selection
-from cpt.data.source_description import SourceDescription, as_text
-from cpt.data.store import key_of
-from cpt.data.token_files import DESCRIPTION, TokenFiles, TokenWriter, open_documents
+from cpt.data.store.folder import key_of
+from cpt.data.store.source_description import SourceDescription, as_text
+from cpt.data.store.token_files import DESCRIPTION, TokenFiles, TokenWriter, open_documents
+from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.tokenized import TokenizedSource
-from cpt.data.window_entry import START, WindowEntry, by_power_of_two
-from cpt.data.window_table import write_table
-from cpt.data.windows import WindowedRows
+from cpt.data.windows.entry import START, WindowEntry, by_power_of_two
+from cpt.data.windows.rows import WindowedRows
+from cpt.data.windows.table import write_table
 from cpt.errors import DataError
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 

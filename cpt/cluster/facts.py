@@ -17,7 +17,7 @@ import psutil
 from cpt.cluster.contents import contents_of
 from cpt.cluster.links import interface_to, link_speeds
 from cpt.cluster.place import Place, addresses_of, hostname, processes_here
-from cpt.data.store import default_cache_dir
+from cpt.data.store.folder import default_cache_dir
 from cpt.errors import CptError
 from cpt.hardware import SHARED_MEMORY, find_gpus, free_disk_gib, shared_memory_gib
 from cpt.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from cpt.cluster.meeting import AtANode, AtTheMaster
 from cpt.cluster.place import Place, processes_here
 from cpt.cluster.shared_folders import Token, unshared, unwritable
 from cpt.cluster.timing import Children, gigabytes_per_second, judge_speeds
-from cpt.data.store import default_cache_dir
+from cpt.data.store.folder import default_cache_dir
 from cpt.errors import CptError
 from cpt.hardware import find_gpus
 from cpt.recipe.schema import Recipe

@@ -9,26 +9,26 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.bounded import disk_limit, is_ready, refuse_small_disk, why_all
-from cpt.data.contamination import with_decontamination
-from cpt.data.duplicates import Repeated, repeated_documents
-from cpt.data.fill import Wanted, make_shards
+from cpt.data.checking.contamination import with_decontamination
+from cpt.data.checking.report import SourceReport, report_on, tell
 from cpt.data.forms import form_of_source, refuse_layout, with_form
 from cpt.data.held_out import HeldOutSet, held_out_set
 from cpt.data.layout import Layout
-from cpt.data.lengths import lengths_of_phases
-from cpt.data.mixture import MixtureRows
+from cpt.data.mixture.lengths import lengths_of_phases
+from cpt.data.mixture.mixture import MixtureRows
+from cpt.data.mixture.order import shuffled
+from cpt.data.mixture.phases import asked_shares, shares_over
+from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats, tokens_of_epoch
 from cpt.data.open_sources import open_sources
-from cpt.data.order import shuffled
-from cpt.data.phases import asked_shares, shares_over
 from cpt.data.prepared import PreparedData
-from cpt.data.repeats import allowed_epochs, rows_of_run, tell_repeats, tokens_of_epoch
-from cpt.data.report import SourceReport, report_on, tell
+from cpt.data.quality.duplicates import Repeated, repeated_documents
 from cpt.data.selection import Selection
-from cpt.data.store import default_cache_dir, key_of
+from cpt.data.store.fill import Wanted, make_shards
+from cpt.data.store.folder import default_cache_dir, key_of
+from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.tokenized import TokenizedSource
-from cpt.data.windows import WindowedRows
+from cpt.data.windows.bounded import disk_limit, is_ready, refuse_small_disk, why_all
+from cpt.data.windows.rows import WindowedRows
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.schema import Budget, Data, Evaluation

@@ -1,7 +1,7 @@
 """Which encoder the documents of a source need: that of texts, of gaps to fill, of chats, or of examples."""
 
-from cpt.data.chat_encoder import ChatEncoder
-from cpt.data.example_encoder import ExampleEncoder
+from cpt.data.examples.chat_encoder import ChatEncoder
+from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.fill_in_the_middle import MiddleEncoder
 from cpt.data.forms import form_of_source
 from cpt.data.tokenization import DocumentEncoder

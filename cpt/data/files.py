@@ -15,10 +15,10 @@ import fsspec
 from xxhash import xxh3_128
 
 from cpt.data.documents import File
-from cpt.data.hub_errors import cannot_fetch, is_hub_file
-from cpt.data.hub_files import hub_files
 from cpt.data.readers.formats import KNOWN, READERS
 from cpt.data.readers.function import is_function
+from cpt.data.readers.hub_errors import cannot_fetch, is_hub_file
+from cpt.data.readers.hub_files import hub_files
 from cpt.data.readers.opening import format_of, is_url, open_plain
 from cpt.data.readers.remote import is_http, persistently
 from cpt.data.readers.values import first_line

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from cpt.data.checking.decontamination import decontaminate
 from cpt.data.components import ComponentLists, build_components, module_text, name_of
-from cpt.data.decontamination import decontaminate
 from cpt.data.documents import DocumentView
 from cpt.data.quality.c4 import c4
 from cpt.data.quality.fineweb import fineweb

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
+from cpt.data.examples.segments import fitting
 from cpt.data.layout import Layout
 from cpt.data.packing import FORMAT
 from cpt.data.rows import Row
-from cpt.data.segments import fitting
-from cpt.data.store import hold, key_of, publish_once
-from cpt.data.token_files import StoredDocuments
+from cpt.data.store.folder import hold, key_of, publish_once
+from cpt.data.store.token_files import StoredDocuments
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpt.data.example_rows import ExampleRows
+from cpt.data.examples.rows import ExampleRows
 from cpt.data.forms import ONE_A_ROW
 from cpt.data.packing import fill_packing
 from cpt.data.rows import PackedRows, kind_of_rows
-from cpt.data.token_files import StoredDocuments
+from cpt.data.store.token_files import StoredDocuments
 
 Int64 = NDArray[np.int64]
 

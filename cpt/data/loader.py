@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cpt.data.left_out import Stretch, moved_on
-from cpt.data.mixture import MixtureRows
+from cpt.data.mixture.left_out import Stretch, moved_on
+from cpt.data.mixture.mixture import MixtureRows
 from cpt.data.prefetch import Prefetched
 from cpt.data.rows import Row, stack_rows
 

@@ -3,15 +3,15 @@
 import logging
 from pathlib import Path
 
-from cpt.data.check import filters_of, keyed_sources, transforms_of
+from cpt.data.checking.files import filters_of, keyed_sources, transforms_of
 from cpt.data.encoders import encoder_of
 from cpt.data.filters import build_filters
 from cpt.data.plan import plan_of
-from cpt.data.shards import ShardWork
 from cpt.data.sources import kind_of, states_of
-from cpt.data.store import key_of
+from cpt.data.store.folder import key_of
+from cpt.data.store.shards import ShardWork
+from cpt.data.store.tokenized import TokenizedSource, key_content, order_of
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.tokenized import TokenizedSource, key_content, order_of
 from cpt.data.transforms import build_transforms
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.store import open_array
+from cpt.data.store.folder import open_array
 
 FORMAT = 2  # of the stored packing; counts up when the same documents are packed another way, or change places another way
 Int64 = NDArray[np.int64]

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from cpt.data.documents import Piece
-from cpt.data.order import seed_of
+from cpt.data.mixture.order import seed_of
 from cpt.data.sources import pieces_of
-from cpt.data.store import key_of
+from cpt.data.store.folder import key_of
 from cpt.recipe.schema import DocumentSource
 
 Shard = list[Piece]

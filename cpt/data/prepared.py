@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpt.data.cache_limit import Room, cache_limit
+from cpt.data.checking.report import SourceReport
 from cpt.data.held_out import HeldOutSet
-from cpt.data.mixture import MixtureRows
-from cpt.data.read_ahead import ReadAhead
-from cpt.data.repeats import tokens_of_epoch
-from cpt.data.report import SourceReport
-from cpt.data.tokenized import TokenizedSource
-from cpt.data.windows import WindowedRows
+from cpt.data.mixture.mixture import MixtureRows
+from cpt.data.mixture.repeats import tokens_of_epoch
+from cpt.data.store.cache_limit import Room, cache_limit
+from cpt.data.store.tokenized import TokenizedSource
+from cpt.data.windows.read_ahead import ReadAhead
+from cpt.data.windows.rows import WindowedRows
 from cpt.errors import DataError
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cpt.data.examples.segments import CONTEXT
 from cpt.data.packing import open_packing
-from cpt.data.segments import CONTEXT
-from cpt.data.token_files import StoredDocuments
+from cpt.data.store.token_files import StoredDocuments
 
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.duplicates import Repeated
 from cpt.data.plan import ORDERED_PARTS
-from cpt.data.token_files import StoredDocuments
+from cpt.data.quality.duplicates import Repeated
+from cpt.data.store.token_files import StoredDocuments
 
 ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
 

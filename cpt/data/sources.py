@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cpt.data.bad_rows import complaint
+from cpt.data.checking.bad_rows import complaint
 from cpt.data.documents import BadRow as BadRow
 from cpt.data.documents import Document as Document
 from cpt.data.documents import Origin
@@ -16,10 +16,10 @@ from cpt.data.files import hash_file as hash_file
 from cpt.data.files import kind_of as kind_of
 from cpt.data.files import states_of as states_of
 from cpt.data.forms import refuse_texts
-from cpt.data.hub_files import fetch, hub_files
 from cpt.data.readers.formats import READERS, TEXTS, ranges_of
 from cpt.data.readers.function import read_function
 from cpt.data.readers.hub import read_hub
+from cpt.data.readers.hub_files import fetch, hub_files
 from cpt.data.readers.opening import format_of, is_url, is_whole, size_of
 from cpt.data.readers.remote import has_ranges
 from cpt.data.readers.values import first_line

@@ -8,7 +8,7 @@ from typing import Literal
 
 from cpt.data.components import ComponentLists, build_components, module_text, name_of
 from cpt.data.documents import DocumentView
-from cpt.data.personal_data import mask_pii
+from cpt.data.quality.personal_data import mask_pii
 from cpt.errors import RecipeError
 
 Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cpt.console import open_console
-from cpt.data.bad_rows import Listed, absurd_share, refuse_too_many
-from cpt.data.check_rows import FileCounts, count_source, reasons
+from cpt.data.checking.bad_rows import Listed, absurd_share, refuse_too_many
+from cpt.data.checking.rows import FileCounts, count_source, reasons
 from cpt.data.forms import form_of_source
 from cpt.data_commands.example_gate import ExampleGate
 from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources

@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.data.check import filters_of, transforms_of
-from cpt.data.check_rows import POOL_BYTES
+from cpt.data.checking.files import filters_of, transforms_of
+from cpt.data.checking.rows import POOL_BYTES
 from cpt.data.encoders import encoder_of
-from cpt.data.example_encoder import ExampleEncoder
-from cpt.data.example_gate import CUT, REPEATED, WRONG, Findings, Inspector, inspect_source, missing_tokens
+from cpt.data.examples.encoder import ExampleEncoder
+from cpt.data.examples.gate import CUT, REPEATED, WRONG, Findings, Inspector, inspect_source, missing_tokens
 from cpt.data.parallel import num_workers
 from cpt.data.sources import pieces_of
 from cpt.data.tokenization import DocumentEncoder

@@ -11,9 +11,9 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.console import open_console
+from cpt.data.checking.preview import RowPart, Seen, packed_rows, see_source
 from cpt.data.encoders import encoder_of
-from cpt.data.example_encoder import ExampleEncoder
-from cpt.data.preview import RowPart, Seen, packed_rows, see_source
+from cpt.data.examples.encoder import ExampleEncoder
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data_commands.show_examples import show_examples
 from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.example_encoder import ExampleEncoder
-from cpt.data.preview import Example
-from cpt.data.segments import CONTEXT, LEARNED, ROW, UNWANTED
+from cpt.data.checking.preview import Example
+from cpt.data.examples.encoder import ExampleEncoder
+from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
 
 STYLES = {
     CONTEXT: ("dim", "dim underline"),

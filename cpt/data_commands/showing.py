@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.data.check import keyed_sources
+from cpt.data.checking.files import keyed_sources
 from cpt.data.form_of_stage import sections_of
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean

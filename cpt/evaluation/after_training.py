@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from cpt.data.check import unchecked_sources
-from cpt.data.contamination import Contamination, find_contamination
-from cpt.data.decontamination import Judged
+from cpt.data.checking.contamination import Contamination, find_contamination
+from cpt.data.checking.decontamination import Judged
+from cpt.data.checking.files import unchecked_sources
 from cpt.data.form_of_stage import form_of_stage, sections_of
 from cpt.data.forms import ONE_A_ROW
 from cpt.data.sources import files_with_sizes

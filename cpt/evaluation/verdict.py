@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpt.data.contamination import Contamination
+from cpt.data.checking.contamination import Contamination
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses

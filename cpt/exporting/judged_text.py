@@ -12,12 +12,12 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
-from cpt.data.bad_rows import apply_policy
-from cpt.data.check import keyed_sources
+from cpt.data.checking.bad_rows import apply_policy
+from cpt.data.checking.files import keyed_sources
 from cpt.data.open_sources import open_source
-from cpt.data.shards import keep
 from cpt.data.sources import read_piece
-from cpt.data.store import default_cache_dir
+from cpt.data.store.folder import default_cache_dir
+from cpt.data.store.shards import keep
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError
 from cpt.evaluation.kept_losses import kept_losses, load_losses

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import IntervalStrategy
 
-from cpt.data.left_out import RowsOfSteps
+from cpt.data.mixture.left_out import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.rows import IGNORED
 from cpt.models.chunked_loss import ChunkedLoss

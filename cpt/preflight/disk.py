@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from cpt.data.store import size_of
+from cpt.data.store.folder import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import GIB, free_disk_gib
 from cpt.models.inventory import count_model_parameters

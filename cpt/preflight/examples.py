@@ -6,12 +6,12 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.chat_template import Refused
-from cpt.data.check import keyed_sources
+from cpt.data.checking.files import keyed_sources
 from cpt.data.documents import Document
 from cpt.data.encoders import encoder_of
-from cpt.data.example_encoder import ExampleEncoder
-from cpt.data.examples import example_of
+from cpt.data.examples.chat_template import Refused
+from cpt.data.examples.encoder import ExampleEncoder
+from cpt.data.examples.example import example_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.data.sources import kind_of, pieces_of, read_piece

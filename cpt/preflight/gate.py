@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from cpt.data.check import check_sources, unchecked_sources
-from cpt.data.contamination import small_sets
+from cpt.data.checking.contamination import small_sets
+from cpt.data.checking.files import check_sources, unchecked_sources
 from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.errors import CptError, DataError, RecipeError, ResourceError

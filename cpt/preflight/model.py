@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.check import keyed_sources
+from cpt.data.checking.files import keyed_sources
 from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder

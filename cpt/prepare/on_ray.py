@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from cpt.data.shares import Done, Share
-from cpt.data.store import default_cache_dir
+from cpt.data.store.folder import default_cache_dir
+from cpt.data.store.shares import Done, Share
 from cpt.errors import CptError, LaunchError, ResourceError
 from cpt.prepare.whole import prepare_share
 from cpt.recipe.schema import Recipe

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from cpt.data.shares import Share
+from cpt.data.store.shares import Share
 from cpt.errors import RecipeError
 
 ARRAY = "array"

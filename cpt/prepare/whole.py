@@ -3,12 +3,12 @@
 import logging
 from pathlib import Path
 
-from cpt.data.bucket import bucket
 from cpt.data.build import build_data
 from cpt.data.form_of_stage import form_of_stage
 from cpt.data.prepared import PreparedData
-from cpt.data.shares import Done, Share, make_share
-from cpt.data.uploading import upload
+from cpt.data.store.bucket import bucket
+from cpt.data.store.shares import Done, Share, make_share
+from cpt.data.store.uploading import upload
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer

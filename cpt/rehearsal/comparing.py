@@ -8,7 +8,7 @@ from safetensors import safe_open
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.errors import CheckpointError
 from cpt.rehearsal.table import Finding, bad, good
-from cpt.stages.resuming import BIT_EXACT
+from cpt.stages.checkpointing.resuming import BIT_EXACT
 
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative, of losses
 STATE = "Something that decides the next step is kept outside of model, optimizer, schedule and random numbers: give it a state_dict"

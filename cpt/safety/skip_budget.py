@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpt.data.left_out import RowsOfSteps, Stretch
+from cpt.data.mixture.left_out import RowsOfSteps, Stretch
 from cpt.safety.loss_guard import Judged
 
 

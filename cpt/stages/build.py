@@ -15,7 +15,7 @@ from cpt.monitoring.trackers import put_trackers_last
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run
 from cpt.stages.arguments import training_arguments
-from cpt.stages.data_position import DataPosition
+from cpt.stages.checkpointing.data_position import DataPosition
 from cpt.stages.find import find_stage
 from cpt.stages.length import length_of
 from cpt.stages.trainer import CPTTrainer

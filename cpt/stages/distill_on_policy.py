@@ -14,9 +14,9 @@ from cpt.data.loader import CPTDataLoader
 from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
-from cpt.stages.generations import Generations
 from cpt.stages.length import RunLength
-from cpt.stages.prompt_loader import prompt_loader
+from cpt.stages.sampling.generations import Generations
+from cpt.stages.sampling.prompt_loader import prompt_loader
 from cpt.stages.teacher import build_teacher
 
 CONFIG = trl.DistillationConfig

@@ -13,9 +13,9 @@ from transformers import TrainingArguments
 from cpt.data.held_out import HeldOutSet
 from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.document_losses import measure_and_keep
-from cpt.stages.fused_head import fit_fused_head
-from cpt.stages.lean_steps import LeanSteps
 from cpt.stages.model import PACKED
+from cpt.stages.sampling.fused_head import fit_fused_head
+from cpt.stages.steps.lean_steps import LeanSteps
 from cpt.stages.trainer import CPTTrainer
 
 TRLS_REFERENCE = "ref"  # the name under which TRL adds a copy of an adapter

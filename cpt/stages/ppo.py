@@ -16,11 +16,11 @@ from trl import GRPOConfig
 
 from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
-from cpt.stages.generation_batches import reference_for
-from cpt.stages.generations import prompts_of_step
 from cpt.stages.length import RunLength
-from cpt.stages.rewarded import RewardedTrainer, single_answers
-from cpt.stages.value_head import ValueHead, clipped_value_loss, estimate_advantages
+from cpt.stages.sampling.generation_batches import reference_for
+from cpt.stages.sampling.generations import prompts_of_step
+from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
+from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estimate_advantages
 
 COLUMNS = ("prompt",)
 

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.data.prepared import PreparedData
 from cpt.recipe.schema import Recipe
-from cpt.stages.generation_batches import GenerationBatches, reference_for
-from cpt.stages.generations import prompts_of_step
 from cpt.stages.length import RunLength
+from cpt.stages.sampling.generation_batches import GenerationBatches, reference_for
+from cpt.stages.sampling.generations import prompts_of_step
 
 CONFIG = trl.RLOOConfig
 COLUMNS = ("prompt",)

@@ -13,7 +13,7 @@ from cpt.runs.record import Run
 from cpt.runs.signs import Sign, is_of_this_host, name_processes, read_signs
 from cpt.runs.standing import is_alive
 from cpt.safety.lost_others import lost_others
-from cpt.stages.saving_on_errors import goes_on_from
+from cpt.stages.checkpointing.saving_on_errors import goes_on_from
 
 SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
 SECONDS_BETWEEN_LOOKS = 0.2

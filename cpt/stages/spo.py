@@ -19,11 +19,11 @@ from trl import GRPOConfig
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
-from cpt.stages.generation_batches import on_device, reference_for
-from cpt.stages.generations import Prompt, prompts_of_step
 from cpt.stages.length import RunLength
-from cpt.stages.rewarded import RewardedTrainer, single_answers
-from cpt.stages.value_tracker import ValueTracker
+from cpt.stages.sampling.generation_batches import on_device, reference_for
+from cpt.stages.sampling.generations import Prompt, prompts_of_step
+from cpt.stages.sampling.rewarded import RewardedTrainer, single_answers
+from cpt.stages.sampling.value_tracker import ValueTracker
 
 COLUMNS = ("prompt",)
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")

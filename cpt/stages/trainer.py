@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState,
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from cpt.data.held_out import HeldOutSet
-from cpt.data.left_out import RowsOfSteps
 from cpt.data.loader import CPTDataLoader
+from cpt.data.mixture.left_out import RowsOfSteps
 from cpt.data.rows import stack_rows
 from cpt.errors import Interrupted, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
@@ -28,10 +28,10 @@ from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
-from cpt.stages.lean_steps import LeanSteps
 from cpt.stages.length import RunLength
-from cpt.stages.released_steps import ReleasedSteps
-from cpt.stages.sequence_parallel import SharedRows
+from cpt.stages.steps.lean_steps import LeanSteps
+from cpt.stages.steps.released_steps import ReleasedSteps
+from cpt.stages.steps.sequence_parallel import SharedRows
 
 METRICS = "metrics.jsonl"
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
 from cpt.console import open_console
-from cpt.data.check import keyed_sources
+from cpt.data.checking.files import keyed_sources
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe

@@ -94,7 +94,7 @@ KILLED = """
 import os, signal, sys
 from cpt.checkpoints import export
 from cpt.recipe.load import load_recipe
-from cpt.stages import exported
+from cpt.stages.checkpointing import exported
 from cpt.train import train
 
 def die(*_):

@@ -9,10 +9,10 @@ from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.fill import make_shards
 from cpt.data.open_sources import open_source
+from cpt.data.store.fill import make_shards
+from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.tokenized import TokenizedSource
 from cpt.recipe.schema import Component, Data, Source
 
 settings.register_profile("shared machine", deadline=None)

@@ -4,9 +4,9 @@ import json
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.chat import transcript
-from cpt.data.chat_encoder import ChatEncoder
 from cpt.data.encoders import encoder_of
+from cpt.data.examples.chat import transcript
+from cpt.data.examples.chat_encoder import ChatEncoder
 from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import RecipeError

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from cpt.data.examples.segments import LEARNED
 from cpt.data.forms import source_with_form
 from cpt.data.held_out import held_out_set
 from cpt.data.layout import Layout
-from cpt.data.segments import LEARNED
 
 
 def test_a_set_counts_documents_tokens_and_bytes_of_the_chosen(tokenized, source, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cpt.data.example_rows import ExampleRows
+from cpt.data.examples.rows import ExampleRows
 from cpt.data.layout import Layout
 from cpt.data.packing import open_packing
 from cpt.data.rows import PackedRows, PaddedRows

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset
 from cpt.data import loader as loader_module
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture import MixtureRows
+from cpt.data.mixture.mixture import MixtureRows
 from cpt.data.rows import stack_rows
 from cpt.recipe.schema import Data
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data import order, windows
 from cpt.data.build import build_data
+from cpt.data.mixture import order
 from cpt.data.packing import PACKINGS
+from cpt.data.windows import rows as windows
 from cpt.recipe.schema import Data, Source
 
 END, PAD = 256, 257

@@ -5,7 +5,7 @@ import time
 
 from cpt.launchers.processes import leave_processes
 from cpt.recipe.load import load_recipe
-from cpt.stages.snapshots import Snapshots
+from cpt.stages.checkpointing.snapshots import Snapshots
 from cpt.train import train
 
 copy_to_host, wait_for_copies = Snapshots.copy_to_host, Snapshots.wait_for_copies

@@ -15,9 +15,9 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.models.build import build_model
 from cpt.ranks import is_main_process
 from cpt.recipe.load import load_recipe
-from cpt.stages import snapshots
 from cpt.stages.arguments import training_arguments, weights_dtype
 from cpt.stages.build import build_trainer
+from cpt.stages.checkpointing import snapshots
 from cpt.tokenizer.load import load_tokenizer
 
 OURS_ALONE = {"manifest.json", "data_position.json", "safety.json"}

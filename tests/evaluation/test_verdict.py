@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny import write_recipe
 
-from cpt.data.contamination import Contamination, Hit
+from cpt.data.checking.contamination import Contamination, Hit
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from cpt.data.report import SourceReport
+from cpt.data.checking.report import SourceReport
 from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
 from cpt.mixture.table import histogram, left_out, print_forecast
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.data.build import build_data
-from cpt.data.shares import Done
-from cpt.data.store_entries import entries
+from cpt.data.store.entries import entries
+from cpt.data.store.shares import Done
 from cpt.errors import RecipeError
 from cpt.prepare.whole import prepare_recipe
 from cpt.recipe.load import load_recipe

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cli import application
-from cpt.data.shares import Done, Share
+from cpt.data.store.shares import Done, Share
 from cpt.errors import DataError, ResourceError
 from cpt.prepare.on_ray import environment, imported, tell_end, work_of
 from cpt.recipe.load import load_recipe

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.shares import Share
+from cpt.data.store.shares import Share
 from cpt.errors import RecipeError
 from cpt.prepare.shares import share_of
 

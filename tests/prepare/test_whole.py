@@ -1,6 +1,6 @@
 from tiny import write_recipe
 
-from cpt.data.shares import Share
+from cpt.data.store.shares import Share
 from cpt.prepare.whole import prepare_recipe, prepare_share
 from cpt.recipe.load import load_recipe
 

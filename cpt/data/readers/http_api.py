@@ -14,7 +14,7 @@ import orjson
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.readers.values import kind
-from cpt.data.store import default_cache_dir
+from cpt.data.store.folder import default_cache_dir
 from cpt.errors import DataError, RecipeError, ResourceError
 
 FIRST_WAIT_SECONDS = 0.5  # doubled with each try

@@ -1,0 +1,186 @@
+"""What a chat template writes, and where in it the assistant's words stand."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os.path import commonprefix
+from typing import Any, NamedTuple
+
+from cpt.data.examples.chat import NOT_TOKEN, Message
+
+# Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024, which Llama 3's fall
+# back to.
+DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri", "%H": "00", "%M": "00"}
+FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
+SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+ASSISTANT = "assistant"
+ASKED, ANSWERED = "qqq", "zzz"  # contents of messages that no template writes by itself
+Tools = Sequence[Mapping[str, Any]] | None
+Span = tuple[int, int]
+
+
+class Refused(Exception):  # noqa: N818 -- it becomes the reason to drop a document
+    """Why a text cannot be written as a chat."""
+
+
+class Frame(NamedTuple):
+    """What a template writes around the assistant's words."""
+
+    before: str
+    after: str
+    is_prompted: bool
+    """Whether the template writes what stands before them when it is asked for a prompt."""
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    Args:
+        named_tokens: `bos_token`, `eos_token`, ... as the template knows them.
+        control_tokens: the texts that become special tokens; in messages they are marked by NOT_TOKEN.
+    """
+
+    def __init__(self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
+        self.template, self.named_tokens, self.control = template, named_tokens, control_pattern(control_tokens)
+        self.tells_generated = GENERATION.search(template) is not None
+
+    def write(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
+        """The messages as the template writes them.
+
+        Args:
+            prompt: with what stands before the assistant's next words.
+
+        Raises:
+            Refused: the template does not take the messages.
+        """
+        return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
+
+    def opening(self, messages: Sequence[Message], tools: Tools) -> str:
+        """What the model has read when the assistant's next words begin, also where the template has no prompt to write."""
+        text = self.write(messages, tools, prompt=True)
+        return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
+
+    def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
+        """The messages as they are written, and where the template itself says that the assistant speaks."""
+        return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
+
+    def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
+        """Where the words of each of the assistant's messages stand in what was written, with the token that ends them.
+
+        They stand between what the template writes before and after them, if control tokens mark it, as no message can write these. Or else
+        they begin where the prompt of the messages before ends. Or they are looked for.
+
+        Raises:
+            Refused: they cannot be found.
+        """
+        numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+        return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
+
+    def ends_turn(self, text: str, span: Span) -> bool:
+        """Whether the last thing in a span is a control token."""
+        return any(found.end() == span[1] for found in self.control.finditer(text, *span))
+
+    @cached_property
+    def frame(self) -> Frame | None:
+        """What is written around the assistant's words; None where the template does not take a small chat."""
+        asked, answered = {"role": "user", "content": ASKED}, {"role": ASSISTANT, "content": ANSWERED}
+        try:
+            first, second = self.write([asked]), self.write([asked, answered, asked])
+            prompted, whole = self.write([asked], prompt=True), self.write([asked, answered, asked, answered])
+        except Refused:
+            return None
+        at, last = whole.find(ANSWERED), whole.rfind(ANSWERED)
+        if at == last or not whole.startswith(first) or not prompted.startswith(first) or not whole.startswith(second):
+            return None
+        is_prompted = len(prompted) > len(first)
+        befores = [whole[len(first) : at], whole[len(second) : last], *([prompted[len(first) :]] if is_prompted else [])]
+        after = commonprefix([whole[at + len(ANSWERED) :], whole[last + len(ANSWERED) :]])
+        ends = [found.end() for found in self.control.finditer(after)] or [0]
+        return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
+
+    def _framed_turns(self, text: str, number: int) -> list[Span] | None:
+        """By what stands around them; None where that is not told by control tokens, or found otherwise than once a message."""
+        opens = self.control.search(self.frame.before) if self.frame is not None else None
+        if self.frame is None or opens is None or not self.frame.after:
+            return None
+        before, after, _ = self.frame
+        spans, at = list[Span](), 0
+        while (start := text.find(before, at)) >= 0:
+            start += len(before)
+            end = text.find(after, start)
+            if end < 0 or text.find(opens[0], start, end) >= 0:
+                return None
+            at = end + len(after)
+            spans.append((start, at))
+        return spans if len(spans) == number else None
+
+    def _turns_one_by_one(self, messages: Sequence[Message], tools: Tools, text: str, numbers: Sequence[int]) -> list[Span]:
+        """By what is written of the messages up to each."""
+        spans, at = list[Span](), 0
+        for number in numbers:
+            opening, upto = self.opening(messages[:number], tools), self.write(messages[: number + 1], tools).rstrip()
+            start, end = self._behind_header(text, len(opening)), len(upto)
+            if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
+                start, end = self._found(messages[number], text, opening, upto, at)
+            spans.append((start, end))
+            at = end
+        return spans
+
+    def _behind_header(self, text: str, start: int) -> int:
+        """Past what the template writes before the assistant's words and left out of the prompt, as some do behind what a tool said."""
+        before = self.frame.before if self.frame is not None else ""
+        return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
+
+    def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
+        """The content of a message that a template writes otherwise once others follow: behind its opening, or where nothing is like it.
+
+        It ends with what the template wrote behind it, or the control token that follows at once.
+        """
+        content = (message["content"] or "").strip()
+        is_opened = text.startswith(opening) and at <= len(opening)
+        begin = self._behind_header(text, len(opening)) if is_opened else at
+        start = text.find(content, begin) if content else -1
+        if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
+            raise Refused("the assistant's words cannot be found in what the chat template writes")
+        end = start + len(content)
+        after = upto[upto.rfind(content) + len(content) :]
+        token = self.control.match(text, end)
+        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [len(token[0]) if token else 0]
+        return begin if is_opened else start, end + ends[0]
+
+
+def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
+    """Finds control tokens, longer ones first, but not one that is marked."""
+    return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
+
+
+def marked(text: str, control: re.Pattern[str]) -> str:
+    """The text with a NOT_TOKEN inside all that looks like a control token."""
+    return control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
+
+
+def same_every_day(template: str) -> str:
+    """The template, with a date that does not change."""
+    return (SAME_DAY if "strftime_now" in template else "") + template
+
+
+def rendered(
+    messages: Sequence[Message], tools: Tools, template: str, named_tokens: Mapping[str, Any], **options: bool
+) -> tuple[str, list[Span]]:
+    """Messages as the template writes them, and where it says that the assistant speaks, if it is asked.
+
+    Raises:
+        Refused: the template does not take the messages.
+    """
+    # A second; only where there are chats.
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    more: Any = {**options, **named_tokens}
+    try:
+        written: Any = render_jinja_template([list(messages)], list(tools) if tools else None, chat_template=template, **more)  # type: ignore[arg-type]
+    except (TemplateError, TypeError, ValueError) as problem:
+        raise Refused(f"the chat template says: {(str(problem).splitlines() or [type(problem).__name__])[0]}") from problem
+    (text,), spans = written
+    return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []

@@ -1,0 +1,257 @@
+"""Turn examples into ids, with the segment that each token belongs to: what is context, what is learned, what is chosen or rejected."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from cpt.data.documents import DocumentView
+from cpt.data.examples.chat import NOT_TOKEN
+from cpt.data.examples.chat_template import Refused, Span, same_every_day
+from cpt.data.examples.example import example_of
+from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
+from cpt.data.examples.writer import ExampleWriter, Written
+from cpt.data.forms import form_of_source
+from cpt.data.tokenization import DocumentEncoder, Ids
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Component, DocumentSource
+
+VERSION = 2  # counts up when an example gets other ids, segments or bytes
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text, and its characters that each stands for."""
+
+    ids: Ids
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class ExampleEncoder(DocumentEncoder):
+    """Encodes the texts of examples (`examples.py`): id for id what transformers makes of what the chat template writes.
+
+    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after it not counted). A
+    token belongs to the segment in which its first character that is no blank stands.
+
+    Args:
+        key: where the source stands in the recipe, for messages.
+
+    Raises:
+        RecipeError: the tokenizer does not tell where its tokens stand in a text.
+    """
+
+    def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
+        vars(self).update(vars(encoder))
+        if encoder._slow is not None:
+            raise RecipeError(
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not tell which characters a token stands for, "
+                "so what is learned cannot be told. Set `tokenizer.path` to one with a tokenizer.json."
+            )
+        self.form = form_of_source(source)
+        self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
+        self._gigatoken = None
+        what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
+        self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_whole", "writer")}
+
+    @cached_property
+    def writer(self) -> ExampleWriter:
+        """What writes the examples; shared with the filter, so that each is written once."""
+        options = self._options_as_texts()
+        return writer_of(options["form"], options["template"], options["named_tokens"], options["control_tokens"])
+
+    def filters(self) -> list[Component]:
+        """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last one."""
+        return [Component.model_validate({"name": "cpt.data.examples.encoder:refused", **self._options_as_texts()})]
+
+    def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
+        """Itself: gigatoken does not tell where tokens stand."""
+        return self
+
+    def encode(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64]]:
+        """The ids of all examples, one after the other, and how many each has."""
+        ids, lengths, _ = self.encode_segments(texts)
+        return ids, lengths
+
+    def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, NDArray[np.int64], Segments]:
+        """The ids of all examples, how many each has, and the segment of each."""
+        written = [self._write(text) for text in texts]
+        tokens = iter(self._tokens([one for some in written for one in some]))
+        parts = [self._example(text, [(one, next(tokens)) for one in some]) for text, some in zip(texts, written, strict=True)]
+        ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
+        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)]).astype(np.uint8, copy=False)
+        return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
+
+    def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
+        """Of a conversation the answers, as the template writes them, without control tokens; others are not judged by their bytes."""
+        if self.form != "conversation":
+            return super().bytes_learned(texts, raw)
+        return np.array([sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64)
+
+    def _write(self, text: str) -> list[Written]:
+        try:
+            return self.writer.write(text)
+        except Refused as problem:
+            raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
+
+    def _example(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
+        """Ids and segments of an example from those of its texts."""
+        framed = [self._framed(written, tokens) for written, tokens in sequences]
+        if self.form == "preference":
+            return self._preference(*framed)
+        ((ids, learned),) = framed
+        if self.form == "conversation":
+            return ids, learned.astype(np.uint8)
+        example = example_of(text)
+        assert example is not None
+        if self.form == "judged":
+            return ids, np.where(learned, LEARNED if example.label else UNWANTED, CONTEXT).astype(np.uint8)
+        row = json.dumps({"prompt": example.prompt, **(example.columns or {})}, ensure_ascii=False).encode()
+        both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
+        return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
+
+    def _preference(self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]) -> tuple[Ids, Segments]:
+        """The prompt once, as far as both have the same ids, then what was chosen and what was rejected."""
+        shortest = min(len(chosen[0]), len(rejected[0]))
+        differ = np.flatnonzero(chosen[0][:shortest] != rejected[0][:shortest])
+        same = int(differ[0]) if len(differ) else shortest - 1
+        begins = [int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in (chosen, rejected)]
+        prompt = min(same, *begins)
+        parts = [chosen[0][:prompt], chosen[0][prompt:], rejected[0][prompt:]]
+        return np.concatenate(parts), np.repeat(np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts])
+
+    def _framed(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
+        """With BOS and EOS, each once; and whether each token is learned."""
+        ids, spans = tokens.ids, unmarked(written)
+        text = written.text.replace(NOT_TOKEN, "")
+        learned = overlapping(tokens, spans) if written.by_overlap else beginning_in(tokens, spans, text)
+        before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
+        ends = self.form != "prompt" and not (written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"]))
+        after = [self.eos] if ends else []
+        return (
+            np.concatenate([np.array(before, self.dtype), ids, np.array(after, self.dtype)]),
+            np.concatenate([np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]),
+        )
+
+    def _tokens(self, written: Sequence[Written]) -> list[Tokens]:
+        """The tokens of each text."""
+        found: list[Tokens | None] = [None] * len(written)
+        whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
+        encodings = self._whole.encode_batch([written[number].text for number in whole], add_special_tokens=False)
+        for number, encoding in zip(whole, encodings, strict=True):
+            found[number] = self._as_tokens(encoding, 0)
+        others = [number for number, tokens in enumerate(found) if tokens is None]
+        pieces = [self._pieces(written[number]) for number in others]  # text, control token, text, control token ... text
+        texts = iter(self._fast.encode_batch([piece for some in pieces for piece in some[::2]], add_special_tokens=False))
+        for number, some in zip(others, pieces, strict=True):
+            found[number] = self._joined(some, texts)
+        return [tokens for tokens in found if tokens is not None]
+
+    def _pieces(self, written: Written) -> list[str]:
+        """A text cut at its control tokens; one that the template did not write has none."""
+        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
+        return [piece.replace(NOT_TOKEN, "") for piece in pieces]
+
+    def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
+        """The tokens of pieces, one after the other."""
+        at, parts = 0, list[Tokens]()
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                ids = np.array([self.control_tokens[piece]], self.dtype)
+                parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
+            else:
+                parts.append(self._spelled_out(self._as_tokens(next(texts), at)))
+            at += len(piece)
+        return Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
+        return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
+
+    def _spelled_out(self, tokens: Tokens) -> Tokens:
+        """With the pieces of their spelling for special ids that stand for text."""
+        found = np.flatnonzero(self._is_special[tokens.ids])
+        if not len(found):
+            return tokens
+        spelled = {at: self._spelled(self._special[int(tokens.ids[at])]) for at in found.tolist()}
+        ids = [spelled.get(at, [number]) for at, number in enumerate(tokens.ids.tolist())]
+        counts = [len(some) for some in ids]
+        flat = np.array(list(chain.from_iterable(ids)), self.dtype)
+        return Tokens(flat, np.repeat(tokens.starts, counts), np.repeat(tokens.ends, counts))
+
+    @cached_property
+    def _whole(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self._model)
+
+    def _options_as_texts(self) -> dict[str, Any]:
+        tokens = {name: str(token) for name, token in self.named_tokens.items() if isinstance(token, str)}
+        return {
+            "form": self.form,
+            "template": self.template,
+            "named_tokens": json.dumps(tokens),
+            "control_tokens": json.dumps(sorted(self.control_tokens)),
+        }
+
+
+def unmarked(written: Written) -> list[Span]:
+    """The spans of a text without its marks."""
+    if NOT_TOKEN not in written.text:
+        return written.spans
+    gone = [written.text.count(NOT_TOKEN, 0, end) for span in written.spans for end in span]
+    return [(start - gone[2 * n], end - gone[2 * n + 1]) for n, (start, end) in enumerate(written.spans)]
+
+
+def num_bytes_learned(written: Written, control: re.Pattern[str]) -> int:
+    """UTF-8 bytes of the spans; at least one, so that bits of an empty answer's end are over something."""
+    learned = [written.text[start:end] for start, end in written.spans]
+    texts = [control.sub("", text) if written.is_chat else text for text in learned]
+    return max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in texts))
+
+
+def beginning_in(tokens: Tokens, spans: Sequence[Span], text: str) -> NDArray[np.bool_]:
+    """Which tokens have their first character in a span, blanks in front of it not counted; the spans come in order.
+
+    So an answer's first word is learned whether the blank before it stands in the prompt or in the answer.
+    """
+    if not spans:
+        return np.zeros(len(tokens.ids), bool)
+    starts, ends = np.array(spans).T
+    span = np.searchsorted(starts, tokens.starts, "right") - 1
+    begins = (span >= 0) & (tokens.starts < ends[span])
+    for start, token in zip(starts.tolist(), (np.searchsorted(tokens.starts, starts) - 1).tolist(), strict=True):
+        if token >= 0 and tokens.ends[token] > start and text[tokens.starts[token] : start].isspace():
+            begins[token] = True
+    return begins
+
+
+def overlapping(tokens: Tokens, spans: Sequence[Span]) -> NDArray[np.bool_]:
+    """Which tokens have any character in a span; the spans come in order."""
+    if not spans:
+        return np.zeros(len(tokens.ids), bool)
+    starts, ends = np.array(spans).T
+    span = np.searchsorted(starts, tokens.ends, "left") - 1
+    return (span >= 0) & (tokens.starts < ends[span])
+
+
+@lru_cache(8)
+def writer_of(form: str, template: str | None, named_tokens: str, control_tokens: str) -> ExampleWriter:
+    """The writer of these, of which a process needs one."""
+    return ExampleWriter(form, template, json.loads(named_tokens), json.loads(control_tokens))
+
+
+def refused(document: DocumentView, *, form: str, template: str | None, named_tokens: str, control_tokens: str) -> str | None:
+    """The filter behind `ExampleEncoder.filters`."""
+    try:
+        writer_of(form, template, named_tokens, control_tokens).write(document["text"])
+    except Refused as problem:
+        return str(problem)
+    return None

@@ -1,0 +1,1 @@
+"""Which row of which source is trained on when."""

@@ -1,0 +1,215 @@
+"""A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small token store."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+from cpt.data.checking.bad_rows import Listed, OnBadRow, apply_policy, count_reasons, write_bad_rows
+from cpt.data.components import ComponentLists
+from cpt.data.documents import Document, DocumentView
+from cpt.data.filters import build_filters, reason_to_drop
+from cpt.data.plan import Shard
+from cpt.data.readers.values import score_column
+from cpt.data.sources import read_piece
+from cpt.data.store.bucket import bucket
+from cpt.data.store.folder import publish_once
+from cpt.data.store.token_files import ShardDescription, TokenWriter, read_shard_description
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.transforms import Transform, apply_transforms, build_transforms
+from cpt.errors import DataError
+from cpt.extend import find
+from cpt.recipe.schema import DocumentSource, Source
+from cpt.recipe.sense_data import reported_name
+
+BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
+SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """What is done to each shard of a source; travels to worker processes."""
+
+    source: DocumentSource
+    key: str
+    """Where the source stands in the recipe, for messages: `data.sources[0]`."""
+    filters: ComponentLists
+    transforms: ComponentLists
+    encoder: DocumentEncoder
+    on_bad_row: OnBadRow
+    folder: Path
+    """Holds the shards, each in a folder of its own."""
+    enough_tokens: int | None = None
+    """Of a source that comes one row after the other, maybe without end: after so many tokens the rest is not read."""
+    prove_on_the_way: bool = False
+    """The encoder is proven on the first documents that come, where a source cannot be looked into beforehand."""
+
+    is_kept: bool = False
+    """The bucket has all shards: none is to be made."""
+
+    def __call__(self, shard: Shard, name: str) -> None:
+        """Fetch or make the shard in a folder of that name, if it is not there yet."""
+
+        def fill(folder: Path) -> None:
+            if not fetch_shard(self, name, folder):
+                fill_shard(self, shard, folder)
+
+        publish_once(self.folder / name, fill, durable=False)
+
+    def accepts(self, shard: ShardDescription) -> bool:
+        """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
+        return not shard.bad_rows or shard.on_bad_row == self.on_bad_row or self.on_bad_row == "skip"
+
+
+def fetch_shard(work: ShardWork, name: str, folder: Path) -> bool:
+    """Whether the bucket, if there is one, had the shard; then its files are in `folder`.
+
+    Raises:
+        DataError: it is damaged, or not there although it should be.
+    """
+    store = bucket()
+    if store is None:
+        return False
+    where = object_of(work.folder, name)
+    if not store.get_folder(where, folder):
+        if work.is_kept:
+            raise store.missing(where)
+        return False
+    if work.accepts(read_shard_description(folder)):
+        return True
+    for path in folder.iterdir():
+        path.unlink()
+    return False
+
+
+def object_of(source: Path, shard: str) -> str:
+    """A shard's name in the bucket.
+
+    Args:
+        source: the source's folder.
+    """
+    return f"tokens/{source.name}/{shard}.tar"
+
+
+def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
+    """Write the shard's documents, in order, to a token store in `folder`."""
+    encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
+    score = scorer(work.source)
+    writer = TokenWriter(folder, encoder.dtype, scored=score is not None, segmented=encoder.form != "document")
+    text_digest, longest = xxh3_128(), ("", 0)
+    rows = (item for piece in shard for item in read_piece(work.source, piece, work.key))
+    documents = islice(apply_policy(rows, work.on_bad_row, work.key, bad), work.source.max_documents)
+    for batch in batches(keep(documents, work, dropped)):
+        texts = [text for text, _ in batch]
+        if work.prove_on_the_way and not writer.num_documents:
+            encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
+        ids, lengths, segments = encoder.encode_segments(texts)
+        raw = [text.encode() for text in texts]
+        hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
+        num_bytes = encoder.bytes_learned(texts, raw)
+        text_digest.update(hashes.data)
+        scores = None if score is None else np.array([score(text, document) for text, document in batch], np.float64)
+        writer.append(ids, lengths, hashes, num_bytes, scores, segments)
+        at = int(lengths.argmax())
+        if lengths[at] > longest[1]:
+            longest = batch[at][1].near, int(lengths[at])
+        if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
+            break
+    if bad:
+        write_bad_rows(bad, folder)
+    writer.close(
+        dropped, bad_rows=count_reasons(bad), longest=longest, made_by=(encoder.engine, work.on_bad_row), texts=text_digest.hexdigest()
+    )
+
+
+def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
+    """What tells a document's place in the order that the source asks for."""
+    if not isinstance(source, Source) or source.order_by is None:
+        return None
+    function = None if score_column(source) else find("score", source.order_by, {})
+
+    def score(text: str, document: Document) -> float:
+        value = document.score if function is None else function(text)
+        if not isinstance(value, float | int) or math.isnan(value):
+            raise DataError(f"{document.where}: `order_by: {source.order_by}` gives it {value!r}, expected a number.")
+        return value
+
+    return score
+
+
+def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
+    """The texts that transforms make and every filter lets pass, each with the document it comes from; others are counted by reason."""
+    transforms, filters, name = build_transforms(work.transforms), build_filters(work.filters), reported_name(work.source)
+    if not transforms and not filters:  # as fast as it can be said
+        for document in documents:
+            if document.text.isspace() or not document.text:
+                dropped["empty"] += 1
+            else:
+                yield document.text, document
+        return
+    for document in documents:
+        for view in apply(transforms, View(document, name), dropped):
+            reason = reason_to_drop(view, filters)
+            if reason is None:
+                yield view["text"], document
+            else:
+                dropped[reason] += 1
+
+
+def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
+    """The document itself where there is nothing to do."""
+    return apply_transforms(view, transforms, dropped) if transforms else [view]
+
+
+@dataclass(frozen=True)
+class View(Mapping[str, str]):
+    """What filters see of a document; where it stands is worked out only for those that ask."""
+
+    document: Document
+    source: str
+
+    def __getitem__(self, name: str) -> str:
+        if name == "text":
+            return self.document.text
+        if name == "where":
+            return self.document.where
+        if name == "source":
+            return self.source
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("text", "source", "where"))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
+    """Groups large enough to keep an encoder busy, small enough for the memory."""
+    for first in documents:
+        batch, characters = [first], len(first[0])
+        while characters < BATCH_CHARACTERS and len(batch) < BATCH_DOCUMENTS and (document := next(documents, None)) is not None:
+            batch.append(document)
+            characters += len(document[0])
+        yield batch
+
+
+def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:
+    """Documents to prove an encoder on: the source's first ones, and some from its middle and its end."""
+    texts: list[str] = []
+    spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
+    for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
+        rows = (item for piece in shard for item in read_piece(source, piece, key))
+        some = [item.text[:SAMPLE_CHARACTERS] for item in islice(rows, wanted) if isinstance(item, Document)]
+        budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
+        for text in some:
+            texts.append(text[:budget])
+            budget -= len(text)
+            if budget <= 0:
+                break
+    return texts

@@ -1,0 +1,285 @@
+"""Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was written."""
+
+import json
+import mmap
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from cpt.data.store.folder import key_of, sync
+from cpt.errors import DataError
+
+FORMAT = 3  # of stored tokens; counts up when old folders must not be read
+DESCRIPTION = "description.json"
+ARRAYS: dict[str, str] = {
+    "tokens": "",
+    "offsets": "int64",
+    "hashes": "uint64",
+    "num_bytes": "int64",
+    "scores": "float64",
+    "segments": "uint8",
+}  # the ids' type depends on the vocabulary
+BLOCK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class ShardDescription:
+    """What stands beside the arrays."""
+
+    documents: int
+    tokens: int
+    dtype: str
+    dropped: dict[str, int]
+    """Reason -> documents that filters did not let pass."""
+    bad_rows: dict[str, int]
+    """Reason -> rows that were no documents; bad_rows.jsonl lists them."""
+    longest: tuple[str, int]
+    """Where the longest document stands, and its tokens."""
+    digest: str
+    """Of the arrays."""
+    engine: str
+    """The library that tokenised."""
+    on_bad_row: str
+    """What became of bad rows."""
+    texts: str
+    """xxh3-128 over the hashes of the texts."""
+    scored: bool
+    """Whether each document has a score."""
+    format: int = FORMAT
+    segmented: bool = False
+    """Whether the documents are examples, each of whose tokens belongs to a segment."""
+
+    def as_text(self) -> str:
+        """As JSON; what only examples have is not written for others."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "segmented" or value}, indent=1)
+
+
+class TokenWriter:
+    """Appends documents to a new folder; nothing is kept in memory.
+
+    Args:
+        scored: whether each document has a score, that it is ordered by.
+        segmented: whether each token belongs to a segment of an example.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
+        self.folder, self.dtypes, self.scored, self.segmented = folder, {**ARRAYS, "tokens": dtype.name}, scored, segmented
+        self.num_documents = self.num_tokens = 0
+        self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
+        self._write("offsets", np.zeros(1, np.int64))
+
+    def append(
+        self,
+        ids: NDArray[Any],
+        lengths: NDArray[np.int64],
+        hashes: NDArray[np.uint64],
+        num_bytes: NDArray[np.int64],
+        scores: NDArray[np.float64] | None = None,
+        segments: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and its score."""
+        self._write("tokens", ids)
+        self._write("offsets", self.num_tokens + lengths.cumsum())
+        self._write("hashes", hashes)
+        self._write("num_bytes", num_bytes)
+        if scores is not None:
+            self._write("scores", scores)
+        if segments is not None:
+            self._write("segments", segments)
+        self.num_documents += len(lengths)
+        self.num_tokens += len(ids)
+
+    def close(
+        self,
+        dropped: Mapping[str, int],
+        *,
+        bad_rows: Mapping[str, int] | None = None,
+        longest: tuple[str, int] = ("", 0),
+        made_by: tuple[str, str] = ("", "error"),
+        texts: str = "",
+    ) -> None:
+        """Write what the tokens are found by."""
+        for file in self._files.values():
+            file.close()
+        description = ShardDescription(
+            self.num_documents,
+            self.num_tokens,
+            self.dtypes["tokens"],
+            dict(dropped),
+            dict(bad_rows or {}),
+            longest,
+            digest_of(self._digests),
+            *made_by,
+            texts,
+            self.scored,
+            segmented=self.segmented,
+        )
+        (self.folder / DESCRIPTION).write_text(description.as_text())
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        raw = np.ascontiguousarray(array, self.dtypes[name])
+        self._files[name].write(raw.data)
+        self._digests[name].update(raw.data)
+
+
+class TokenFiles:
+    """The documents of one folder, memory-mapped.
+
+    Attributes:
+        tokens: the ids of all documents, one after the other.
+        offsets: where each document begins in `tokens`, and where the last one ends.
+        hashes: xxh3-64 of each document's text.
+        num_bytes: UTF-8 bytes of each document's text.
+        scores: what it is ordered by; empty where there is no order.
+        segments: of each token, the part of the example that it belongs to; empty where documents are no examples.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.description = read_shard_description(folder)
+            documents, tokens = self.description.documents, self.description.tokens
+            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", self.description.dtype, tokens)
+            self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
+            self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
+            self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
+            scores = documents if self.description.scored else 0
+            self.scores: NDArray[np.float64] = open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
+            segments = tokens if self.description.segmented else 0
+            self.segments: NDArray[np.uint8] = open_raw(folder / "segments.bin", "uint8", segments) if segments else np.empty(0, np.uint8)
+        except (OSError, ValueError, TypeError) as problem:
+            raise DataError(f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again.") from problem
+
+    def is_sound(self) -> bool:
+        """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in memory."""
+        digests = {name: xxh3_128() for name in arrays(self.description.scored, self.description.segmented)}
+        for name, digest in digests.items():
+            with (self.folder / f"{name}.bin").open("rb", buffering=0) as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+        return digest_of(digests) == self.description.digest
+
+    def rest(self) -> None:
+        """Give the memory of the mapped tokens back; they are mapped again when they are read."""
+        for array in (self.tokens, self.segments):
+            if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk."""
+        for path in [*self.folder.iterdir(), self.folder]:
+            sync(path)
+
+
+class StoredDocuments:
+    """The documents of some folders, one after the other."""
+
+    def __init__(self, parts: Sequence[TokenFiles]) -> None:
+        self.parts = list(parts)
+        self._first_tokens = [0, *accumulate(part.description.tokens for part in self.parts)]
+
+    def __reduce__(self) -> tuple[Any, tuple[list[Path]]]:
+        """Worker processes open the files themselves."""
+        return open_documents, ([part.folder for part in self.parts],)
+
+    def __len__(self) -> int:
+        return sum(part.description.documents for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all documents."""
+        return self._first_tokens[-1]
+
+    @cached_property
+    def are_examples(self) -> bool:
+        """Whether each token belongs to a segment."""
+        return any(part.description.segmented for part in self.parts)
+
+    @cached_property
+    def digest(self) -> str:
+        """Changes when any document does."""
+        return key_of({"parts": [part.description.digest for part in self.parts]})
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each document begins among the tokens, and where the last one ends."""
+        begins = [part.offsets[:-1] + first for part, first in zip(self.parts, self._first_tokens, strict=False)]
+        return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
+
+    @property
+    def hashes(self) -> NDArray[np.uint64]:
+        """xxh3-64 of each document's text."""
+        return np.concatenate([np.empty(0, np.uint64), *(part.hashes for part in self.parts)])
+
+    @property
+    def num_bytes(self) -> NDArray[np.int64]:
+        """UTF-8 bytes of each document's text."""
+        return np.concatenate([np.empty(0, np.int64), *(part.num_bytes for part in self.parts)])
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """What each document is ordered by."""
+        return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
+
+    def rest(self) -> None:
+        """Give mapped memory back for now."""
+        for part in self.parts:
+            part.rest()
+
+    def tokens(self, start: int, length: int) -> NDArray[np.unsignedinteger]:
+        """The ids from `start` on; a document, or a piece of one, never lies in two folders."""
+        part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
+        begin = start - self._first_tokens[part]
+        return self.parts[part].tokens[begin : begin + length]
+
+    def segments(self, start: int, length: int) -> NDArray[np.uint8]:
+        """The segments of the ids from `start` on; nothing where the documents are no examples."""
+        part = bisect_right(self._first_tokens, start) - 1 if len(self.parts) > 1 else 0
+        begin = start - self._first_tokens[part]
+        return self.parts[part].segments[begin : begin + length]
+
+
+def arrays(scored: bool, segmented: bool) -> list[str]:
+    """Those that stand in a folder."""
+    left_out = {"scores": not scored, "segments": not segmented}
+    return [name for name in ARRAYS if not left_out.get(name, False)]
+
+
+def open_documents(folders: Sequence[Path]) -> StoredDocuments:
+    """The documents of these folders."""
+    return StoredDocuments([TokenFiles(folder) for folder in folders])
+
+
+def read_shard_description(folder: Path) -> ShardDescription:
+    """What stands beside the arrays.
+
+    Raises:
+        OSError, ValueError, TypeError: it is damaged.
+    """
+    content = json.loads((folder / DESCRIPTION).read_text())
+    return ShardDescription(**{**content, "longest": tuple(content["longest"])})
+
+
+def digest_of(digests: Mapping[str, xxh3_128]) -> str:
+    """One digest of the arrays' digests."""
+    return xxh3_128_hexdigest(" ".join(digest.hexdigest() for digest in digests.values()).encode())
+
+
+def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
+    """A memory-mapped array of exactly `length`.
+
+    Raises:
+        ValueError: the file has another length.
+    """
+    if path.stat().st_size != length * np.dtype(dtype).itemsize:
+        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}")
+    return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)

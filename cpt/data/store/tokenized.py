@@ -1,0 +1,298 @@
+"""A source's tokens in the store: a folder of shards, each made by whoever needs it first and found by everybody after."""
+
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from shutil import rmtree
+from threading import Thread
+from typing import Any, TypeVar
+
+from cpt.data.checking.bad_rows import FILE_NAME, Listed, refuse_too_many, write_bad_rows
+from cpt.data.checking.decontamination import key_options
+from cpt.data.components import ComponentLists, module_text
+from cpt.data.filters import FilterLists, source_text
+from cpt.data.plan import FileState, Plan
+from cpt.data.readers.opening import is_url
+from cpt.data.sources import hash_file, kind_of, states_of
+from cpt.data.store.bucket import bucket
+from cpt.data.store.folder import CLAIMS, hold, key_of, write_once
+from cpt.data.store.shards import ShardWork, object_of, sample
+from cpt.data.store.source_description import SourceDescription, as_text, fetch_description, manifest_of, read_description
+from cpt.data.store.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
+from cpt.data.tokenization import DocumentEncoder
+from cpt.data.transforms import transform_content
+from cpt.errors import DataError
+from cpt.recipe.schema import DocumentSource, Source
+
+Result = TypeVar("Result")
+log = logging.getLogger("cpt")
+FEW = 100  # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
+TRIES = 2  # to find a shard as it should be; it is made anew after each
+PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
+# What changes how documents are used, and not their tokens.
+NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
+
+
+class TokenizedSource:
+    """The shards of a source, by number.
+
+    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while others wait for it.
+
+    Args:
+        work: what is done to each shard; its folder holds them.
+        states: the files as they were when the plan was made.
+    """
+
+    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[FileState], max_bad_share: float) -> None:
+        self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
+        self.folder = work.folder
+        self._release = hold(self.folder, self)
+        self._description: SourceDescription | None = None
+        self._has_asked = False  # a bucket
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes hold the folder themselves."""
+        return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
+
+    @cached_property
+    def name(self) -> str:
+        """Tells everything that decides the tokens: how they are made (which the folder tells), and of which files."""
+        return key_of({"folder": self.folder.name, "files": self.states})
+
+    @cached_property
+    def _state_of(self) -> dict[str, tuple[int, str]]:
+        return {name: (size, version) for name, size, version in self.states}
+
+    def shard_folder(self, number: int) -> Path:
+        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own anew."""
+        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]]
+        return self.folder / key_of({"pieces": pieces})
+
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether a bucket has all shards."""
+        store = bucket()
+        return store is not None and self.description is not None and store.has(manifest_of(self.folder))
+
+    def unmade(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are neither there nor in a bucket."""
+        missing, store = self.missing(numbers), bucket()
+        if not missing or store is None:
+            return missing
+        kept = store.names(f"tokens/{self.folder.name}")
+        return [number for number in missing if f"{self.shard_folder(number).name}.tar" not in kept]
+
+    def missing(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are not there, and have to be made, or fetched."""
+        return [] if self.description is not None and not self.is_kept else self.absent(numbers)
+
+    def absent(self, numbers: Sequence[int]) -> list[int]:
+        """Which of these shards are not on this disk."""
+        if len(numbers) < FEW:
+            return [number for number in numbers if not self.shard_folder(number).exists()]
+        present = set(os.listdir(self.folder))
+        return [number for number in numbers if self.shard_folder(number).name not in present]
+
+    def shard(self, number: int, *, verified: bool = False) -> TokenFiles:
+        """A shard, made now if it is not there.
+
+        Args:
+            verified: read all of it, and make it again if it is not what was written: a power cut may have left another.
+
+        Raises:
+            DataError: a row is bad, or the files are not those that the plan was made from.
+        """
+        for _ in range(TRIES):
+            with suppress(DataError):
+                files = TokenFiles(self.shard_folder(number))
+                if self.work.accepts(files.description) and (not verified or files.is_sound()):
+                    break
+            rmtree(self.shard_folder(number), ignore_errors=True)
+            self.proven_work(self.plan.shards[number], self.shard_folder(number).name)
+            self.check_files(number)
+        else:
+            raise DataError(
+                f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
+                "Set CPT_CACHE to another."
+            )
+        self.check_digest(files)
+        return files
+
+    def check_digest(self, shard: TokenFiles) -> None:
+        """Refuse a shard out of a bucket that is not the one that the manifest lists."""
+        store = bucket()
+        if store is not None and self.is_kept and self.digests.get(shard.folder.name) != shard.description.digest:
+            rmtree(shard.folder, ignore_errors=True)
+            raise store.damaged(object_of(self.folder, shard.folder.name))
+
+    def documents(self, numbers: Sequence[int], *, verified: bool = False) -> StoredDocuments:
+        """The documents of some shards, one after the other."""
+        return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
+
+    @cached_property
+    def proven_work(self) -> ShardWork:
+        """The work with the fastest encoder that gives the same ids, where it pays to look for one."""
+        if self.is_kept:
+            return replace(self.work, is_kept=True)
+        if not self.states:
+            return replace(self.work, prove_on_the_way=True)
+        if sum(self.plan.num_bytes) < PROOF_BYTES:
+            return self.work
+        return replace(self.work, encoder=self.work.encoder.proven_for(sample(self.work.source, self.plan.shards, self.work.key)))
+
+    def check_files(self, number: int) -> None:
+        """Refuse a shard whose files changed since the plan was made.
+
+        Raises:
+            DataError: with what to do.
+        """
+        for path in {piece.path for piece in self.plan.shards[number]}:
+            if is_url(path) or absolute(path) not in self._state_of:
+                continue  # its server would have to be asked each time
+            now = Path(path).stat()
+            if (now.st_size, str(now.st_mtime_ns)) != self._state_of[absolute(path)]:
+                rmtree(self.shard_folder(number), ignore_errors=True)
+                raise changed(self.work)
+
+    @property
+    def description(self) -> SourceDescription | None:
+        """Of the whole source, once all shards are there."""
+        if self._description is None:
+            with suppress(OSError, ValueError, TypeError):
+                self._description = self.if_ours(read_description(self.folder))
+        if self._description is None and not self._has_asked:
+            self._has_asked = True
+            kept = fetch_description(self.folder)
+            self._description = kept and self.if_ours(kept)
+            if kept is not None and self._description is not None:
+                write_once(self.folder / DESCRIPTION, as_text(kept))
+        return self._description
+
+    def if_ours(self, found: SourceDescription) -> SourceDescription | None:
+        """The description, if it is of these files and of what is asked now; without the list of shards, which may be half a million."""
+        return replace(found, shards={}) if found.name == self.name and found.on_bad_row == self.work.on_bad_row else None
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of each shard by its name, as the manifest lists it."""
+        return read_description(self.folder).shards
+
+    def finish(self) -> SourceDescription:
+        """Describe the source, all of whose shards are there.
+
+        Raises:
+            DataError: nothing is in it, too much is bad, or files changed while they were being read.
+        """
+        description = self.description or self.describe()
+        bad = sum(description.bad_rows.values())
+        good, path = description.documents + sum(description.dropped.values()), self.work.source.path
+        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, read_bad_rows(self.folder))
+        return description
+
+    def describe(self) -> SourceDescription:
+        """Go through all shards and write down what they are."""
+        hashes = beside(lambda: {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states})
+        dropped, bad_rows, longest, bad, engines = Counter[str](), Counter[str](), ("", 0), list[Listed](), dict[str, None]()
+        documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
+        for number in range(len(self.plan.shards)):
+            part = self.shard(number).description
+            documents, tokens, texts = documents + part.documents, tokens + part.tokens, part.texts
+            dropped.update(part.dropped)
+            bad_rows.update(part.bad_rows)
+            longest = max(longest, part.longest, key=lambda place: place[1])
+            bad += read_bad_rows(self.shard_folder(number))
+            engines[part.engine] = None
+            shards[self.shard_folder(number).name] = part.digest
+        source = self.work.source
+        if not documents:
+            raise DataError(nothing_left(source, self.work.key, dropped))
+        if states_of(source, self.work.key) != self.states:
+            raise changed(self.work)
+        write_bad_rows(bad, self.folder)
+        files = hashes.result() or {f"{source.path}@{source.revision or 'main'}": texts}
+        made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": ", ".join(filter(None, engines))}
+        counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
+        description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
+        write_once(self.folder / DESCRIPTION, as_text(description))
+        self.clear()
+        return description
+
+    def clear(self) -> None:
+        """Remove what only the making needed."""
+        for lock in self.folder.glob("*.lock"):
+            lock.unlink(missing_ok=True)
+        for left in [*self.folder.glob("*.unfinished"), self.folder / CLAIMS]:
+            rmtree(left, ignore_errors=True)
+
+
+def changed(work: ShardWork) -> DataError:
+    """What to say of files that are not what they were."""
+    return DataError(f"{work.source.path}: files changed while they were being read. Start again when they are complete ({work.key}.path).")
+
+
+def key_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder) -> dict[str, Any]:
+    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for they are the same."""
+    return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
+
+
+def reading_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists) -> dict[str, Any]:
+    """All that decides the documents, but for the files."""
+    order, kind = order_of(source), kind_of(source.path)
+    return {
+        "format": FORMAT,
+        "path": absolute(source.path) if kind == "local" else source.path,
+        "code": module_text("source", source.path, {}) if kind == "function" else None,
+        "source": source.model_dump(exclude=NEUTRAL),
+        "order": module_text("score", order, {}) if order is not None and ":" in order else None,
+        "filters": [
+            [one.name, key_options(one.name, one.options), source_text(one.name)] for components in filters.values() for one in components
+        ],
+        "transforms": transform_content(transforms),
+    }
+
+
+def absolute(path: str) -> str:
+    """A local path as the states of files name it; a URL as it is."""
+    return path if is_url(path) else str(Path(path).expanduser().absolute())
+
+
+def order_of(source: DocumentSource) -> str | None:
+    """What the source is ordered by."""
+    return source.order_by if isinstance(source, Source) else None
+
+
+def beside(function: Callable[[], Result]) -> "Future[Result]":
+    """What a function gives, worked out in a thread that nobody waits for when the rest fails."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as problem:  # whoever waits gets it
+            future.set_exception(problem)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def read_bad_rows(folder: Path) -> Iterator[Listed]:
+    """The bad rows of a shard."""
+    file = folder / FILE_NAME
+    if file.exists():
+        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
+    """Why a source gives no document at all."""
+    if not dropped:
+        return f"{source.path}: no documents. Set `{key}.path`."
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
+    what = f"{source.path}: all {dropped.total():,} documents were dropped ({reasons})."
+    return f"{what} Loosen `data.filters` or `{key}.filters`, or set another `{key}.path`."

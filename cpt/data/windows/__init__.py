@@ -1,0 +1,1 @@
+"""The rows of a source, window by window, made when they are needed."""

@@ -1,0 +1,1 @@
+"""A run's moment, saved and gone on from."""

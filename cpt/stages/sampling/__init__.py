@@ -1,0 +1,1 @@
+"""What stages that train on their own samples share."""

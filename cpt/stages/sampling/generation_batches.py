@@ -1,0 +1,285 @@
+"""Stages that sample what they train on: prompts by their number, rewards of the recipe, and completions that outlive an interruption."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import TrainOutput
+from trl.models import prepare_deepspeed
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
+from xxhash import xxh3_64_intdigest
+
+from cpt.checkpoints.safe_load import load_data
+from cpt.checkpoints.transaction import Contents
+from cpt.data.held_out import HeldOutSet
+from cpt.data.loader import CPTDataLoader
+from cpt.errors import RecipeError, ResourceError
+from cpt.recipe.schema import Recipe
+from cpt.safety.out_of_memory import is_out_of_memory
+from cpt.stages.checkpointing.resuming import written_for
+from cpt.stages.examples import ExampleTrainer
+from cpt.stages.length import RunLength
+from cpt.stages.model import reference_model
+from cpt.stages.rewards.find import build_rewards
+from cpt.stages.sampling.fused_head import fit_fused_head
+from cpt.stages.sampling.generations import Generations, Prompt, generations_of
+from cpt.stages.sampling.prompt_loader import prompt_loader
+
+STAGE_FILE = "stage_state.pt"
+
+
+class GenerationBatches(ExampleTrainer):
+    """To be put in front of TRL's GRPOTrainer or RLOOTrainer, which generate, score and learn.
+
+    Args:
+        reference: the model that `beta` holds the trained one to; None without `beta`, and where that is the model without its adapter.
+    """
+
+    _step: int
+    _buffered_inputs: list[dict[str, Any]] | None
+    WITHOUT_EFFECT: tuple[str, ...] = ()
+    """Keys of TRL's config that the stage has no use for."""
+    read_for_each = 1
+    """Prompts that are read for each one that is answered."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: Any,
+        *,
+        rows: Dataset[Any],
+        length: RunLength,
+        reference: nn.Module | None,
+        **options: Any,
+    ) -> None:
+        if arguments.reward_weights is not None:
+            raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
+        if arguments.__dict__.get("sync_ref_model"):
+            raise RecipeError(
+                "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on. Remove it."
+            )
+        if not recipe.rewards:
+            raise RecipeError(f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`.")
+        rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
+        arguments.reward_weights = [reward.weight for reward in recipe.rewards]
+        refuse_without_effect(recipe, self.WITHOUT_EFFECT)
+        keep_generation_size(recipe, arguments)
+        beta, arguments.beta = arguments.beta, 0.0  # else TRL loads a reference by the model's name, which may be no model of transformers
+        try:
+            super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
+        finally:
+            self.beta = arguments.beta = beta
+        self.ref_model = None if reference is None else self.prepared(reference)
+        self.generations.check()
+
+    def prepared(self, reference: Any) -> Any:
+        """The reference as TRL asks it for log-probabilities."""
+        arguments: Any = self.args
+        if arguments.disable_dropout:
+            disable_dropout_in_model(reference)
+        add_fused_lm_head(
+            reference, temperature=arguments.temperature, cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False)
+        )
+        fit_fused_head(reference)
+        if self.is_deepspeed_enabled:
+            return prepare_deepspeed(reference, self.accelerator)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+    # --- prompts ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def generations(self) -> Generations:
+        """How prompts are shared out, with the micro-batches of now."""
+        return generations_of(self.args, self.read_for_each)
+
+    def get_train_dataloader(self) -> CPTDataLoader:
+        """For each micro-batch the prompts of its generation, from the first step on that is still to be trained."""
+        return prompt_loader(self, self.generations)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """The completions that the next micro-batch trains on; they are made where those of the last generation are used up."""
+        if isinstance(inputs, list):
+            in_training = self.model is not None and self.model.training
+            is_new = self._step % self.generations.micro_batches == 0 or self._buffered_inputs is None
+            inputs = self.share_of(self.choose(inputs)) if in_training and is_new else inputs
+        return super()._prepare_inputs(inputs)
+
+    def choose(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """Which of the prompts that were read are answered; the same on all processes."""
+        return prompts
+
+    def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """What this process answers: each prompt stands there as often as it is answered."""
+        arguments: Any = self.args
+        repeated = [prompt for prompt in prompts for _ in range(arguments.num_generations)]
+        size = len(repeated) // arguments.world_size
+        return [dict(prompt) for prompt in repeated[arguments.process_index * size :][:size]]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Of the completions that were trained on; sampling them is not counted."""
+        if self._buffered_inputs is None or not isinstance(inputs, list):
+            return 0
+        used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
+        return super().floating_point_ops({"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)})
+
+    # --- going on -----------------------------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
+        """As ever; a checkpoint that stands in the middle of a generation brings its completions."""
+        if resume_from_checkpoint is not None:
+            self.restore_generation(Path(resume_from_checkpoint), with_completions=True)
+        return super().train(resume_from_checkpoint, **options)
+
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        """The Trainer's loop, with TRL's count of micro-batches where the run stands."""
+        self._step = self.first_step * self.generations.accumulation
+        super()._run_epoch(**options)
+
+    def begin_anew(self, options: dict[str, Any], checkpoint: Path | None) -> None:
+        """Likewise; after a roll-back, completions are made anew: the old ones may answer prompts that are left out now."""
+        super().begin_anew(options, checkpoint)
+        self._step = self.first_step * self.generations.accumulation
+        if checkpoint is not None:
+            self.restore_generation(checkpoint, with_completions=False)
+
+    def take_snapshot(self, *, full: bool, beside_training: bool = False) -> Contents:
+        """With the completions that later steps train on."""
+        taken = super().take_snapshot(full=full, beside_training=beside_training)
+        is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
+        kept = {"buffered": self._buffered_inputs if is_within else None, **self.state_of_process()}
+        if full and any(value is not None for value in kept.values()):
+            taken.states[self.generation_file] = kept
+        if full and self.args.should_save and (own := self.own_state()):
+            taken.states[STAGE_FILE] = own
+        return taken
+
+    @property
+    def generation_file(self) -> str:
+        """Its name in a checkpoint: each process has its own."""
+        return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
+
+    def restore_generation(self, checkpoint: Path, *, with_completions: bool) -> None:
+        """Go on with what a checkpoint kept; where another number of processes wrote it, completions are made anew."""
+        path = checkpoint / self.generation_file
+        same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
+        kept: dict[str, Any] = load_data(path) if same else {}
+        buffered = kept.pop("buffered", None) if with_completions else None
+        self._buffered_inputs = None if buffered is None else [on_device(batch, self.args.device) for batch in buffered]
+        self.restore_process(kept)
+        if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
+            self.restore_own(load_data(checkpoint / STAGE_FILE))
+
+    def state_of_process(self) -> dict[str, Any]:
+        """What else this process has to keep."""
+        return {}
+
+    def restore_process(self, state: Mapping[str, Any]) -> None:
+        """Go on with it; nothing was kept by another number of processes."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What the stage has to keep that is the same on all processes."""
+        return {}
+
+    def restore_own(self, state: Mapping[str, Any]) -> None:
+        """Go on with it."""
+
+    # --- safety -------------------------------------------------------------------------------------------------------------------------
+
+    def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
+        """Whether the step has to be skipped.
+
+        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps without any gradient
+        are common (all answers equally good), and the first wrong answer after them has one. So loss and gradient have to be finite, and
+        how large a gradient may be is left to clipping; without clipping its norm is judged as in other stages.
+        """
+        loss, norm = figures
+        clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
+        return super().judge_figures(torch.stack((loss * 0, clipped)))
+
+    def make_smaller(self, problem: RuntimeError) -> None:
+        """Halve the micro-batch: a generation stays as large as it is, and its completions are cut into smaller parts."""
+        before = self.args.per_device_train_batch_size
+        super().make_smaller(problem)
+        parts = before // self.args.per_device_train_batch_size
+        arguments: Any = self.args
+        arguments.steps_per_generation *= parts
+        if self._buffered_inputs is not None:
+            self._buffered_inputs = [part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)]
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
+        """Sample completions.
+
+        Raises:
+            ResourceError: memory ended; smaller micro-batches would not help.
+        """
+        try:
+            return super()._generate_single_turn(*arguments, **options)  # type: ignore[misc]  # TRL's
+        except RuntimeError as problem:
+            if not is_out_of_memory(problem):
+                raise
+            config: Any = self.args
+            raise ResourceError(
+                f"out of memory in step {self.state.global_step + 1}, sampling {config.generation_batch_size} completions of up to "
+                f"{config.max_completion_length} tokens. Set `training.generation_batch_size`, `steps_per_generation` or "
+                "`max_completion_length` lower; smaller micro-batches would not help."
+            ) from problem
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """Rewards of held-out prompts, with random numbers of its own: the run's go on as if it had not been."""
+        device = self.args.device
+        with torch.random.fork_rng(
+            devices=[] if device.type == "cpu" else [device], device_type=device.type if device.type != "cpu" else "cuda"
+        ):
+            torch.manual_seed(xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode()) % 2**32)
+            return super().evaluate(*arguments, **options)
+
+    def measure(self, held_out: HeldOutSet) -> dict[str, float]:
+        """TRL's figures of one set, means over its prompts; each is answered `num_generations_eval` times."""
+        config: Any = self.args
+        answers = config.num_generations_eval or config.num_generations
+        sums: dict[str, float] = {}
+        seen, own = 0, self.metrics_of_evaluation
+        for rows, count in self.batches_of(len(held_out.rows)):
+            own.clear()
+            prompts: list[Any] = [held_out.rows[number] for number in rows for _ in range(answers)]
+            self._prepare_inputs(prompts)
+            own.pop("num_tokens", None)  # of the training, so far
+            for name, values in own.items():
+                sums[name] = sums.get(name, 0.0) + count * sum(values) / len(values)
+            seen += count
+            self.tell_prediction_step()
+        own.clear()
+        return {**{name: value / seen for name, value in sums.items()}, "examples": seen}
+
+
+def refuse_without_effect(recipe: Recipe, keys: Sequence[str]) -> None:
+    """Raise where a key is written that would change nothing."""
+    written = [key for key in keys if key in recipe.training]
+    if written:
+        raise RecipeError(f"`training.{written[0]}` would have no effect: stage `{recipe.stage}` has advantages of its own. Remove it.")
+
+
+def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
+    """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not fit."""
+    asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
+    parts = asked // arguments.per_device_train_batch_size
+    if parts > 1 and recipe.training.get("steps_per_generation") is not None:
+        arguments.steps_per_generation *= parts
+        arguments.generation_batch_size *= parts
+
+
+def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Where completions were when they were kept."""
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def reference_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: Any) -> nn.Module | None:
+    """The reference that `training.beta` asks for."""
+    return reference_model(recipe, tokenizer, arguments) if arguments.beta else None

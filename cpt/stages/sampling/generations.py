@@ -1,0 +1,99 @@
+"""How prompts are shared out: which ones a generation answers, and which micro-batches train on them, by arithmetic alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+from transformers import TrainingArguments
+
+from cpt.data.mixture.left_out import Stretch, moved_on
+from cpt.errors import RecipeError
+
+Prompt = dict[str, Any]
+"""A row of the data: `prompt`, and the columns that rewards read."""
+
+
+@dataclass(frozen=True)
+class Generations:
+    """A generation is what all processes sample at once: some prompts, each of them `num_generations` times.
+
+    Its completions are cut into micro-batches, and gone through `num_iterations` times. So it lasts for several steps, or a step takes in
+    several of them; both are whole numbers, so that each step begins where it would have begun without an interruption.
+    """
+
+    prompts: int
+    """That are read for one generation."""
+    micro_batches: int
+    """Of each process, which train on one generation."""
+    accumulation: int
+    """Micro-batches of each process in a step."""
+
+    def check(self) -> None:
+        """Raise where steps and generations do not fit into each other."""
+        lasts, steps = self.micro_batches, self.accumulation
+        if lasts % steps and steps % lasts:
+            raise RecipeError(
+                f"`training`: a generation serves {lasts} micro-batches (steps_per_generation x num_iterations) and a step takes {steps} "
+                "(gradient_accumulation_steps). Let one be a multiple of the other."
+            )
+
+
+def generations_of(arguments: TrainingArguments, read_for_each: int = 1) -> Generations:
+    """Of a GRPOConfig, or one that is like it.
+
+    Args:
+        read_for_each: prompts that are read for each one that is answered.
+    """
+    config: Any = arguments
+    prompts = config.generation_batch_size // config.num_generations * read_for_each
+    return Generations(prompts, config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps)
+
+
+def prompts_of_step(config: type, training: Mapping[str, Any], completions: int, *, read_for_each: int = 1) -> int:
+    """Prompts that a step moves on in the data, told from the recipe alone.
+
+    Args:
+        config: the stage's config class, for its defaults.
+        training: the recipe's section.
+        completions: that all processes train on in a step.
+        read_for_each: prompts that are read for each one that is answered.
+
+    Raises:
+        RecipeError: it is no whole number.
+    """
+    fields: Any = vars(config)["__dataclass_fields__"]
+    answers, times = (int(training.get(key, fields[key].default)) for key in ("num_generations", "num_iterations"))
+    prompts, rest = divmod(completions, answers * times)
+    if rest:
+        raise RecipeError(
+            f"`training`: a step trains on {completions} completions, and each prompt has num_generations {answers} of them, trained on "
+            f"num_iterations {times} time(s): no whole number of prompts. Let per_device_train_batch_size x gradient_accumulation_steps x "
+            f"processes be a multiple of {answers * times}."
+        )
+    return prompts * read_for_each
+
+
+class PromptRows(Dataset[list[Prompt]]):
+    """One item for each micro-batch of each process: all prompts of its generation, the same on all processes.
+
+    Only a generation's first micro-batch uses them. The others get them too: a run that goes on without its completions makes them anew.
+    """
+
+    def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[Stretch]) -> None:
+        self.rows, self.plan, self.world_size, self.left_out = rows, plan, world_size, left_out
+        self.last: tuple[int, list[Prompt]] = (-1, [])
+
+    def __getitem__(self, number: int) -> list[Prompt]:
+        generation = number // self.world_size // self.plan.micro_batches
+        if self.last[0] != generation:
+            first = generation * self.plan.prompts
+            numbers = [moved_on(row, self.left_out) for row in range(first, first + self.plan.prompts)]
+            self.last = generation, [self.rows[row] for row in numbers]
+        return self.last[1]
+
+
+def only_item(batch: list[list[Prompt]]) -> list[Prompt]:
+    """A micro-batch is one item."""
+    (prompts,) = batch
+    return prompts

@@ -1,0 +1,119 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpt.data.documents import BadRow, BadValue, Document
+from cpt.data.examples.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
+from cpt.data.sources import Piece, read_piece
+from cpt.recipe.schema import Source
+
+TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text))
+CHATS = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), TEXT), min_size=1, max_size=5)
+
+
+def as_messages(pairs):
+    return [{"role": role, "content": content} for role, content in pairs]
+
+
+@given(CHATS)
+def test_a_transcript_gives_its_messages_back(pairs):
+    assert messages_of(transcript(as_messages(pairs), "messages")) == as_messages(pairs)
+
+
+@given(CHATS, CHATS)
+def test_other_chats_have_other_transcripts(one, other):
+    assert (transcript(as_messages(one), "") == transcript(as_messages(other), "")) == (one == other)
+
+
+def test_a_transcript_reads_like_one():
+    assert transcript(as_messages([("user", "Hi."), ("assistant", "Hello!\nYes?")]), "") == "\x1euser\nHi.\n\x1eassistant\nHello!\nYes?"
+
+
+CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
+
+
+def test_what_else_a_message_has_is_kept():
+    talk = [
+        {"role": "assistant", "content": None, "tool_calls": CALL, "reasoning_content": "I add.\nThen"},
+        {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"},
+        {"role": "assistant", "content": "", "tool_calls": CALL},
+    ]
+    text = transcript(talk, "")
+    assert messages_of(text) == talk
+    assert text.startswith(f'{MARK}assistant {{"content": null, "tool_calls": [{{"type": "function"')
+    assert list(messages_of(text)[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"], "templates write keys in their order"
+
+
+def test_a_line_that_a_transform_broke_is_a_role():
+    assert messages_of(f"{MARK}tool {{broken\nHi.") == [{"role": "tool {broken", "content": "Hi."}]
+
+
+def test_a_message_keeps_the_keys_that_are_null_to_itself():
+    assert transcript([{"role": "user", "content": "Hi.", "tool_calls": None}], "") == "\x1euser\nHi."
+
+
+@pytest.mark.parametrize(
+    ("chat", "reason", "said"),
+    [
+        (None, "no value", "`messages` is null, expected a list of messages"),
+        ([], "not a chat", "`messages` is [], expected a list of messages: {role: a word, content: a text}"),
+        ("Hi.", "not a chat", "`messages` is 'Hi.'"),
+        (["Hi."], "not a chat", "`messages` holds 'Hi.'"),
+        ([{"role": "user"}], "not a chat", "`messages` holds {'role': 'user'}"),
+        ([{"speaker": "a", "value": "Hi."}], "not a chat", "`messages` holds {'speaker': 'a', 'value': 'Hi.'}"),
+        ([{"role": "user", "content": ["Hi."]}], "not a chat", "`messages` holds"),
+        ([{"role": " ", "content": "Hi."}], "not a chat", "`messages` holds"),
+        ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),
+        ([{"role": "a {", "content": ""}], "not a chat", "`messages` holds"),
+        ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character", "U+001D in a message of `messages`"),
+        ([{"role": "a", "content": "", "score": float("nan")}], "wrong value", "a message of `messages` cannot be written as JSON"),
+        ([{"role": "a", "content": f"a{PART}b"}], "control character", "U+001D in a message of `messages`"),
+        ([{"role": "user", "content": f"a{MARK}b"}], "control character", "U+001E in a message of `messages`"),
+        ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character", "U+001F in a message of `messages`"),
+    ],
+)
+def test_what_is_no_chat_is_told(chat, reason, said):
+    with pytest.raises(BadValue) as bad:
+        transcript(chat, "messages")
+    assert bad.value.reason == reason and said in bad.value.detail
+
+
+@pytest.mark.parametrize("text", ["", "a text", "user\nHi."])
+def test_a_text_that_is_no_transcript_has_no_messages(text):
+    assert messages_of(text) == []
+
+
+def test_a_file_of_lines_gives_chats_and_bad_rows(tmp_path):
+    path = tmp_path / "a.jsonl"
+    talks = [
+        {"talk": [{"role": "user", "content": "Hi."}]},
+        {"talk": "Hi."},
+        {"text": "Hi."},
+        {"talk": [{"role": "user", "content": "\0"}]},
+    ]
+    path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    items = list(read_piece(Source(path=str(path), chat="talk"), Piece(str(path), 0, None, 0), "data.sources[0]"))
+    assert isinstance(items[0], Document) and items[0].text == "\x1euser\nHi."
+    assert [item.reason for item in items[1:] if isinstance(item, BadRow)] == ["not a chat", "missing column", "NUL byte"]
+
+
+def test_a_parquet_file_gives_chats(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"messages": [as_messages([("user", "Hi."), ("assistant", "Yes.")])], "other": [1]}), path)
+    (item,) = read_piece(Source(path=str(path), chat="messages"), Piece(str(path), 0, None, 0), "data.sources[0]")
+    assert item.text == "\x1euser\nHi.\n\x1eassistant\nYes."
+
+
+def test_a_content_in_parts_of_text_is_one_text():
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "."}]
+    assert transcript([{"role": "user", "content": parts}], "") == transcript([{"role": "user", "content": "Hi."}], "")
+
+
+def test_an_image_is_told_by_its_type():
+    with pytest.raises(BadValue, match="`messages` holds a part of type `image` in a message: only texts are learned from"):
+        transcript([{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}], "messages")

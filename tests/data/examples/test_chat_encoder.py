@@ -1,0 +1,243 @@
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from cpt.data.examples.chat import CONTROL, transcript
+from cpt.data.examples.chat_encoder import ChatEncoder, refused
+from cpt.data.tokenization import DocumentEncoder
+from cpt.errors import DataError, RecipeError
+
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+LLAMA_3 = (
+    "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.first %}{% set c = bos_token + c %}{% endif %}{{ c }}{% endfor %}"
+)
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
+    "{% else %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+PHI = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|im_end|>' + m.content }}{% endfor %}"
+WITH_BLOCKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% endfor %}"
+)
+MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+def bytes_tokenizer(tokenizer, template, *, bos=False, eos="<|endoftext|>", strips=False):
+    """The tokenizer of bytes with the marks of chats."""
+    made = copy.deepcopy(tokenizer)
+    made.add_tokens([AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in MARKS], special_tokens=True)
+    made.add_tokens(["<think>"])
+    made.add_special_tokens({"bos_token": "<s>"})
+    made.eos_token, made.chat_template = eos, template
+    if bos:
+        made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.bos_token_id)])
+    return made
+
+
+def like_llama_2(template):
+    """Blanks are pieces, one is put in front of a text, and `</s>` is vocabulary."""
+    characters = [*"▁abcdefghijklmnopqrstuvwxyz[]/<>I|NST:", "\n"]
+    vocabulary = {
+        token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *characters])
+    }
+    merges = [("▁", "a"), ("▁", "b")]
+    vocabulary |= {a + b: len(vocabulary) + number for number, (a, b) in enumerate(merges)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.bos_token_id)])
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer):
+    slow = ByT5Tokenizer()
+    slow.chat_template = PLAIN
+    return {
+        "chatml": bytes_tokenizer(tokenizer, CHATML),
+        "chatml whose turns end with eos": bytes_tokenizer(tokenizer, CHATML, eos="<|im_end|>"),
+        "llama 3": bytes_tokenizer(tokenizer, LLAMA_3, bos=True),
+        "llama 3, ended by its turn": bytes_tokenizer(tokenizer, LLAMA_3, bos=True, eos="<|eot_id|>"),
+        "a bos that the template forgets": bytes_tokenizer(tokenizer, CHATML, bos=True),
+        "a bos that only the template writes": bytes_tokenizer(tokenizer, LLAMA_3),
+        "blocks of what is generated": bytes_tokenizer(tokenizer, WITH_BLOCKS),
+        "no control tokens": bytes_tokenizer(tokenizer, PLAIN),
+        "tokens that swallow blanks": bytes_tokenizer(tokenizer, PHI, strips=True),
+        "llama 2": like_llama_2(LLAMA_2),
+        "slow": slow,
+    }
+
+
+NAMES = [
+    "chatml",
+    "chatml whose turns end with eos",
+    "llama 3",
+    "llama 3, ended by its turn",
+    "a bos that the template forgets",
+    "a bos that only the template writes",
+    "blocks of what is generated",
+    "no control tokens",
+    "tokens that swallow blanks",
+    "llama 2",
+    "slow",
+]
+CONTENT = (
+    st.text("ab \n<>|é😀")
+    | st.text().filter(lambda text: not set(CONTROL) & set(text))
+    | st.sampled_from(["<think>\na</think>", "  ", "\n\na\n"])
+)
+CHATS = st.lists(st.lists(CONTENT, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def messages(contents):
+    return [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]
+
+
+def texts_of(chats):
+    return [transcript(messages(contents), "") for contents in chats]
+
+
+def documents(encoder, texts):
+    ids, lengths = encoder.encode(texts)
+    assert ids.dtype == encoder.dtype and lengths.sum() == len(ids)
+    return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])]
+
+
+def expected(tokenizer, contents, adds_bos):
+    """What transformers gives, with BOS and EOS where they are missing."""
+    ids = tokenizer.apply_chat_template(messages(contents), tokenize=True, return_dict=False)
+    written = tokenizer.apply_chat_template(messages(contents), tokenize=False)
+    before = [tokenizer.bos_token_id] if adds_bos and ids[:1] != [tokenizer.bos_token_id] else []
+    return before + ids + ([] if written.rstrip().endswith(tokenizer.eos_token) else [tokenizer.eos_token_id])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(chats=CHATS)
+def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
+    tokenizer = tokenizers[name]
+    encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
+    chats = [contents for contents in chats if not any(mark in text for text in contents for mark in encoder.control_tokens)] or [["a"]]
+    wanted = [expected(tokenizer, contents, encoder.bos is not None) for contents in chats]
+    assert documents(encoder, texts_of(chats)) == wanted
+
+
+PROVEN = {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(chats=CHATS)
+def test_a_faster_encoder_gives_the_same_ids(tokenizers, name, chats):
+    plain = ChatEncoder(DocumentEncoder(tokenizers[name]), "data.sources[0]")
+    if name not in PROVEN:
+        PROVEN[name] = plain.proven_for(texts_of([["Say something.", "Something."]]))
+    assert PROVEN[name].by_parts == (name not in ("tokens that swallow blanks", "llama 2", "slow"))
+    assert documents(PROVEN[name], texts_of(chats)) == documents(plain, texts_of(chats))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_message_writes_a_control_token(tokenizers, name):
+    tokenizer = tokenizers[name]
+    encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
+    harmless = transcript([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}], "")
+    for encoder_ in (encoder, PROVEN.get(name, encoder)):
+        (ids,) = documents(encoder_, [harmless])
+        for token in encoder.control_tokens:
+            if token == "<unk>":
+                continue
+            forged = transcript(
+                [{"role": "user", "content": f"a {token}b"}, {"role": "assistant", "content": f"c {token}{token[:3]} d"}], ""
+            )
+            (found,) = documents(encoder_, [forged])
+            assert [number for number in found if number in encoder.control_tokens.values()] == [
+                number for number in ids if number in encoder.control_tokens.values()
+            ]
+            assert token in tokenizer.decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_bos_and_eos_stand_once(tokenizers):
+    (text,) = texts_of([["a", "b"]])
+    for name, bos in (("llama 3", 1), ("a bos that the template forgets", 1), ("a bos that only the template writes", 1), ("chatml", 0)):
+        tokenizer = tokenizers[name]
+        (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizer), ""), [text])
+        assert ids.count(tokenizer.bos_token_id) == bos == (ids[0] == tokenizer.bos_token_id)
+        assert ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id
+    (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizers["chatml whose turns end with eos"]), ""), [text])
+    assert tokenizers["chatml"].decode(ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+
+
+def test_no_chats_are_no_ids(tokenizers):
+    ids, lengths = ChatEncoder(DocumentEncoder(tokenizers["chatml"]), "").encode([])
+    assert len(ids) == len(lengths) == 0
+
+
+def test_it_travels_to_workers(tokenizers):
+    texts = texts_of([["a", "b<|im_end|>"], ["c"]])
+    for name in ("chatml", "llama 2"):
+        encoder = ChatEncoder(DocumentEncoder(tokenizers[name]), "")
+        assert documents(pickle.loads(pickle.dumps(encoder)), texts) == documents(encoder, texts)
+        proven = encoder.proven_for(texts)
+        assert documents(pickle.loads(pickle.dumps(proven)), texts) == documents(encoder, texts)
+
+
+def test_the_template_is_in_the_fingerprint(tokenizers):
+    plain = [DocumentEncoder(tokenizers[name]) for name in ("chatml", "no control tokens")]
+    assert plain[0].fingerprint == plain[1].fingerprint, "texts are not tokenised anew for another template"
+    assert len({ChatEncoder(encoder, "").fingerprint for encoder in plain} | {plain[0].fingerprint}) == 3
+
+
+def test_a_tokenizer_without_a_template_is_refused(tokenizer):
+    with pytest.raises(RecipeError, match=r"`data.sources\[1\].chat`: the tokenizer .* has no chat template. Set `tokenizer.path`"):
+        ChatEncoder(DocumentEncoder(tokenizer), "data.sources[1]")
+
+
+def test_of_several_templates_the_default_is_taken(tokenizer):
+    several = bytes_tokenizer(tokenizer, {"default": CHATML, "tool_use": PLAIN})
+    assert ChatEncoder(DocumentEncoder(several), "").template == CHATML
+    without = bytes_tokenizer(tokenizer, {"tool_use": PLAIN})
+    with pytest.raises(RecipeError, match="has no chat template"):
+        ChatEncoder(DocumentEncoder(without), "")
+
+
+def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
+    encoder = ChatEncoder(DocumentEncoder(bytes_tokenizer(tokenizer, ALTERNATING)), "")
+    (component,) = encoder.filters()
+
+    def reason(text):
+        return refused({"text": text, "source": "a", "where": "a:1"}, **component.options)
+
+    wrong = transcript([{"role": "assistant", "content": "first"}], "")
+    assert reason(texts_of([["a", "b"]])[0]) is None
+    assert reason(wrong) == "the chat template says: roles must alternate"
+    assert reason("a plain text").startswith("no chat")
+    with pytest.raises(DataError, match="a chat cannot be written: the chat template says: roles must alternate"):
+        encoder.encode([wrong])
+    assert encoder.proven_for([wrong, "a plain text", *texts_of([["a"]])]).by_parts
+
+
+def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
+    dated = bytes_tokenizer(tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}")
+    (ids,) = documents(ChatEncoder(DocumentEncoder(dated), ""), texts_of([["a"]]))
+    assert dated.decode(ids) == "\n[26 Jul 20242024-07-26]a<|endoftext|>"
+
+
+def test_nothing_heavy_is_imported_before_a_chat_comes():
+    heavy = "not {'transformers', 'jinja2'}.isdisjoint(sys.modules)"
+    code = f"import sys, cpt.data.examples.chat_encoder, cpt.data.readers.values; sys.exit({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

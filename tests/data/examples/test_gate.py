@@ -1,0 +1,139 @@
+import pytest
+
+from cpt.data.encoders import encoder_of
+from cpt.data.examples.gate import (
+    DROPPED,
+    ECHO,
+    EMPTY,
+    LISTED,
+    MASKED,
+    NO_END,
+    REPEATED,
+    SAME,
+    TRUNCATED,
+    Inspector,
+    inspect_source,
+    missing_tokens,
+)
+from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
+from cpt.data.forms import source_with_form
+from cpt.data.sources import pieces_of
+from cpt.data.tokenization import DocumentEncoder
+from cpt.recipe.schema import Component
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ENDLESS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+)
+
+
+def talk(*contents):
+    return {"messages": [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]}
+
+
+@pytest.fixture
+def inspect(talking, rows_file):
+    """`inspect("conversation", rows)`: kind -> the lines of its first rows."""
+
+    def run(form, rows, *, template=CHATML, filters=(), piece_bytes=2**20, workers=0, **options):
+        source = source_with_form(rows_file("a", rows, **options), form, "k")
+        encoder = encoder_of(source, DocumentEncoder(talking(template)), "k")
+        inspector = Inspector(source, "k", {"k.filters": list(filters)}, {}, encoder, 100)
+        found = inspect_source(inspector, pieces_of(source, "k", piece_bytes), workers)
+        assert set(found.counts) == set(found.rows)
+        return {kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)] for kind in found.counts}
+
+    return run
+
+
+def good(number):
+    return [talk(f"question {n}", f"answer {n}", "more", f"{n}") for n in range(number)]
+
+
+def pair(n, chosen="yes", rejected="no", prompt="question"):
+    return {"prompt": f"{prompt} {n}", "chosen": chosen, "rejected": rejected}
+
+
+def test_good_examples_have_no_fault(inspect):
+    assert inspect("conversation", [*good(30), {"prompt": "p", "completion": "c"}, {"text": "plain"}]) == {}
+    assert inspect("preference", [pair(n) for n in range(20)]) == {}
+    assert inspect("judged", [{"prompt": f"{n}", "completion": "c", "label": True} for n in range(5)]) == {}
+    assert inspect("prompt", [{"prompt": f"{n}", "a": 1} for n in range(5)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (talk("question", " \n"), EMPTY),
+        (talk("echo", "echo "), ECHO),
+        (talk("a", "b" * 120), TRUNCATED),
+        (talk("q" * 110, "b"), NOTHING_LEARNED),
+        (talk("question 3", "answer 3", "more", "3"), REPEATED),
+        (talk("a question"), f"{DROPPED}no message of the assistant"),
+        ({"prompt": "p", "completion": ""}, EMPTY),
+        ({"prompt": "p", "completion": "p"}, ECHO),
+    ],
+)
+def test_a_fault_of_a_conversation_is_named_with_its_row(inspect, row, kind):
+    rows = good(30)
+    rows.insert(20, row)
+    assert inspect("conversation", rows) == {kind: [21]}
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (pair(1, rejected="yes"), SAME),
+        (pair(1, rejected=""), EMPTY),
+        (pair(1, chosen="question 1"), ECHO),
+        (pair(1, chosen="c" * 120), TRUNCATED),
+        (pair(1, prompt="p" * 120), LONG_PROMPT),
+        (pair(5), REPEATED),
+    ],
+)
+def test_a_fault_of_a_preference_is_named_with_its_row(inspect, row, kind):
+    rows = [pair(n) for n in range(2, 30)]
+    rows.insert(20, row)
+    assert inspect("preference", rows) == {kind: [21]}
+
+
+def test_turns_without_an_end_are_found(inspect):
+    assert inspect("conversation", good(3), template=ENDLESS) == {NO_END: [1, 2, 3]}
+    assert inspect("conversation", [talk("a", "b")], template=CHATML.replace("'<|im_end|>' + ", "")) == {}, "an EOS follows at the end"
+    assert inspect("conversation", good(2), template=CHATML.replace("'<|im_end|>' + ", "")) == {NO_END: [1, 2]}
+
+
+def test_an_example_of_which_nothing_is_learned_is_found(inspect):
+    nothing = ENDLESS.replace("{% generation %}{{ m.content }}", "{{ m.content }}{% generation %}").replace(
+        "m.role == 'assistant'", "false"
+    )
+    asked_last = talk("a", "b", "c")
+    assert inspect("conversation", [asked_last, *good(1)], template=nothing) == {MASKED: [1]}
+
+
+def test_what_filters_drop_is_no_fault(inspect):
+    short = Component(name="length", min_characters=40)
+    assert inspect("conversation", [talk("a", ""), *good(3)], filters=[short]) == {}
+
+
+def test_only_the_documents_that_are_taken_are_looked_at(inspect):
+    assert inspect("conversation", [*good(3), talk("a", "")], max_documents=3) == {}
+
+
+def test_many_processes_find_the_same(inspect):
+    rows = [talk(f"question {n % 150}", "" if n % 50 == 7 else "b") for n in range(300)]
+    alone = inspect("conversation", rows)
+    assert alone[EMPTY] == [8, 58, 108, 158, 208, 258] and alone[REPEATED][0] == 151
+    assert inspect("conversation", rows, piece_bytes=2000, workers=2) == alone
+
+
+def test_tokens_of_a_template_that_the_tokenizer_does_not_have(talking, rows_file):
+    source = source_with_form(rows_file("a", good(1)), "conversation", "k")
+    foreign = CHATML.replace("<|im_end|>", "<|end_of_answer|>")
+    assert missing_tokens(encoder_of(source, DocumentEncoder(talking(foreign)), "k")) == ["<|end_of_answer|>"]
+    assert missing_tokens(encoder_of(source, DocumentEncoder(talking(CHATML)), "k")) == []
+    assert missing_tokens(encoder_of(source, DocumentEncoder(talking(None)), "k")) == []

@@ -1,0 +1,120 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cpt.data.documents import BadRow, BadValue, Document
+from cpt.data.examples.example import example_of
+from cpt.data.forms import source_with_form
+from cpt.data.readers.values import text_of
+from cpt.data.sources import Piece, read_piece
+from cpt.recipe.schema import Source
+
+ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+SYSTEM = {"role": "system", "content": "s"}
+
+
+def example(row, form, chat=None):
+    return example_of(text_of(row, source_with_form(Source(path="a.jsonl", chat=chat), form, "k")))
+
+
+def test_a_question_and_its_answer_are_a_conversation():
+    chat = {"user": "q", "assistant": "a", "system": "s", "history": "h"}
+    row = {"q": "q", "a": "a", "s": "s", "h": [["x", "y"]]}
+    earlier = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    for form in ("conversation", "document"):
+        assert example(row, form, chat).messages == [SYSTEM, *earlier, ASKED, ANSWERED]
+        assert example(row | {"s": "", "h": None}, form, chat).messages == [ASKED, ANSWERED], "a row need not have them"
+        assert example({"q": "q", "a": "a"}, form, chat).messages == [ASKED, ANSWERED]
+
+
+def test_an_input_stands_below_its_instruction():
+    chat = {"user": "{instruction}\n{input}", "assistant": "output"}
+    row = {"instruction": "do", "input": "this", "output": "a"}
+    assert example(row, "conversation", chat).messages[0]["content"] == "do\nthis"
+    assert example(row | {"input": ""}, "conversation", chat).messages[0]["content"] == "do"
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"instruction": "q", "input": "", "output": "a"}, "conversation"),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "conversation"),
+    ],
+)
+def test_files_of_alpaca_and_sharegpt_are_known_by_their_columns(row, form):
+    assert example(row, form).messages == [ASKED, ANSWERED]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "q", "chosen": "a", "rejected": "b"},
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+    ],
+)
+def test_preferences_of_alpaca_and_sharegpt(row):
+    found = example(row, "preference")
+    assert (found.prompt, found.chosen, found.rejected) == ([ASKED], [ANSWERED], [{"role": "assistant", "content": "b"}])
+
+
+def test_a_question_that_the_conversations_repeat_is_left_to_them():
+    row = {"instruction": "q", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, ANSWERED]}
+    assert example(row, "preference")[:4] == (None, None, [ASKED, ANSWERED], [ASKED, ANSWERED])
+
+
+def test_whole_conversations_that_begin_alike_with_a_system_prompt():
+    row = {"s": "s", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, {"role": "assistant", "content": "b"}]}
+    found = example(row, "preference", {"chosen": "chosen", "rejected": "rejected", "system": "s"})
+    assert found.prompt is None and found.chosen == [SYSTEM, ASKED, ANSWERED] and found.rejected[0] == SYSTEM
+
+
+def test_the_last_turn_is_what_was_judged():
+    found = example({"messages": [SYSTEM, ASKED, ANSWERED], "label": True}, "judged")
+    assert (found.prompt, found.completion, found.label) == ([SYSTEM, ASKED], [ANSWERED], True)
+    found = example({"q": "q", "a": "a", "good": 0}, "judged", {"user": "q", "assistant": "a", "label": "good"})
+    assert (found.prompt, found.completion, found.label) == ([ASKED], [ANSWERED], False)
+
+
+def test_a_question_for_rewards_keeps_the_other_columns():
+    found = example({"q": "q", "s": "s", "answer": 4}, "prompt", {"user": "q", "system": "s"})
+    assert found.prompt == [SYSTEM, ASKED] and found.columns == {"s": "s", "answer": 4}
+
+
+def test_a_system_prompt_of_its_own_counts():
+    chat = {"messages": "m", "system": "s"}
+    assert example({"m": [ASKED, ANSWERED], "s": "s"}, "conversation", chat).messages == [SYSTEM, ASKED, ANSWERED]
+    own = {"from": "system", "value": "own"}
+    assert example({"m": [own, ASKED, ANSWERED], "s": "s"}, "conversation", chat).messages[0]["content"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "said"),
+    [
+        ({"q": None, "a": "a"}, {"user": "q", "assistant": "a"}, "`q` is None"),
+        ({"p": "q", "c": "a", "s": "s"}, {"prompt": "p", "completion": "c", "system": "s"}, "`p` is no list of messages"),
+        ({"q": "q", "a": "a", "h": "x"}, {"user": "q", "assistant": "a", "history": "h"}, "expected a list of \\[question, answer\\]"),
+        ({"q": "q", "a": "a", "h": [["x", None]]}, {"user": "q", "assistant": "a", "history": "h"}, "`h` is"),
+        ({"a": "a"}, {"user": "{q}\n{i}", "assistant": "a"}, "no column `q`"),
+    ],
+)
+def test_what_is_no_turn_is_told(row, chat, said):
+    with pytest.raises(BadValue, match=said):
+        example(row, "conversation", chat)
+
+
+def test_a_table_must_have_every_column_that_the_recipe_names(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"instruction": ["q"], "output": ["a"]}), path)
+
+    def first(chat):
+        source = source_with_form(Source(path=str(path), chat=chat), "conversation", "k")
+        return next(iter(read_piece(source, Piece(str(path), 0, None, 0), "k")))
+
+    assert isinstance(first(None), Document), "found by its columns, of which `input` may be missing"
+    misspelt = first({"user": "{instruction}\n{inptu}", "assistant": "output"})
+    assert isinstance(misspelt, BadRow) and "no column `inptu`" in misspelt.detail
+    assert isinstance(first({"user": "instruction", "assistant": "output", "system": "system"}), Document)

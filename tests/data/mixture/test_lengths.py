@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+import torch
+
+from cpt.data.build import build_data
+from cpt.data.mixture.lengths import cut_documents, length_at, lengths_of_phases
+from cpt.data.rows import IGNORED
+from cpt.errors import RecipeError
+from cpt.models.build import build_model
+from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Data
+from cpt.stages.build import build_trainer
+from cpt.tokenizer.load import load_tokenizer
+from tests.tiny import write_recipe
+
+SOURCE = {"path": "documents.jsonl", "name": "all"}
+
+
+def phases(*pairs):
+    return [{"weights": {"all": 1}, **({"until": until} if until else {}), **({"context_length": at} if at else {})} for until, at in pairs]
+
+
+def section(*pairs, sequence_length=1024):
+    return Data.model_validate({"sequence_length": sequence_length, "sources": [SOURCE], "phases": phases(*pairs)})
+
+
+def test_lengths_hold_from_rows_on():
+    assert lengths_of_phases(section((4096, 256), (8192, None), (None, 512))) == [(0, 256), (4, 1024), (8, 512)]
+    assert lengths_of_phases(section((4096, None), (None, None))) == []
+    lengths = [(0, 256), (4, 1024)]
+    assert [length_at(row, lengths) for row in (0, 3, 4, 10**9)] == [256, 256, 1024, 1024]
+    assert length_at(3, []) is None
+
+
+def test_long_documents_are_cut_and_short_ones_are_left_as_they_are():
+    positions = np.concatenate([np.arange(7), np.arange(3), np.arange(2)])
+    labels = np.arange(100, 112)
+    labels[[0, 7, 10]] = IGNORED
+    labels[10:] = IGNORED  # padding
+    cut_documents(positions, labels, 3)
+    assert positions.tolist() == [0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1]
+    assert labels.tolist() == [-100, 101, 102, -100, 104, 105, -100, -100, 108, 109, -100, -100]
+
+
+@pytest.fixture
+def growing(tiny_recipe):
+    """32 tokens at once for 512 tokens, then whole rows of 64."""
+    (source, *_) = tiny_recipe["data"]["sources"]
+    data = {
+        **tiny_recipe["data"],
+        "sequence_length": 64,
+        "sources": [{"path": source["path"], "name": "all"}],
+        "phases": phases((512, 16), (None, None)),
+    }
+    return {**tiny_recipe, "data": data, "budget": {"tokens": 1024, "global_batch_tokens": 256}}
+
+
+def test_rows_are_the_same_but_for_the_cuts_one_by_one_and_in_batches(growing, tmp_path):
+    def rows_of(sections, name):
+        recipe = load_recipe(write_recipe(sections, tmp_path / name))
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+        return build_data(recipe.data, tokenizer, seed=1)
+
+    whole = {**growing, "data": {**growing["data"], "phases": phases((512, None), (None, None))}}
+    cut, uncut = rows_of(growing, "cut.yaml"), rows_of(whole, "whole.yaml")
+    assert cut.fingerprint != uncut.fingerprint
+    for number in range(16):
+        mine, theirs = cut.rows[number], uncut.rows[number]
+        assert torch.equal(mine["input_ids"], theirs["input_ids"])
+        expected = theirs["position_ids"] % 16 if number < 8 else theirs["position_ids"]
+        assert torch.equal(mine["position_ids"], expected)
+        assert (mine["labels"][expected == 0] == IGNORED).all()
+        assert torch.equal(mine["labels"][expected != 0], theirs["labels"][expected != 0])
+    batch = cut.rows.batch(range(6, 10))
+    for line, number in enumerate(range(6, 10)):
+        assert all(torch.equal(batch[name][line], cut.rows[number][name]) for name in batch)
+
+
+def test_a_cut_row_has_the_loss_of_its_pieces(growing, tmp_path):
+    recipe = load_recipe(write_recipe({**growing, "output_dir": str(tmp_path)}, tmp_path / "recipe.yaml"))
+    tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+    data = build_data(recipe.data, tokenizer, seed=1)
+    model = build_model(recipe.model, tokenizer, seed=1).eval()
+    row = data.rows[0]
+    begins = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), 64]
+    packed = model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
+    for begin, end in zip(begins, begins[1:], strict=False):
+        assert end - begin <= 16
+        alone = model(input_ids=row["input_ids"][None, begin:end]).logits[0]
+        assert torch.allclose(packed[begin:end], alone, atol=1e-4)
+    trainer = build_trainer(recipe, model, tokenizer, data)
+    trainer._save_checkpoint = lambda *_: None
+    assert trainer.train().global_step == 4
+
+
+def test_what_cannot_be_is_refused(growing, tmp_path):
+    for change, words in (
+        ({"phases": phases((512, 128), (None, None))}, "rows have 64 tokens"),
+        ({"packing": "token_budget"}, "token_budget"),
+    ):
+        sections = {**growing, "data": {**growing["data"], **change}}
+        with pytest.raises(RecipeError, match=words):
+            load_recipe(write_recipe(sections, tmp_path / "recipe.yaml"))

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from cpt.data.mixture.phases import LINEAR_BLOCKS, asked_shares, shares_over
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Data, Phase, Source
+
+
+def asked(*phases, tokens=(1, 1), **options):
+    sources = [Source(path="a/code"), Source(path="a/prose")]
+    changes = asked_shares(Data(sources=sources, sequence_length=10, phases=list(phases), **options), tokens)
+    return [(first, shares.round(6).tolist()) for first, shares in changes]
+
+
+def test_without_phases_the_sources_have_their_weights():
+    data = Data(sources=[Source(path="a/b", weight=3.0), Source(path="a/c")])
+    ((first, shares),) = asked_shares(data, [1, 1])
+    assert first == 0 and shares.tolist() == [0.75, 0.25]
+
+
+def test_a_phase_begins_where_the_one_before_ends():
+    phases = [
+        Phase(until=1000, weights={"code": 2.0, "prose": 2.0}),
+        Phase(until=3000, weights={"prose": 5.0}),
+        Phase(weights={"code": 1.0}),
+    ]
+    assert asked(*phases) == [(0, [0.5, 0.5]), (100, [0, 1]), (300, [1, 0])]
+
+
+def test_a_linear_change_goes_from_one_phase_to_its_own_weights_in_equal_blocks():
+    first, *blocks, last = asked(Phase(until=1000, weights={"code": 1.0}), Phase(until=7400, change="linear", weights={"prose": 1.0}))
+    assert first == (0, [1, 0]) and last == (740, [0, 1]) and len(blocks) == LINEAR_BLOCKS
+    assert [first for first, _ in blocks] == list(range(100, 740, 10))
+    assert blocks[0][1] == pytest.approx([1 - 0.5 / 64, 0.5 / 64], abs=1e-5)
+    assert blocks[-1][1] == pytest.approx([0.5 / 64, 1 - 0.5 / 64], abs=1e-5)
+    assert np.diff([shares[1] for _, shares in blocks]) == pytest.approx(1 / 64, abs=1e-5)
+
+
+def test_temperature_1_is_in_proportion_to_tokens_and_higher_ones_are_more_even():
+    assert asked(tokens=(900, 100), temperature=1.0) == [(0, [0.9, 0.1])]
+    assert asked(tokens=(900, 100), temperature=2.0) == [(0, [0.75, 0.25])]
+    assert asked(tokens=(900, 100), temperature=1e9) == [(0, [0.5, 0.5])]
+
+
+def test_shares_over_a_run_are_the_average_of_its_phases():
+    changes = [(0, np.array([1.0, 0.0])), (100, np.array([0.0, 1.0]))]
+    assert shares_over(changes, 400).tolist() == [0.25, 0.75]
+    assert shares_over(changes, 50).tolist() == [1, 0] and shares_over(changes, 1).tolist() == [1, 0]
+
+
+def test_a_phase_that_ends_at_a_learning_rate_is_refused_where_there_is_no_schedule():
+    with pytest.raises(RecipeError, match=r"`data\.phases\[0\]\.until_learning_rate` follows from a run's schedule"):
+        asked(Phase(until_learning_rate=0.2, weights={"code": 1.0}), Phase(weights={"prose": 1.0}))

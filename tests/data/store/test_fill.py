@@ -1,0 +1,39 @@
+import pytest
+
+from cpt.data import plan
+from cpt.data.open_sources import open_source
+from cpt.data.store.fill import made, make_shards
+from cpt.data.tokenization import DocumentEncoder
+from cpt.recipe.schema import Data
+
+
+@pytest.fixture
+def two(source, tokenizer, tmp_path, monkeypatch):
+    """Two sources of several shards, nothing of which is there."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 500)
+    sources = [source(name, [f"{name} {number}" for number in range(100)]) for name in "ab"]
+    data = Data(sources=sources)
+    return [open_source(data, one, f"data.sources[{n}]", DocumentEncoder(tokenizer), tmp_path / "c", 1) for n, one in enumerate(sources)]
+
+
+def everything(sources):
+    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_of_several_sources_are_made_together(two, workers):
+    make_shards(everything(two), workers)
+    assert all(not source.missing(range(len(source.plan.shards))) for source in two)
+    assert [source.finish().documents for source in two] == [100, 100]
+
+
+def test_shards_come_in_the_order_in_which_they_are_wanted(two):
+    wanted = list(reversed(everything(two)))
+    assert list(made(iter(wanted), 2, two)) == wanted
+
+
+def test_what_is_there_is_not_made_again(two):
+    make_shards(everything(two))
+    before = {path: path.stat().st_ino for source in two for path in source.folder.rglob("*.bin")}
+    make_shards(everything(two))
+    assert before == {path: path.stat().st_ino for source in two for path in source.folder.rglob("*.bin")}

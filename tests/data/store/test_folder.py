@@ -1,0 +1,148 @@
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cpt.data.store.folder import begin_unfinished, hold, key_of, publish_once, size_of, write_once
+from cpt.errors import DataError, ResourceError
+
+SLOW_FILL = """
+import sys, time
+from pathlib import Path
+from cpt.data.store.folder import publish_once
+def fill(folder):
+    (folder / "half").write_text("half")
+    print("filling", flush=True)
+    time.sleep(60)
+publish_once(Path(sys.argv[1]), fill)
+"""
+
+
+def write_a_file(folder):
+    (folder / "content").write_text("all")
+
+
+def test_what_exists_is_not_made_again(tmp_path):
+    publish_once(tmp_path / "a", lambda folder: None)
+    publish_once(tmp_path / "a", lambda folder: pytest.fail("filled twice"))
+
+
+def test_a_failed_fill_leaves_nothing_that_looks_complete(tmp_path):
+    def fail(folder):
+        (folder / "half").touch()
+        raise DataError("bad row")
+
+    with pytest.raises(DataError, match="bad row"):
+        publish_once(tmp_path / "a", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
+
+
+def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path):
+    folder = tmp_path / "a"
+    process = subprocess.Popen([sys.executable, "-c", SLOW_FILL, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "filling\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not folder.exists()
+    publish_once(folder, write_a_file)
+    assert (folder / "content").read_text() == "all" and not (folder / "half").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a"]
+
+
+def fill_slowly(root, filled):
+    def fill(folder):
+        with filled.get_lock():
+            filled.value += 1
+        time.sleep(0.2)
+        write_a_file(folder)
+
+    publish_once(root / "a", fill)
+    assert (root / "a" / "content").exists()
+
+
+def test_several_processes_fill_a_store_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    filled = context.Value("i", 0)
+    processes = [context.Process(target=fill_slowly, args=(tmp_path, filled)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert filled.value == 1
+
+
+def test_a_place_that_cannot_be_written_names_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="cannot keep tokenised data there.*CPT_CACHE"):
+        publish_once(tmp_path / "file" / "store", lambda folder: None)
+
+
+def test_equal_content_has_an_equal_key():
+    assert key_of({"a": 1, "b": [2]}) == key_of(json.loads('{"b": [2], "a": 1}')) != key_of({"a": 1, "b": [3]})
+
+
+def test_a_small_file_is_written_as_a_whole(tmp_path):
+    write_once(tmp_path / "a.json", "one")
+    write_once(tmp_path / "a.json", "two")
+    assert (tmp_path / "a.json").read_text() == "two" and [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    with pytest.raises(ResourceError, match="cannot keep tokenised data there"):
+        write_once(tmp_path / "no" / "a.json", "one")
+
+
+def test_a_held_folder_is_there_until_it_is_let_go(tmp_path):
+    class Holder:
+        pass
+
+    holder = Holder()
+    let_go = hold(tmp_path / "a" / "b", holder)
+    assert (tmp_path / "a" / "b").is_dir()
+    let_go()
+    let_go()  # is no mistake
+
+
+def test_a_size_is_that_of_all_files_below(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_text("123")
+    (tmp_path / "c").write_text("45")
+    assert size_of(tmp_path) == 5
+
+
+def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_path, monkeypatch):
+    """As on a file system whose locks do not reach other machines, or that has none."""
+
+    def no_lock(*_):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+
+    def slow(folder):
+        (folder / "content").write_text("first half, ")
+        monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+        publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
+        with (folder / "content").open("a") as file:
+            file.write("second half")
+
+    publish_once(tmp_path / "a", slow)
+    assert (tmp_path / "a" / "content").read_text() == "all of the other"
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a"]
+
+
+def test_what_another_machine_is_filling_is_removed_only_when_it_is_surely_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+    for name in ("alive", "dead"):
+        with (tmp_path / f"{name}.lock").open("a+") as lock:
+            begin_unfinished(tmp_path / name, lock, is_locked=True)
+    day = 86_400 + 60
+    os.utime(next(tmp_path.glob("dead.*unfinished")), (time.time() - day,) * 2)
+    monkeypatch.undo()
+    for name in ("alive", "dead"):
+        publish_once(tmp_path / name, write_a_file)
+    assert [path.name.split(".")[0] for path in tmp_path.glob("*.unfinished")] == ["alive"]

@@ -1,0 +1,374 @@
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from cpt.data import plan
+from cpt.data.sources import open_source
+from cpt.data.store import shards
+from cpt.data.store import tokenized as tokenized_module
+from cpt.data.store.fill import make_shards
+from cpt.data.store.token_files import TokenFiles
+from cpt.errors import DataError
+from cpt.recipe.schema import Component, Source
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """How often a source was opened."""
+    opened = []
+    original = shards.read_piece
+    monkeypatch.setattr(shards, "read_piece", lambda source, piece, key: opened.append(key) or original(source, piece, key))
+    return opened
+
+
+def documents_of(opened):
+    return opened.documents(range(len(opened.plan.shards)))
+
+
+def decoded(opened, tokenizer):
+    documents = documents_of(opened)
+    begins, lengths = documents.offsets[:-1].tolist(), np.diff(documents.offsets).tolist()
+    return [tokenizer.decode(documents.tokens(begin, length - 1)) for begin, length in zip(begins, lengths, strict=True)]
+
+
+def contents(opened):
+    """Every file that the store ends with."""
+    return {str(file.relative_to(opened.folder)): file.read_bytes() for file in opened.folder.rglob("*") if file.is_file()}
+
+
+def test_the_documents_are_stored_in_order_with_their_bytes(tokenized, source, tokenizer):
+    opened = tokenized(source("a", ["one", "twö", "one"]))
+    documents = documents_of(opened)
+    assert decoded(opened, tokenizer) == ["one", "twö", "one"] and documents.num_bytes.tolist() == [3, 4, 3]
+    assert documents.hashes[0] == documents.hashes[2] != documents.hashes[1]
+
+
+def test_batches_do_not_change_what_is_stored(tokenized, source, tokenizer, monkeypatch):
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 10)
+    texts = [str(number) * (number % 30) or "-" for number in range(50)]
+    assert decoded(tokenized(source("a", texts)), tokenizer) == texts
+
+
+def test_dropped_documents_are_counted_by_reason(tokenized, source):
+    opened = tokenized(source("a", ["long enough", "no", "", "x", " \n"]), Component(name="length", min_characters=5))
+    assert opened.description.dropped == {"shorter than 5 characters": 2, "empty": 2} and opened.description.documents == 1
+
+
+def test_a_source_with_nothing_left_gives_the_counts(tokenized, source):
+    with pytest.raises(DataError, match=r"all 3 documents were dropped \(shorter than 9 characters: 2, empty: 1\).*data.filters"):
+        tokenized(source("a", ["one", "", "two"]), Component(name="length", min_characters=9))
+
+
+def test_the_second_time_nothing_is_read(tokenized, source, reads):
+    first = source("a", ["one"])
+    assert tokenized(first).folder == tokenized(first).folder and len(reads) == 1
+
+
+def test_what_could_change_the_tokens_makes_them_anew(tokenized, source, reads, tokenizer):
+    first = source("a", ["one", "two"])
+    names = [tokenized(first).name, tokenized(first, Component(name="length")).name]
+    names += [tokenized(first, Component(name="length", min_characters=1)).name]
+    names += [tokenized(first.model_copy(update={"max_documents": 1})).name]
+    grown = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>")
+    names += [tokenized(first, by=grown).name]
+    os.utime(first.path, ns=(1, 1))
+    names += [tokenized(first).name]
+    assert len(set(names)) == len(reads) == 6
+
+
+@pytest.mark.parametrize("change", [{"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}])
+def test_what_changes_only_the_use_makes_nothing_anew(tokenized, source, reads, change):
+    first = source("a", ["one", "two"])
+    assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder and len(reads) == 1
+
+
+def test_a_changed_file_is_read_again(tokenized, source, tokenizer):
+    tokenized(source("a", ["one"]))
+    assert decoded(tokenized(source("a", ["six"])), tokenizer) == ["six"]
+
+
+def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, first = Component(name="my_changing_filter:check"), source("a", ["one", "two"])
+    (tmp_path / "my_changing_filter.py").write_text("def check(document):\n    return None\n")
+    assert tokenized(first, mine).description.documents == 2
+    monkeypatch.delitem(sys.modules, "my_changing_filter")
+    (tmp_path / "my_changing_filter.py").write_text("def check(document):\n    return 'two' if document['text'] == 'two' else None\n")
+    assert tokenized(first, mine).description.documents == 1
+
+
+def test_a_bad_row_leaves_no_complete_store(tokenized, source, tmp_path):
+    first = source("a", ["one"])
+    with open(first.path, "a") as file:
+        file.write("bad\n")
+    with pytest.raises(DataError, match="a.jsonl:2: not valid JSON"):
+        tokenized(first)
+    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_path, monkeypatch):
+    (tmp_path / "my_growing_filter.py").write_text(
+        "def check(document):\n    with open(document['where'].rpartition(':')[0], 'a') as file:\n        file.write('\\n')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match="files changed while they were being read"):
+        tokenized(source("a", ["one"]), Component(name="my_growing_filter:check"))
+
+
+def test_the_hashes_of_the_files_are_recorded(tokenized, source):
+    first = source("a", ["one"])
+    (recorded,) = tokenized(first).description.files.items()
+    os.utime(first.path, ns=(1, 1))
+    assert tokenized(first).description.files == dict([recorded])
+    with open(first.path, "a") as file:
+        file.write(json.dumps({"text": "two"}))
+    (changed,) = tokenized(first).description.files.items()
+    assert changed[0] == recorded[0] and changed[1] != recorded[1]
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A source of some shards: jsonl files cut in the middle of lines, small text files that share a shard, and rows that filters drop."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 20_000)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for name in "ab":
+        lines = [json.dumps({"text": f"{name} {number} " + "wörd " * (number % 70)}) for number in range(600)]
+        (folder / f"{name}.jsonl").write_text("\n".join(["", *lines, json.dumps({"text": " "})]))
+    for number in range(30):
+        (folder / f"small{number}.txt").write_text(f"small {number}")
+    return Source(path=str(folder))
+
+
+def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, tokenizer):
+    stores = [tokenized(large, cache=f"cache{workers}", workers=workers) for workers in (0, 1, 2)]
+    assert contents(stores[0]) == contents(stores[1]) == contents(stores[2])
+    assert stores[0].description.documents == 1230 and stores[0].description.dropped == {"empty": 2}
+    assert decoded(stores[0], tokenizer) == [document.text for document in open_source(large, "k") if document.text.strip()]
+
+
+def test_the_users_filter_runs_in_the_workers(large, tokenized, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_worker_filter.py").write_text(
+        "import os\ndef check(document):\n    print('noise')\n"
+        "    return 'in a worker' if os.environ.get('CPT_WORKER') and document['where'].endswith('a.jsonl:10') else None\n"
+    )
+    opened = tokenized(large, Component(name="my_worker_filter:check"), workers=2)
+    assert opened.description.dropped == {"in a worker": 1, "empty": 2}
+
+
+def test_a_bad_row_deep_in_a_file_is_named_by_its_line_from_a_worker_too(large, tokenized, tmp_path):
+    path = Path(large.path) / "b.jsonl"
+    lines = path.read_text().splitlines()
+    lines[400], lines[500] = "bad", "bad too"
+    path.write_text("\n".join(lines))
+    for workers in (0, 2):
+        with pytest.raises(DataError, match="b.jsonl:401: not valid JSON"):
+            tokenized(large, workers=workers)
+    assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
+    skipping = [tokenized(large, cache=f"c{workers}", on_bad_row="skip", max_bad_share=0.1, workers=workers) for workers in (0, 2)]
+    assert contents(skipping[0]) == contents(skipping[1])
+    assert skipping[0].description.bad_rows == {"not valid JSON": 2} and skipping[0].description.documents == 1228
+    listed = contents(skipping[0])["bad_rows.jsonl"].splitlines()
+    assert [json.loads(line)["where"] for line in listed] == [f"{path}:401", f"{path}:501"]
+    with pytest.raises(DataError, match="2 of 1,232 rows are bad"):
+        tokenized(large, on_bad_row="skip", max_bad_share=0.001)
+
+
+def test_transforms_change_what_is_stored(tokenized, source, tokenizer):
+    first = source("a", ["one\r\ntwo"])
+    assert (
+        decoded(tokenized(first, transforms=[Component(name="normalise")]), tokenizer)
+        == ["one\ntwo"]
+        != decoded(tokenized(first), tokenizer)
+    )
+
+
+def test_the_first_documents_of_many_pieces_are_taken(large, tokenized):
+    opened = tokenized(large.model_copy(update={"max_documents": 700}), workers=2)
+    assert opened.description.documents + opened.description.dropped["empty"] == 700
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from cpt.data import plan
+from cpt.data.store.fill import make_shards
+from cpt.data.open_sources import open_source
+from cpt.data.tokenization import DocumentEncoder
+from cpt.recipe.schema import Data, Source
+plan.SHARD_BYTES = 20_000
+source = Source(path=sys.argv[1])
+encoder = DocumentEncoder(AutoTokenizer.from_pretrained(sys.argv[2]))
+opened = open_source(Data(sources=[source]), source, "data.sources[0]", encoder, Path(sys.argv[3]), 1)
+make_shards([(opened, number) for number in range(len(opened.plan.shards))], workers=2)
+opened.finish()
+"""
+
+
+def prepare_and_kill(large, tokenizer_folder, cache, is_time):
+    process = subprocess.Popen([sys.executable, "-c", PREPARE, large.path, str(tokenizer_folder), str(cache)])
+    while process.poll() is None and not is_time():
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+
+
+def finished_shards(cache):
+    return [folder for folder in cache.glob("tokens/*/*") if folder.is_dir() and folder.suffix == ""]
+
+
+@pytest.mark.slow
+def test_what_a_killed_run_finished_is_kept_and_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
+    by, cache = AutoTokenizer.from_pretrained(tokenizer_folder), tmp_path / "cache"
+    straight = tokenized(large, by=by, cache="straight", workers=0)
+    prepare_and_kill(large, tokenizer_folder, cache, lambda: len(finished_shards(cache)) >= 2)
+    kept = {folder: folder.stat().st_mtime_ns for folder in finished_shards(cache)}
+    assert len(kept) >= 2 and not list(cache.glob("tokens/*/description.json"))
+    resumed = tokenized(large, by=by, workers=0)
+    assert contents(resumed) == contents(straight)
+    assert all(folder.stat().st_mtime_ns == time for folder, time in kept.items())
+
+
+def test_only_missing_shards_are_made(large, tokenized, reads):
+    opened = tokenized(large)
+    pieces = len(reads)
+    shutil.rmtree(opened.shard_folder(1))
+    (opened.folder / "description.json").unlink()
+    assert tokenized(large).folder == opened.folder
+    assert len(opened.plan.shards) > 3 and len(reads) == pieces + len(opened.plan.shards[1])
+
+
+def test_a_shard_that_is_not_there_is_made_when_it_is_read(large, tokenized):
+    opened = tokenized(large)
+    before = opened.shard(1).tokens.tolist()
+    shutil.rmtree(opened.shard_folder(1))
+    assert opened.shard(1).tokens.tolist() == before
+
+
+def test_a_damaged_shard_is_made_again(large, tokenized):
+    """After a power cut a file may have its length and not its content."""
+    opened = tokenized(large)
+    whole = opened.shard(0).tokens.tolist()
+    tokens = opened.shard_folder(0) / "tokens.bin"
+    tokens.write_bytes(bytes(tokens.stat().st_size))
+    assert opened.shard(0, verified=True).tokens.tolist() == whole
+
+
+def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokenizer, reads):
+    before, pieces = tokenized(large), len(reads)
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace("b 7 ", "c 7 "))
+    after = tokenized(large)
+    own = {number for number, shard in enumerate(after.plan.shards) if any(piece.path == str(path) for piece in shard)}
+    assert len(reads) - pieces == sum(len(after.plan.shards[number]) for number in own) and len(own) < len(after.plan.shards)
+    assert any(text.startswith("c 7 ") for text in decoded(after, tokenizer)) and before.folder == after.folder
+
+
+@pytest.mark.parametrize(("first", "then"), [("skip", "error"), ("quarantine", "error"), ("skip", "quarantine"), ("quarantine", "skip")])
+def test_another_policy_for_bad_rows_makes_only_their_shards_anew(large, tokenized, reads, first, then):
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace('"b 400 ', '7, "'))
+    kept, pieces = tokenized(large, on_bad_row=first, max_bad_share=0.1), len(reads)
+    if then == "error":
+        with pytest.raises(DataError, match="b.jsonl:402: not valid JSON"):
+            tokenized(large)
+    else:
+        fresh = tokenized(large, on_bad_row=then, max_bad_share=0.1, cache="fresh")
+        assert (tokenized(large, on_bad_row=then, max_bad_share=0.1).description.documents) == fresh.description.documents
+        if then == "quarantine":
+            assert '"raw"' in (kept.folder / "bad_rows.jsonl").read_text()
+        pieces += sum(map(len, fresh.plan.shards))
+    assert len(reads) - pieces <= 2
+
+
+def test_the_allowed_share_of_bad_rows_is_looked_at_each_time(large, tokenized, reads):
+    path = Path(large.path) / "b.jsonl"
+    path.write_text(path.read_text().replace('"b 400 ', '7, "'))
+    tokenized(large, on_bad_row="skip", max_bad_share=0.1)
+    pieces = len(reads)
+    with pytest.raises(DataError, match="1 of 1,232 rows are bad.*b.jsonl:402"):
+        tokenized(large, on_bad_row="skip", max_bad_share=0.0001)
+    assert len(reads) == pieces
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenized, tokenizer_folder, tmp_path):
+    by, draw = AutoTokenizer.from_pretrained(tokenizer_folder), random.Random(0)
+    straight = tokenized(large, by=by, cache="straight", workers=0)
+    for number in range(20):
+        wait = draw.uniform(1.0, 4.5)
+        for _ in range(draw.randint(1, 2)):
+            until = time.monotonic() + wait
+            prepare_and_kill(large, tokenizer_folder, tmp_path / f"cache{number}", lambda until=until: time.monotonic() > until)
+        assert contents(tokenized(large, by=by, cache=f"cache{number}", workers=0)) == contents(straight)
+
+
+@pytest.mark.slow
+def test_two_processes_fill_the_same_store_together(large, tokenized, tokenizer_folder, tmp_path):
+    by = AutoTokenizer.from_pretrained(tokenizer_folder)
+    straight = tokenized(large, by=by, cache="straight", workers=0)
+    command = [sys.executable, "-c", PREPARE, large.path, str(tokenizer_folder), str(tmp_path / "cache")]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert contents(tokenized(large, by=by)) == contents(straight)
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(large, tokenizer_folder, tmp_path):
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", FULL + PREPARE, large.path, str(tokenizer_folder), str(cache)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    (folder,) = (cache / "tokens").iterdir()
+    assert ended.returncode and f"{folder}: cannot keep tokenised data there (File too large)" in ended.stderr
+    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_sound() for shard in finished_shards(cache))
+
+
+def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokenized, tokenizer_folder, monkeypatch):
+    by = AutoTokenizer.from_pretrained(tokenizer_folder)
+    slowly = tokenized(large, by=by, cache="slowly", workers=0).description
+    monkeypatch.setattr(tokenized_module, "PROOF_BYTES", 1000)
+    fast = tokenized(large, by=by, cache="fast", workers=2).description
+    assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from["engine"].startswith("gigatoken")
+    assert slowly.shards == fast.shards
+
+
+def test_a_users_function_is_proven_on_the_documents_that_come(tmp_path, monkeypatch, tokenized):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_documents.py").write_text("def texts():\n    return (f'text {number}' for number in range(2500))\n")
+    description = tokenized(Source(path="my_documents:texts")).description
+    assert description.documents == 2500 and description.made_from["engine"].startswith("gigatoken")
+
+
+def test_shards_are_made_by_whoever_needs_them_and_once(large, tokenized, reads):
+    opened = tokenized(large)
+    number = len(reads)
+    make_shards([(opened, 0), (opened, 0)])
+    assert len(reads) == number
+
+
+def test_of_an_endless_source_only_enough_is_read(tmp_path, monkeypatch, tokenized):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_endless_documents.py").write_text(
+        "from itertools import count\ndef texts():\n    return (f'text {n}' for n in count())\n"
+    )
+    endless = Source(path="my_endless_documents:texts", max_tokens=20_000)
+    assert 20_000 <= tokenized(endless).description.tokens < 40_000
+    assert tokenized(endless.model_copy(update={"max_tokens": 50_000})).description.tokens >= 50_000

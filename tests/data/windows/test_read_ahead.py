@@ -1,0 +1,175 @@
+import json
+import time
+
+import pytest
+from faulty_store import FaultyStore
+
+from cpt.data import plan
+from cpt.data.build import build_data
+from cpt.data.store import shards
+from cpt.data.store.bucket import bucket
+from cpt.data.store.folder import size_of
+from cpt.data.store.uploading import upload
+from cpt.recipe.schema import Data, Source
+
+SHARD, WINDOW = 2_000, 8_000
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """Two sources of about 33 and 17 shards."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", SHARD)
+    monkeypatch.setenv("CPT_WORKERS", "2")
+    for name, number in (("a", 2000), ("b", 1000)):
+        lines = [json.dumps({"text": f"{name}{number:04}" + "x" * (number % 40)}) + "\n" for number in range(number)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    return [Source(path=str(tmp_path / f"{name}.jsonl")) for name in "ab"]
+
+
+@pytest.fixture
+def build(tokenizer, tmp_path, large):
+    def run(cache="cache", *, whole=False, **data):
+        recipe = Data(**{"sources": large, "sequence_length": 64, "window_bytes": WINDOW, **data})
+        return build_data(recipe, tokenizer, seed=1, cache_dir=tmp_path / cache, whole=whole)
+
+    return run
+
+
+def all_rows(prepared, numbers):
+    return [prepared.rows[row]["input_ids"].tolist() for row in numbers]
+
+
+def wait_until(is_so, seconds=30):
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, "too long"
+        time.sleep(0.05)
+
+
+def tokens_on_disk(tmp_path, cache="cache"):
+    return sum(size_of(folder) for folder in (tmp_path / cache / "tokens").iterdir())
+
+
+def test_all_is_made_while_the_run_reads(build, tmp_path):
+    straight = all_rows(build("straight"), range(700))
+    prepared = build()
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    assert all_rows(prepared, range(700)) == straight
+    ahead.thread.join(60)
+    again = build()
+    assert all(rows.is_complete for rows in again.windowed) and again.read_ahead(0) is None
+    assert not any(report.is_estimate for report in again.sources)
+
+
+def test_what_is_made_first_is_what_is_read_first(build):
+    prepared = build()
+    ahead = prepared.read_ahead(0)
+    stops = list(ahead.stops())
+    assert [stop.window for stop in stops if stop.source == 0] == list(range(len(prepared.windowed[0].tokenized.plan.windows)))
+    assert {stop.source for stop in stops[:4]} == {0, 1}, "both, in turn"
+
+
+def test_a_resumed_run_begins_where_it_is(build):
+    prepared = build()
+    all_rows(prepared, [600])
+    first = next(build().read_ahead(600).stops())
+    assert first.window > 1 and first.epoch == 0
+
+
+def test_a_stopped_one_leaves_a_store_that_can_be_gone_on_with(build):
+    prepared = build()
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    ahead.stop()
+    assert not ahead.thread.is_alive()
+    assert all_rows(build(), range(0, 700, 50)) == all_rows(build("straight"), range(0, 700, 50))
+
+
+@pytest.mark.slow
+def test_a_bounded_disk_holds_no_more_than_it_may_and_the_rows_are_the_same(build, tmp_path):
+    numbers = range(2200)  # more than twice through the smaller source
+    straight = all_rows(build("straight"), numbers)
+    limit = 120_000
+    prepared = build(disk_bytes=limit)
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    largest, rows = 0, []
+    for number in numbers:
+        rows.append(prepared.rows[number]["input_ids"].tolist())
+        if number % 50 == 0:
+            largest = max(largest, tokens_on_disk(tmp_path))
+            time.sleep(0.1)
+    ahead.stop()
+    assert rows == straight
+    everything = tokens_on_disk(tmp_path, "straight")
+    assert largest < 1.25 * limit < 0.65 * everything, (largest, everything)
+
+
+def test_a_bounded_run_goes_on_exactly_where_it_was(build, tmp_path):
+    straight = all_rows(build("straight"), range(900))
+    first = build(disk_bytes=120_000)
+    ahead = first.read_ahead(0)
+    ahead.start()
+    assert all_rows(first, range(500)) == straight[:500]
+    ahead.stop()
+    state = json.loads(json.dumps(first.state(500)))
+    second = build(disk_bytes=120_000)
+    second.restore(state)
+    ahead = second.read_ahead(500)
+    ahead.start()
+    assert all_rows(second, range(500, 900)) == straight[500:]
+    ahead.stop()
+
+
+def test_the_thread_waits_while_nobody_reads(build, tmp_path):
+    prepared = build(disk_bytes=120_000)
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    wait_until(lambda: len(ahead.present) > 3)
+    time.sleep(1)
+    assert tokens_on_disk(tmp_path) < 1.25 * 120_000 and ahead.thread.is_alive()
+    ahead.stop()
+
+
+def test_an_error_ends_it_and_the_reader_meets_it(build, large, tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    path.write_text(path.read_text().replace('"a1990', '"a19\\u0000'))
+    prepared = build()
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    ahead.thread.join(60)
+    assert "Reading ahead ended" in caplog.text and "a.jsonl:1991: a NUL byte" in caplog.text
+    with pytest.raises(Exception, match="a.jsonl:1991: a NUL byte"):
+        all_rows(prepared, range(2000))
+
+
+@pytest.mark.slow
+def test_a_bucket_is_read_through_a_bounded_cache_ahead_of_need(build, tmp_path, monkeypatch):
+    numbers = range(2200)  # more than twice through the smaller source
+    straight = all_rows(build("straight", whole=True), numbers)
+    (tmp_path / "bucket").mkdir()
+    monkeypatch.setenv("CPT_STORE", f"faulty://{tmp_path}/bucket")
+    upload(build("first", whole=True), bucket())
+    monkeypatch.setenv("CPT_CACHE_LIMIT", "180KB")
+    monkeypatch.setenv("CPT_WORKERS", "0")  # the store of the test is known in this process only
+    monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
+    monkeypatch.setattr("cpt.data.store.cache_limit.SECONDS_BETWEEN_LOOKS", 0.2)
+    (tmp_path / "other" / "tokens" / "unused" / "shard").mkdir(parents=True)
+    (tmp_path / "other" / "tokens" / "unused" / "shard" / "tokens.bin").write_bytes(bytes(80_000))
+    FaultyStore.asked.clear()
+    monkeypatch.setattr(FaultyStore, "seconds", 0.002)
+    prepared = build("other")
+    ahead = prepared.read_ahead(0)
+    ahead.start()
+    largest, rows = 0, []
+    for number in numbers:
+        rows.append(prepared.rows[number]["input_ids"].tolist())
+        if number % 50 == 0:
+            largest = max(largest, size_of(tmp_path / "other"))
+            time.sleep(0.1)
+    ahead.stop()
+    assert rows == straight
+    assert largest < 1.1 * 180_000 < 0.6 * size_of(tmp_path / "first"), (largest, size_of(tmp_path / "first"))
+    assert not (tmp_path / "other" / "tokens" / "unused").exists(), "others' leftovers made room"
+    assert len([call for call, _ in FaultyStore.asked if call == "get_file"]) > 50

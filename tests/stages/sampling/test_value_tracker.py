@@ -1,0 +1,82 @@
+import math
+
+import pytest
+
+from cpt.stages.sampling.value_tracker import NOTHING_KNOWN, ValueTracker, key_of
+
+
+def tracker(**options):
+    return ValueTracker(**{"half_life": 0.1, "rho_min": 0.5, "rho_max": 0.9} | options)
+
+
+def test_the_rule_is_that_of_a_beta_distribution_that_forgets():
+    tracked = tracker()
+    alpha, beta = 0.5 * NOTHING_KNOWN / 0.25 * 1.0, 1.0  # 1 / (1 - rho_min) = 2 answers, half of them right
+    for drift, reward in ((0.0, 1.0), (0.05, 0.0), (0.3, 1.0), (0.31, 1.0)):
+        before = tracked.prompts[key_of("a")].seen_at if tracked.prompts else drift
+        tracked.drift = drift
+        rho = min(max(2 ** (-(drift - before) / 0.1), 0.5), 0.9)
+        alpha, beta = rho * alpha + reward, rho * beta + 1 - reward
+        assert tracked.learn(["a"], [reward]) == pytest.approx(rho)
+        assert tracked.values(["a"]) == pytest.approx([alpha / (alpha + beta)])
+        assert tracked.prompts[key_of("a")].count == pytest.approx(alpha + beta)
+
+
+def test_a_policy_that_moved_far_leaves_little_of_the_past():
+    near, far = tracker(), tracker()
+    for tracked, drift in ((near, 0.0), (far, 10.0)):
+        tracked.learn(["a"] * 20, [0.0] * 20)
+        tracked.drift = drift
+        tracked.learn(["a"], [1.0])
+    assert far.values(["a"])[0] > near.values(["a"])[0] > 0
+
+
+def test_a_new_prompt_begins_at_the_mean_of_the_others():
+    tracked = tracker()
+    assert tracked.values(["a"]) == [NOTHING_KNOWN]
+    tracked.learn(["a"] * 200, [1.0] * 200)
+    assert tracked.values(["b"]) == tracked.values(["a"]) == pytest.approx([1.0], abs=1e-6)
+
+
+def test_answers_to_which_no_reward_applies_teach_nothing():
+    tracked = tracker()
+    assert tracked.learn(["a"], [math.nan]) == 1.0
+    assert not tracked.prompts
+
+
+def test_what_is_neither_easy_nor_out_of_reach_is_chosen_most_often():
+    tracked = tracker()
+    tracked.learn(["easy"] * 100 + ["hard"] * 100, [1.0] * 100 + [0.0] * 100)
+    tracked.learn(["even"] * 100, [1.0, 0.0] * 50)
+    names = ["easy", "hard", "even"]
+    chosen = [names[number] for seed in range(300) for number in tracked.choose(names, 1, least=0.05, seed=str(seed))]
+    assert chosen.count("even") > 200 and chosen.count("easy") > 5 and chosen.count("hard") > 5
+
+
+def test_a_choice_is_that_of_its_seed_and_all_are_chosen_where_as_many_are_asked_for():
+    tracked = tracker()
+    names = [str(number) for number in range(50)]
+    assert tracked.choose(names, 10, least=0.1, seed="1 2") == tracked.choose(names, 10, least=0.1, seed="1 2")
+    assert tracked.choose(names, 10, least=0.1, seed="1 2") != tracked.choose(names, 10, least=0.1, seed="1 3")
+    assert len(set(tracked.choose(names, 10, least=0.1, seed="1"))) == 10
+    assert tracked.choose(names, 50, least=0.1, seed="1") == list(range(50))
+
+
+def test_rewards_of_any_size_are_tracked_and_their_prompts_chosen():
+    tracked = tracker()
+    tracked.learn(["a"] * 50 + ["b"] * 50, [-7.0] * 50 + [12.0] * 50)
+    assert tracked.values(["a", "b"]) == pytest.approx([-7.0, 12.0], abs=0.2)
+    assert len(tracked.choose(["a", "b"], 1, least=0.05, seed="0")) == 1
+
+
+def test_a_tracker_goes_on_from_its_state():
+    first, second = tracker(), tracker()
+    first.learn(["a", "b", [{"role": "user", "content": "c"}]], [1.0, 0.0, 0.25])
+    first.drift = 0.123
+    second.restore(first.state())
+    assert second.prompts == first.prompts and second.drift == first.drift
+    assert tracker().state()["prompts"].shape == (0,)
+
+
+def test_a_prompt_is_known_by_its_words():
+    assert key_of([{"role": "user", "content": "c"}]) == key_of([{"content": "c", "role": "user"}]) != key_of("c")
