@@ -14,6 +14,7 @@ from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
 from cpt.data.checking.bad_rows import apply_policy
 from cpt.data.checking.files import keyed_sources
+from cpt.data.form_of_stage import sections_of
 from cpt.data.open_sources import open_source
 from cpt.data.sources import read_piece
 from cpt.data.store.folder import default_cache_dir
@@ -22,7 +23,7 @@ from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError
 from cpt.evaluation.kept_losses import kept_losses, load_losses
 from cpt.models.config import value_of
-from cpt.recipe.schema import DocumentSource, Recipe
+from cpt.recipe.schema import Data, DocumentSource, Recipe
 
 WINDOW = 256  # tokens that are read together
 MOST_TOKENS = 8192
@@ -77,8 +78,9 @@ def held_out_documents(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizer
     """Of every set in turn, so that none is crowded out; found among the files by the hashes that the run's evaluations kept."""
     kept = list(kept_losses(run).values())
     hashes = {number for one in load_losses(kept[-1]).values() for number in one.hashes.tolist()} if kept else set[int]()
-    sources = keyed_sources(recipe.data, recipe.evaluation)
-    texts = [islice(texts_of(recipe, source, key, hashes, tokenizer), DOCUMENTS_A_SET) for key, source in sources]
+    data, evaluation = sections_of(recipe)
+    sources = keyed_sources(data, evaluation)
+    texts = [islice(texts_of(data, recipe.seed, source, key, hashes, tokenizer), DOCUMENTS_A_SET) for key, source in sources]
     while texts:
         for one in list(texts):
             text = next(one, None)
@@ -88,9 +90,11 @@ def held_out_documents(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizer
                 yield text
 
 
-def texts_of(recipe: Recipe, source: DocumentSource, key: str, hashes: set[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+def texts_of(
+    data: Data, seed: int, source: DocumentSource, key: str, hashes: set[int], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[str]:
     """A source's documents that were held out, as far as a look at its beginning finds them; nothing is tokenised for it."""
-    opened = open_source(recipe.data, source, key, DocumentEncoder(tokenizer), default_cache_dir(), recipe.seed)
+    opened = open_source(data, source, key, DocumentEncoder(tokenizer), default_cache_dir(), seed)
     work, plan = opened.work, opened.plan
     items = (item for pieces in plan.shards for piece in pieces for item in read_piece(source, piece, key))
     documents = islice(apply_policy(items, work.on_bad_row, key, []), DOCUMENTS_READ)

@@ -8,6 +8,8 @@ from transformers import AutoTokenizer, LlamaConfig
 from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.trained import Trained
+from cpt.data.form_of_stage import sections_of
+from cpt.data.sources import open_source
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.exporting.judged_text import MOST_TOKENS, judged_text
@@ -42,6 +44,21 @@ def test_a_run_is_judged_on_the_documents_that_it_held_out_and_no_others(tiny_re
     assert text.where == "documents that the run `tiny` held out"
     read = [tokenizer.decode(window) for window in text.windows]
     assert len(read) >= len(held_out) and all(any(one in document for document in held_out) for one in read)
+
+
+def test_a_run_on_conversations_is_judged_on_those_that_it_held_out(tiny_recipe, tokenizer, tmp_path):
+    chats = [[{"role": "user", "content": f"What is number {n}?"}, {"role": "assistant", "content": f"It is {n}."}] for n in range(60)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    data = {"sequence_length": 64, "sources": [{"path": str(path)}]}
+    recipe = tiny_recipe | {"stage": "sft", "data": data, "evaluation": {"held_out_share": 0.1}}
+    sft = trained(recipe, tmp_path)
+    (source,) = sections_of(sft.recipe)[0].sources
+    documents = list(open_source(source, "data.sources[0]"))
+    keep_hashes(tmp_path, [document.text for document in documents[5:15]])
+    text = judged_text(sft, tokenizer, CONFIG, None)
+    assert text.where == "documents that the run `tiny` held out" and len(text.windows) == 10
+    assert "What is number 5?" in tokenizer.decode(text.windows[0])
 
 
 def test_held_out_files_of_their_own_are_read_in_turn(tiny_recipe, tokenizer, tmp_path):
