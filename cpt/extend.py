@@ -64,7 +64,7 @@ def import_user_module(name: str) -> Any:
         sys.path.append(here)
     try:
         return import_module(name)
-    except ImportError as problem:
+    except (ImportError, ValueError) as problem:  # such as an empty name
         raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages.") from problem
 
 

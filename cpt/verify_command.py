@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.checkpoints.resume import PATTERN
 from cpt.checkpoints.verify import Verified, verify_path
 from cpt.errors import CheckpointError
 
@@ -32,10 +33,12 @@ def command(
             typer.echo(f"{one.folder}: sound (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
     if damaged:
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
-        raise CheckpointError(
-            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n"
-            "A run leaves them out by itself and goes on from an older one; `cpt train` says which."
-        )
+        remedies = []
+        if any(PATTERN.fullmatch(one.folder.name) for one in damaged):
+            remedies.append("A run leaves such checkpoints out by itself and goes on from an older one; `cpt train` says which.")
+        if not all(PATTERN.fullmatch(one.folder.name) for one in damaged):
+            remedies.append("A finished model is written again from a sound checkpoint: cpt export RUN/checkpoint-N --output FOLDER.")
+        raise CheckpointError(f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies)}")
 
 
 def as_content(one: Verified) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.extend import check_options, closest, did_you_mean, find, import_named, slips
+from cpt.extend import check_options, closest, did_you_mean, find, import_named, import_user_module, slips
 
 BUILT_IN = {"adamw": dict, "sgd": list}
 
@@ -146,3 +146,8 @@ def test_the_closest_choice_is_what_was_meant(name, meant):
 
 def test_nothing_is_meant_where_there_is_no_choice():
     assert closest("x", []) is None and did_you_mean("x", []) == "" and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
+
+
+def test_an_empty_name_is_no_module():
+    with pytest.raises(RecipeError, match="cannot import ``: Empty module name"):
+        import_user_module("")

@@ -21,9 +21,10 @@ def import_own_code(folder: Path, module: str | None) -> None:
         RecipeError: it cannot be imported.
     """
     run = next((one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"), None)
-    name = module or (load_recipe(run / RECIPE).model.import_ if run is not None else None)
-    if name is not None:
-        import_user_module(name)
+    if module is None and run is not None:
+        module = load_recipe(run / RECIPE).model.import_
+    if module is not None:
+        import_user_module(module)
 
 
 def refuse_unknown_code(folder: Path) -> None:

@@ -93,7 +93,9 @@ def verify_path(path: Path) -> list[Verified]:
         return [verify_folder(path)]
     published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
     if not published:
-        raise CheckpointError(f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run's folder.")
+        raise CheckpointError(
+            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has saved, or one of its checkpoints."
+        )
     verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
     return [one for one in verified if one.folder.is_dir()]  # a run that goes on removes old ones meanwhile
 

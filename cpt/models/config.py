@@ -110,6 +110,8 @@ def read_config(model: Model) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code)
     except OSError as problem:
+        if is_local(path):
+            raise RecipeError(f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again.") from problem
         raise _hub_error(path, model.revision, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]

@@ -58,6 +58,8 @@ def command(
         return
     if alone or against is not None or (host, port) != (HOST, PORT):
         raise LaunchError("--against, --alone, --host and --port are of the page in the browser. Add --browser.")
+    if unknown := next((word for word in flags or () if "=" not in word), None):
+        raise LaunchError(f"`{unknown}`: what goes to the generation is written as name=value, such as max_new_tokens=200.")
     servable = check_servable(model, module)
     if not servable.has_chat_template:
         raise CheckpointError(

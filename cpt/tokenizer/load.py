@@ -71,9 +71,11 @@ def check_folder(folder: Path) -> None:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
         raise RecipeError(f"`{folder}` holds no tokenizer: none of {', '.join(names)} is there. Check `tokenizer.path`.")
-    whole = folder / "tokenizer.json"
-    if whole.exists():
-        try:
-            json.loads(whole.read_bytes())
-        except ValueError as problem:
-            raise RecipeError(f"`{whole}` is damaged: {problem}. Copy or train it again.") from problem
+    for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
+        if whole.exists():
+            try:
+                is_object = isinstance(json.loads(whole.read_bytes()), dict)
+            except ValueError as problem:
+                raise RecipeError(f"`{whole}` is damaged: {problem}. Copy or train it again.") from problem
+            if not is_object:
+                raise RecipeError(f"`{whole}` is damaged: it holds no JSON object. Copy or train it again.")

@@ -21,9 +21,9 @@ def test_a_folder_of_a_family_that_nobody_registered_is_refused_with_the_option(
 
 
 def test_the_module_that_is_named_is_imported_or_its_absence_told(tmp_path, monkeypatch):
-    (tmp_path / "my_family.py").write_text("NAME = 'my family'\n")
+    (tmp_path / "family_of_own_code.py").write_text("NAME = 'my family'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import_own_code(tmp_path, "my_family")
-    assert sys.modules.pop("my_family").NAME == "my family"
+    import_own_code(tmp_path, "family_of_own_code")
+    assert sys.modules.pop("family_of_own_code").NAME == "my family"
     with pytest.raises(RecipeError, match="cannot import `no_such_family`"):
         import_own_code(tmp_path, "no_such_family")

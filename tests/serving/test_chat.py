@@ -6,13 +6,18 @@ import pytest
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.errors import CheckpointError
+from cpt.errors import CheckpointError, LaunchError
 
 
 def test_a_model_without_a_chat_template_is_refused_with_the_ways_out(plain_folder):
     result = CliRunner().invoke(application("chat"), ["chat", str(plain_folder)])
     assert isinstance(result.exception, CheckpointError)
     assert "no chat template" in str(result.exception) and "cpt serve" in str(result.exception)
+
+
+def test_a_word_that_sets_nothing_is_refused_before_the_model_is_loaded(chat_folder):
+    result = CliRunner().invoke(application("chat"), ["chat", str(chat_folder), "nonsense"])
+    assert isinstance(result.exception, LaunchError) and "`nonsense`: what goes to the generation" in str(result.exception)
 
 
 @pytest.mark.slow

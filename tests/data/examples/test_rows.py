@@ -136,7 +136,9 @@ def test_columns_by_other_names(build, rows_file, talking):
 
 
 def test_a_missing_column_is_told_with_what_is_there(build, rows_file):
-    with pytest.raises(DataError, match=r"a.jsonl:1: no column `chosen` and `rejected`, which stages .* read. It has: text. Say which"):
+    with pytest.raises(
+        DataError, match=r"a.jsonl:1: no column `chosen` and `rejected`, which stages .* read. It has: text. Plain text .* Say which"
+    ):
         build("preference", rows_file("a", [{"text": "a"}]))
     with pytest.raises(DataError, match=r"b.jsonl:1: no column `good`. It has: chosen, rejected"):
         build("preference", rows_file("b", [{"chosen": "a", "rejected": "b"}], chat={"chosen": "good", "rejected": "rejected"}))
