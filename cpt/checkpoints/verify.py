@@ -94,7 +94,8 @@ def verify_path(path: Path) -> list[Verified]:
     published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
     if not published:
         raise CheckpointError(
-            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has saved, or one of its checkpoints."
+            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has saved, or one "
+            "of its checkpoints."
         )
     verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
     return [one for one in verified if one.folder.is_dir()]  # a run that goes on removes old ones meanwhile

@@ -99,18 +99,13 @@ HANDLED: dict[str, str] = {
     "evaluation_strategy": "evaluation",
     "output_dir": "output_dir and name",
     "seed": "seed",
-    "use_wandb": "monitoring.trackers",
+    **{f"use_{name}": "monitoring.trackers" for name in ("wandb", "tensorboard", "mlflow", "comet", "trackio", "swanlab")},
     "wandb_project": "monitoring.trackers and .project",
     "wandb_name": "name",
-    "use_tensorboard": "monitoring.trackers",
-    "use_mlflow": "monitoring.trackers",
     "mlflow_run_name": "name",
-    "use_comet": "monitoring.trackers",
     "comet_project_name": "monitoring.trackers and .project",
-    "use_trackio": "monitoring.trackers",
     "trackio_project_name": "monitoring.trackers and .project",
     "trackio_run_name": "name",
-    "use_swanlab": "monitoring.trackers",
     "swanlab_project": "monitoring.trackers and .project",
     "swanlab_experiment_name": "name",
     "profiler_steps": "monitoring.profile",
@@ -195,9 +190,7 @@ NOT = by_key(
         "`model.attention: auto` takes the fastest that is right": "xformers_attention s2_attention sage_attention",
         "attention is computed as the model's code has it": "scaling_softmax scaling_softmax_factor scaling_softmax_bias",
         "rows are divided by DeepSpeed Ulysses, without a ring": "heads_k_stride ring_attn_func",
-        "tokens are added to a tokenizer beforehand: `cpt tokenizer extend`; then `tokenizer.path`, and `model.resize_embeddings: true`": (
-            "tokens added_tokens_overrides"
-        ),
+        "tokens are added beforehand, by `cpt tokenizer extend`; then `model.resize_embeddings: true`": "tokens added_tokens_overrides",
         "rows of a vocabulary are never taken away": "shrink_embeddings",
         "new rows begin at the mean where `cpt tokenizer extend` adds them": "fix_untrained_tokens",
         "weights in 8 bit are not trained: `model.lora.quantize: nf4` takes 4 bit, without it bfloat16": "load_in_8bit",
@@ -214,8 +207,8 @@ NOT = by_key(
         "no such adapter can be trained here; docs/adapters.md names those that can": (
             "relora relora_prune_ratio relora_prune_method relora_cpu_offload relora_steps relora_warmup_steps "
             "relora_anneal_steps jagged_restart_steps jagged_restart_warmup_steps jagged_restart_anneal_steps mora "
-            "lisa_n_layers lisa_step_interval "
-            "lisa_layers_attribute loftq_config peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying"
+            "lisa_n_layers lisa_step_interval lisa_layers_attribute loftq_config peft_layer_replication "
+            "peft_trainable_token_indices peft_ensure_weight_tying"
         ),
         "one learning rate for both halves of an adapter": "loraplus_lr_ratio loraplus_lr_embedding",
         "an adapter is not gone on with: merge it into its base (`cpt merge`) and name the result as `model.path`": "lora_model_dir",
@@ -284,23 +277,9 @@ NOT = by_key(
         "the token that ends a turn is told by the template": "eot_tokens",
         "write it into the tokenizer's chat template, or into the files": "default_system_message",
         "nothing is pushed while a run goes on: `hf upload NAME RUN/final` afterwards": "hub_model_id hub_strategy hub_revision",
-        "set it in the environment: WANDB_ENTITY": "wandb_entity",
-        "set it in the environment: WANDB_RUN_ID": "wandb_run_id",
-        "set it in the environment: WANDB_MODE": "wandb_mode",
-        "set it in the environment: WANDB_WATCH": "wandb_watch",
-        "set it in the environment: WANDB_LOG_MODEL": "wandb_log_model",
-        "set it in the environment: MLFLOW_TRACKING_URI": "mlflow_tracking_uri",
-        "set it in the environment: MLFLOW_EXPERIMENT_NAME": "mlflow_experiment_name",
-        "set it in the environment: HF_MLFLOW_LOG_ARTIFACTS": "hf_mlflow_log_artifacts",
-        "set it in the environment: COMET_API_KEY": "comet_api_key",
-        "set it in the environment: COMET_WORKSPACE": "comet_workspace",
-        "set it in the environment: COMET_MODE": "comet_mode",
         "set it in the environment: COMET_START_ONLINE": "comet_online",
-        "set it in the environment: COMET_EXPERIMENT_KEY": "comet_experiment_key",
         "the tracker's own environment variables": "comet_experiment_config",
-        "`cpt chat` and `cpt serve`": (
-            "gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature"
-        ),
+        "`cpt chat --browser`": "gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature",
         "`cpt search` runs on Ray; a run is launched as usual": "use_ray ray_run_name ray_num_workers resources_per_worker",
         "models of text alone are trained here": "image_size image_resize_algorithm processor_type processor_kwargs role_boundaries",
         "set it in the environment, as SwanLab reads it": (
@@ -309,6 +288,12 @@ NOT = by_key(
             "swanlab_completion_log_interval swanlab_completion_max_buffer"
         ),
     }
-)
+) | {
+    key: f"set it in the environment: {key.upper()}"
+    for key in as_they_are(
+        "wandb_entity wandb_run_id wandb_mode wandb_watch wandb_log_model mlflow_tracking_uri mlflow_experiment_name "
+        "hf_mlflow_log_artifacts comet_api_key comet_workspace comet_mode comet_experiment_key"
+    )
+}
 """Key -> why not, and what to do."""
 KNOWN = HANDLED.keys() | PASSED.keys() | IDLE.keys() | NOT.keys()
