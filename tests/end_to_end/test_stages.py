@@ -42,7 +42,7 @@ def test_sft_learns_its_answers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=[] if stage in ("dpo", "grpo") else pytest.mark.long) for stage in LEARNED if stage != "sft"]
+    "stage", [pytest.param(stage, marks=[] if stage == "grpo" else pytest.mark.long) for stage in LEARNED if stage != "sft"]
 )
 def test_a_stage_learns(stage, tmp_path):
     LEARNED[stage](run_tiny(stage, tmp_path))

@@ -53,7 +53,7 @@ def test_a_seed_means_the_same_weights_with_and_without_zero3(tmp_path: Path):
     compare([*sections, sections[0] | {"lora": {"r": 2}}], 96, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_so_it_does_for_the_other_families(tmp_path: Path):
     families = ["minimind3_moe", "qwen3_moe", "deepseek_v3", "nemotron_h"]
     compare([{"from_scratch": True, "config": tiny_config(name)} for name in families], 96, tmp_path)

@@ -89,7 +89,7 @@ def test_a_test_that_did_not_diverge_suggests_nothing(tmp_path, capsys):
     assert "did not diverge up to 10" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_a_tiny_model_a_rate_that_is_too_high_diverges(tiny_recipe, tmp_path, capsys):
     _, recipe, root = recipe_in(tmp_path, tiny_recipe)
     curve = range_test(recipe, root, 1e-4, 30, steps=120)
