@@ -165,4 +165,6 @@ def test_a_kill_at_any_call_leaves_the_checkpoint_before(tmp_path, call):
         assert damages(tmp_path / "checkpoint-1") == []
         assert not (tmp_path / "checkpoint-2").exists() or damages(tmp_path / "checkpoint-2") == []
         shutil.rmtree(tmp_path / "checkpoint-2", ignore_errors=True)
+        if done.returncode == 0:
+            break  # there are fewer such calls
     assert killed

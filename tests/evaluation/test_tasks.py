@@ -143,7 +143,7 @@ def test_a_misspelled_task_is_told(model, tokenizer, folder):
         run_tasks(model, tokenizer, TaskChoice(("hellaswagg",), folder=folder))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scores_are_those_of_lm_evals_own_command(model, model_folder, tokenizer, folder, tmp_path):
     program = Path(sys.executable).with_name("lm-eval")
     options = ["--model_args", f"pretrained={model_folder},dtype=float32", "--include_path", str(folder), "--output_path", str(tmp_path)]

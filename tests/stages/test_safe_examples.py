@@ -50,7 +50,7 @@ def test_a_loss_that_is_no_number_costs_its_step_alone(stage, tmp_path):
 # ORPO's loss is a mean over the tokens of a micro-batch, so smaller ones give another step.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "rows"), [("dpo", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("grpo", 8), ("reward", 4)))]
+    ("stage", "rows"), [("dpo", 4), *(pytest.param(*case, marks=pytest.mark.long) for case in (("grpo", 8), ("reward", 4)))]
 )
 def test_out_of_memory_a_step_is_redone_in_smaller_parts_with_the_same_result(stage, rows, tmp_path):
     def fault(trainer, inputs, loss):

@@ -69,11 +69,11 @@ def evaluated(trainer):
     return [line["step"] for line in lines(trainer) if "eval_held_out_loss" in line]
 
 
-SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((4, None), (8, None), (8, 1), (3, None))]
+LONG = [pytest.param(*case, marks=pytest.mark.long) for case in ((4, None), (8, None), (3, None))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "batch"), [(4, 2), *SLOW])
+@pytest.mark.parametrize(("step", "batch"), [(4, 2), (8, 1), *LONG])
 def test_an_evaluation_that_a_signal_stopped_is_made_up_and_nothing_else_changes(start, step, batch):
     straight, _ = start("straight")
     stopped, was_stopped = start("stopped", stop_at=step, batch=batch)

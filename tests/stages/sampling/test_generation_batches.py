@@ -26,7 +26,7 @@ def trained(stage, folder, resume=None, **sections):
     [
         ("grpo", 3),
         ("spo", 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("ppo", 3), ("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in [("ppo", 3), ("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
     ],
 )
 def test_a_run_that_goes_on_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, step, tmp_path):

@@ -51,7 +51,7 @@ def test_the_checkpoints_of_the_way_not_taken_are_kept_apart(tiny_recipe, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [8, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 6, 12))])
+@pytest.mark.parametrize("step", [8, *(pytest.param(step, marks=pytest.mark.long) for step in (4, 6, 12))])
 def test_resumed_before_or_after_the_decision_the_run_is_the_same(tiny_recipe, tmp_path, step):
     straight = rolled_back(tiny_recipe, tmp_path)
     straight.train()
