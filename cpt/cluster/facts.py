@@ -118,7 +118,7 @@ def network(place: Place) -> dict[str, Any]:
         "own_name": {socket.gethostname(): addresses_of(socket.gethostname())},
         "interface": interface,
         "links": link_speeds(interface),
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(OF_COMMUNICATION)},
+        "variables": {name: os.environ.get(name, "") for name in sorted(os.environ) if name.startswith(OF_COMMUNICATION)},
         "port": os.environ.get("MASTER_PORT"),
         "host": hostname(),
     }
