@@ -25,6 +25,8 @@ QUIET = ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree")
 """peft and transformers import bitsandbytes and torchao where they are installed, which then tell each command of kernels for GPUs."""
 for library in QUIET:
     logging.getLogger(library).setLevel(logging.ERROR)
+# accelerate and transformers import DeepSpeed wherever it is installed, which then tells each command that there is no GPU.
+logging.getLogger("DeepSpeed").addFilter(lambda record: not record.getMessage().startswith("Setting accelerator to CPU"))
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 

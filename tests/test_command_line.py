@@ -112,3 +112,10 @@ def test_wandb_and_ray_know_the_names():
     assert wandb.ERROR_REPORTING in NO_TELEMETRY and not wandb.error_reporting_enabled()
     usage = pytest.importorskip("ray._common.usage.usage_constants")
     assert usage.USAGE_STATS_ENABLED_ENV_VAR in NO_TELEMETRY
+
+
+def test_deepspeed_does_not_tell_each_command_that_there_is_no_gpu():
+    log = logging.getLogger("DeepSpeed")
+    told = ["Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.", "loss scale is 1"]
+    kept = [text for text in told if log.filter(logging.makeLogRecord({"name": "DeepSpeed", "msg": text}))]
+    assert kept == told[1:]
