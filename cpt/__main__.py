@@ -1,6 +1,19 @@
-"""`python -m cpt` is `cpt`."""
+"""`cpt` and `python -m cpt`: Ctrl-C while modules are still imported ends the command without a traceback."""
 
-from cpt.cli import main
+import signal
+
+
+def main() -> None:
+    """Import the commands, then run the one that was typed."""
+    is_pythons_own = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, as `nohup` and the like have it
+    if is_pythons_own:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cpt.cli import main as run_typed
+
+    if is_pythons_own:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run_typed()
+
 
 if __name__ == "__main__":
     main()
