@@ -125,11 +125,16 @@ def kill_at(run, moment, first):
     program.wait()
 
 
+MOST_KILLS = 60
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(MOST_KILLS, marks=pytest.mark.long)])
 def test_after_a_kill_every_checkpoint_there_is_sound_and_none_is_lost(tmp_path, kills):
     draw, inside, newest = random.Random(kills), 0, 0
-    for _ in range(kills):
+    for number in range(MOST_KILLS):
+        if number >= kills and inside:  # a few may all have come between two saves
+            break
         kill_at(tmp_path, draw.uniform(0, 0.4), newest + 1)
         steps = sorted(int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*"))
         assert steps[-1] > newest, "what was published before the kill is there"
