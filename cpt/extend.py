@@ -59,12 +59,14 @@ def import_named(name: str) -> Any:
 
 def import_user_module(name: str) -> Any:
     """Import the user's module `package.module`."""
+    if not name:
+        raise RecipeError("an empty name is no module. Write package.module.")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
         return import_module(name)
-    except (ImportError, ValueError) as problem:  # such as an empty name
+    except ImportError as problem:
         raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages.") from problem
 
 

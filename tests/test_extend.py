@@ -149,5 +149,12 @@ def test_nothing_is_meant_where_there_is_no_choice():
 
 
 def test_an_empty_name_is_no_module():
-    with pytest.raises(RecipeError, match="cannot import ``: Empty module name"):
+    with pytest.raises(RecipeError, match="an empty name is no module"):
         import_user_module("")
+
+
+def test_what_the_users_module_raises_itself_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "module_that_raises.py").write_text("raise ValueError('of its own')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="of its own"):
+        import_user_module("module_that_raises")
