@@ -15,6 +15,7 @@ from cpt.data.held_out import HeldOutSet
 from cpt.data.rows import stack_rows
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import perplexity_of
+from cpt.models.fused_loss import FusedLoss, fused_scores
 
 POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
 
@@ -108,15 +109,15 @@ def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, 
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
     is_batch = held_out_set.rows[0]["input_ids"].dim() == 2  # a row of a token budget
-    with evaluation_mode(model):
+    with evaluation_mode(model), fused_scores(model) as fused:
         for numbers, counts in batches(len(held_out_set.rows), 1 if is_batch else batch_size):
             rows = [held_out_set.rows[number] for number in numbers]
             batch = {key: values.to(device) for key, values in stack_rows(rows).items()}
             labels = batch.pop("labels")
             # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do not have.
-            logits = inner(**batch, use_cache=False).logits
+            scores = score(inner, fused, batch, labels)
             if counts:
-                yield ScoredBatch(numbers, batch["position_ids"], *score_tokens(logits, labels))
+                yield ScoredBatch(numbers, batch["position_ids"], *scores)
             after_batch()
 
 
@@ -132,6 +133,18 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
     for number in range(math.ceil(math.ceil(num_items / world_size) / batch_size)):
         indexes = mine[number * batch_size : (number + 1) * batch_size]
         yield indexes or (0,), bool(indexes)
+
+
+def score(
+    model: nn.Module, fused: FusedLoss | None, batch: Mapping[str, torch.Tensor], labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `score_tokens`; by chunks of the head where the model allows it (`fused_scores`), else from all logits of the batch."""
+    if fused is None:
+        return score_tokens(model(**batch, use_cache=False).logits, labels)
+    model(**batch, labels=labels, use_cache=False)
+    assert fused.scored is not None, "the model computed its loss"
+    nats, is_correct = (values[:, :-1] for values in fused.scored)
+    return nats.double(), labels[:, 1:] != -100, is_correct
 
 
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -12,7 +12,6 @@ from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.rules import is_local
-from cpt.planner.facts import has_fused_loss
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import EXPORT, RECIPE
@@ -47,11 +46,6 @@ class BaseModel:
     def layers(self) -> int:
         """Depth."""
         return int(self.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def has_fused_loss(self) -> bool:
-        """Whether Liger can compute its loss without all logits in memory."""
-        return has_fused_loss(self.model.config)
 
 
 def look_at_model(path: str) -> BaseModel:

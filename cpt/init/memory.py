@@ -86,11 +86,6 @@ class Fit:
         """Layers are computed again in the backward pass."""
         return self.setup.checkpointing
 
-    @property
-    def fused_loss(self) -> bool:
-        """The logits are never whole."""
-        return self.setup.fused_loss
-
     def hours(self, target: Target, tokens: int, mfu: float) -> float:
         """Of the whole run; evaluation and saving come on top."""
         accumulation = max(1, STEP_TOKENS // (self.setup.rows_at_once * self.setup.sequence_length))
@@ -109,7 +104,7 @@ def ways_to_train(base: BaseModel, target: Target, sequence_length: int) -> Iter
         half=not target.on_cpu,
         weights_bytes=4,
         checkpointing=False,
-        fused_loss=False,
+        fused_loss=not target.on_cpu,
         packed=base.packs_documents,
         attention="sdpa",
         optimizer="adamw",
@@ -148,12 +143,11 @@ def fit(method: Method, base: BaseModel, target: Target, sequence_length: int) -
     for checkpointing in (False,) if target.on_cpu else (False, True):
         for micro_batch in micro_batches:
             tokens = micro_batch * sequence_length
-            for fused in (False, True) if base.has_fused_loss and not target.on_cpu else (False,):
-                setup = replace(method.setup, micro_batch=micro_batch, checkpointing=checkpointing, fused_loss=fused)
-                plan = method.plan(setup)
-                is_worth_it = checkpointing or target.on_cpu or tokens >= min(FEWEST_TOKENS, micro_batches[0] * sequence_length)
-                if is_worth_it and gpu_room(plan, target, CAREFUL) >= 0 and has_host(method, target):
-                    return Fit(method, setup, plan.peak.size / GIB)
+            setup = replace(method.setup, micro_batch=micro_batch, checkpointing=checkpointing)
+            plan = method.plan(setup)
+            is_worth_it = checkpointing or target.on_cpu or tokens >= min(FEWEST_TOKENS, micro_batches[0] * sequence_length)
+            if is_worth_it and gpu_room(plan, target, CAREFUL) >= 0 and has_host(method, target):
+                return Fit(method, setup, plan.peak.size / GIB)
     return None
 
 

@@ -233,9 +233,6 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
     ]
     if not target.on_cpu:
         lines.append("  bf16: true")
-    if chosen.fused_loss:
-        text = f"Logits of {base.vocabulary:,} tokens would not fit: Liger computes the loss in pieces (pip install 'cpt[liger]')."
-        lines += [comment(text, 2), "  use_liger_kernel: true"]
     if chosen.method.profile:
         host = f"; {chosen.method.host_gib:.0f} GiB of host memory, of {target.host_memory_gib:.0f} ({target.host_source})"
         is_on_host = chosen.setup.zero is not None and chosen.setup.zero.offload_optimizer

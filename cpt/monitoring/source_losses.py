@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import Any
 
@@ -11,16 +10,14 @@ import torch
 import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import IntervalStrategy
 
 from cpt.data.mixture.left_out import RowsOfSteps
 from cpt.data.prepared import PreparedData
 from cpt.data.rows import IGNORED
-from cpt.models.chunked_loss import ChunkedLoss
+from cpt.models.fused_loss import FusedLoss
 
 log = logging.getLogger("cpt")
 MICRO_BATCHES_FOR_ONE = 20
@@ -35,12 +32,11 @@ class SourceLosses(TrainerCallback):
     Which step that is, and where in it the looking begins, is drawn by their numbers: sources take turns, and the same place in each
     stretch could show the same source again and again. A micro-batch of a single source brings its loss along. Of one with several, the
     losses of its rows are computed again from the logits that are there, without gradients; one in 20 micro-batches at most, so that runs
-    that log each step have the figures now and then. Where a model gives no logits while it trains (Liger), mixed micro-batches tell
-    nothing.
+    that log each step have the figures now and then. The fused loss has the loss of each token anyway. Without logits and without it
+    (a loss of Liger's), mixed micro-batches are left out.
 
     Args:
         rows: which of them a step reads.
-        autocast: the precision in which the model's layers compute.
         sharing_rows: processes that train on parts of the same rows.
     """
 
@@ -48,11 +44,10 @@ class SourceLosses(TrainerCallback):
         self,
         data: PreparedData,
         rows: RowsOfSteps,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         *,
         sharing_rows: int = 1,
     ) -> None:
-        self.data, self.rows, self.autocast, self.sharing_rows = data, rows, autocast, sharing_rows
+        self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
         self.micro_batch, self.left, self.first_looked_at = 0, 0, 0
         self.is_looking, self.is_off, self.has_told, self.has_no_memory = False, False, False, False
         self.totals: Totals = torch.zeros(2, len(data.sources))
@@ -127,7 +122,7 @@ class SourceLosses(TrainerCallback):
             tokens = (targets != IGNORED).sum()
             self.take(sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens)
             return
-        row_loss = loss_of_rows(model, output.get("logits"), targets, self.autocast)
+        row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
             self.tell_left_out()
         elif self.left and self.micro_batch >= self.first_looked_at:
@@ -182,31 +177,20 @@ def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if isinstance(labels, torch.Tensor) else None
 
 
-def loss_of_rows(
-    model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor, autocast: Callable[[], AbstractContextManager[Any]]
-) -> Callable[[int], torch.Tensor] | None:
-    """What gives the summed loss of a row by its number; None where nothing can.
+def loss_of_rows(model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor) -> Callable[[int], torch.Tensor] | None:
+    """What gives the summed loss of a row by its number; None where the model returns no logits.
 
     Args:
-        logits: [rows, tokens, vocabulary]; under `ChunkedLoss` the hidden states that its head has still to take, which draws no random
-            numbers, and needs no other process to hand over its weights.
+        logits: [rows, tokens, vocabulary]; unused where the fused loss has the loss of each token.
     """
     if logits is None or logits.shape[:2] != targets.shape:
         return None
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    chunked = whole.loss_function
-    if not isinstance(chunked, ChunkedLoss):
-        return lambda row: summed_loss(logits[row], targets[row])
-    if chunked.is_random or is_deepspeed_zero3_enabled() or isinstance(chunked.head, FSDPModule):
-        return None
-
-    def through_the_head(row: int) -> torch.Tensor:
-        hidden = logits[row].to(chunked.dtype)
-        with autocast():
-            parts = zip(hidden.split(chunked.tokens), targets[row].split(chunked.tokens), strict=True)
-            return torch.stack([chunked.summed(part, wanted) for part, wanted in parts]).sum()
-
-    return through_the_head
+    fused = whole.loss_function
+    if isinstance(fused, FusedLoss):
+        losses = fused.token_losses
+        return None if losses is None else lambda row: losses[row].sum()
+    return lambda row: summed_loss(logits[row], targets[row])
 
 
 def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
         facts, activations = counted(candidate.weights_bytes, tuple((candidate.lora or {}).items()))
         plan = plan_memory(facts, candidate, activations)
         room = share * (CAREFUL if changes else 1)
-        if not fits(plan, target, room) or candidate.fused_loss and not facts.has_fused_loss:
+        if not fits(plan, target, room):
             return None
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, mfu).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
@@ -190,7 +190,7 @@ def changes_between(setup: Setup, changed: Setup) -> dict[str, Any]:
     if changed.checkpointing != setup.checkpointing:
         changes["training.gradient_checkpointing"] = changed.checkpointing
     if changed.fused_loss != setup.fused_loss:
-        changes["training.use_liger_kernel"] = changed.fused_loss
+        changes["model.fused_loss"] = changed.fused_loss
     return changes
 
 

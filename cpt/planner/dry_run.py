@@ -3,15 +3,15 @@
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
-from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
+from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.models.recomputing import keep_attention
 from cpt.optim.build import build_optimizer
@@ -19,7 +19,6 @@ from cpt.optim.quantized_moments import code_of_zero
 from cpt.optim.released import RELEASING, ReleasedGradients
 from cpt.optim.small_adamw import SmallAdamW
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
-from cpt.planner.logits import tokens_in_chunk
 from cpt.planner.optimizer_terms import IN_8_BIT
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
@@ -51,9 +50,8 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
             with warnings.catch_warnings(action="ignore", category=FutureWarning):  # the newer name is not in transformers 5.17
                 every = setup.recomputing.every_n_layers
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup), every_n_layers=every)
-        is_ligers = setup.fused_loss and is_left_to_liger(config, on_gpu=not setup.on_cpu)
-        if setup.fused_loss and not is_ligers:
-            use_chunked_loss(model)
+        if setup.fused_loss and why_not_fused(model) is None:
+            FusedLoss(model)
         optimizer = optimizer_of(setup, model)
         row = fake_row(setup, setup.sequences)
         with PeakOfStorages() as storages:
@@ -62,7 +60,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
                 storages.peak = storages.now
                 for _ in range(min(2, setup.accumulation)):
                     with computing_as(setup):
-                        loss = loss_of(model, row, by_liger=is_ligers)
+                        loss = model(**row, labels=row["input_ids"]).loss
                     loss.backward()
                 if optimizer is not None:
                     optimizer.step()
@@ -118,34 +116,6 @@ def make_code_books(setup: Setup) -> None:
     if setup.optimizer in IN_8_BIT:
         for signed in (True, False):
             code_of_zero(signed)
-
-
-def loss_of(model: PreTrainedModel, row: dict[str, torch.Tensor], *, by_liger: bool) -> torch.Tensor:
-    """As the Trainer asks for it."""
-    if not by_liger:
-        return cast(torch.Tensor, model(**row, labels=row["input_ids"]).loss)
-    hidden = model.base_model(**row).last_hidden_state
-    return cast(torch.Tensor, PlannedFusedLoss.apply(hidden, model.get_output_embeddings().get_parameter("weight")))
-
-
-class PlannedFusedLoss(torch.autograd.Function):
-    """Allocates what Liger's kernel does, which cannot run on fake tensors; computes nothing of use."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Shapes: [rows, tokens, width], [vocabulary, width]; gives one number."""
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        ctx.shape = hidden.shape
-        ctx.save_for_backward(torch.empty_like(rows), torch.empty_like(weight) if weight.requires_grad else None)
-        logits = rows.new_empty((tokens_in_chunk(len(rows), *weight.shape), len(weight)))
-        in_full = logits.float()
-        return in_full.sum() + (logits * 0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Made in the forward pass already."""
-        hidden, weight = ctx.saved_tensors
-        return hidden.view(ctx.shape), weight
 
 
 def weight_bytes(model: nn.Module) -> int:

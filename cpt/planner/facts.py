@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import count_lora_parameters
-from cpt.models.chunked_loss import ALTERED_LOGITS, is_left_to_liger
+from cpt.models.fused_loss import why_not_fused
 from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
 
 
@@ -36,8 +36,6 @@ class ModelFacts:
     """The head is the embedding."""
     flops_per_token: float
     has_fused_loss: bool
-    is_left_to_liger: bool
-    """On a GPU, its kernel has the gradients ready in the forward pass; cpt's chunks are computed again."""
     in_linear_layers: int = 0
     """Without the head: what can be kept in 4 bit."""
     largest_in_layers: int = 0
@@ -74,8 +72,7 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         embedding=embedding.numel(),
         is_tied=embedding is head,
         flops_per_token=flops_per_token(model, sequence_length, trains_weights=trains_all),
-        has_fused_loss=has_fused_loss(config),
-        is_left_to_liger=is_left_to_liger(config, on_gpu=True),
+        has_fused_loss=why_not_fused(model) is None,
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
         rounding_to_powers=sum(2 ** math.ceil(math.log2(size)) for size in sizes) / sum(sizes),
@@ -94,9 +91,3 @@ def cached_numbers(model: PreTrainedModel) -> int:
         return layers * heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
     width = int(values.get("head_dim") or int(config.hidden_size) // heads)
     return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
-
-
-def has_fused_loss(config: PreTrainedConfig) -> bool:
-    """Whether the model's loss can be computed without all logits in memory: by Liger, or in cpt's own chunks."""
-    values = config.get_text_config().to_dict()
-    return is_left_to_liger(config, on_gpu=True) or all(values.get(name) in (None, 1, 1.0) for name in ALTERED_LOGITS)

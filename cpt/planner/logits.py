@@ -1,15 +1,12 @@
 """Bytes of logits and of what a loss makes of them, by the ways that stages have."""
 
-import math
-
-from cpt.models.chunked_loss import tokens_at_once
+from cpt.models.fused_loss import ROWS_ON_CPU, chunk_of
 from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
 from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE
 from cpt.planner.terms import Term
 
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' own, all in fp32, at once
-FUSED_LOGIT_BYTES = 6  # of a chunk: logits and their gradient in half precision, beside a copy in fp32
 TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels, which never have more of the logits at once
 COPIES_ON_CPU = (3, 7)  # of a tile in fp32, which a GPU's kernel does not make: in the forward and in the backward pass
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65)}
@@ -23,33 +20,24 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """The head and its loss."""
     if setup.beside.logits != WHOLE:
         return of_stage(facts, setup)
-    tokens = setup.tokens_at_once
-    cast = half_head(facts, setup)
-    if not setup.fused_loss:
+    tokens, cast = setup.tokens_at_once, half_head(facts, setup)
+    if not fuses(facts, setup):
         return Term("logits", float(LOGIT_BYTES * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token, in fp32"), cast
-    if not uses_liger(facts, setup):
-        chunk = min(tokens, tokens_at_once(facts.vocabulary))
-        of_head = head_gradient(facts, setup)
-        before = of_head if chunk < tokens else 0.0  # of the chunks that were there already
-        at_logits = LOGIT_BYTES * chunk * facts.vocabulary + before
-        at_head = 4.0 * chunk * facts.vocabulary + of_head + before
-        inputs = 2.0 * tokens * facts.hidden
-        return Term("logits", max(at_logits, at_head) + inputs, f"of {chunk:,} tokens at once, with the head's gradient"), cast
-    chunk = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
-    size = FUSED_LOGIT_BYTES * chunk * facts.vocabulary + 2.0 * tokens * facts.hidden + head_gradient(facts, setup)
-    return Term("logits", size, f"of {chunk:,} tokens at once, with the head's gradient"), cast
+    chunk = fused_chunk(facts, setup)
+    computed = 2 if setup.half or setup.weights_bytes == 2 else 4
+    gradients = computed * tokens * facts.hidden + fused_head_gradient(facts, setup)
+    on_host = 3 * 4 * min(chunk, ROWS_ON_CPU) * facts.vocabulary if setup.on_cpu else 0
+    size = float(computed * chunk * facts.vocabulary + gradients + on_host)
+    return Term("logits", size, f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"), cast
 
 
 def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """In half precision, in fp32, and their log-softmax, before any gradient."""
+    """In half precision, in fp32, and their log-softmax, before any gradient; the fused loss makes its gradients in the forward pass."""
     if setup.beside.logits != WHOLE:
         return before_of_stage(facts, setup)
-    tokens = setup.tokens_at_once
-    if uses_liger(facts, setup):
-        tokens = tokens_in_chunk(tokens, facts.vocabulary, facts.hidden)
-    elif setup.fused_loss:
-        tokens = min(tokens, tokens_at_once(facts.vocabulary))
-    return (Term("logits", float((LOGIT_BYTES - 2) * tokens * facts.vocabulary), "before their gradient"),)
+    if fuses(facts, setup):
+        return logits_of(facts, setup)[:1]
+    return (Term("logits", float((LOGIT_BYTES - 2) * setup.tokens_at_once * facts.vocabulary), "before their gradient"),)
 
 
 def half_head(facts: ModelFacts, setup: Setup) -> Term:
@@ -100,19 +88,29 @@ def scored_tokens(setup: Setup) -> int:
 
 
 def ready_gradient(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Liger's loss has made the head's gradient in the forward pass, and that of what went into it."""
+    """The fused loss has made the head's gradient in the forward pass, and that of what went into it."""
+    if setup.beside.logits != WHOLE or not fuses(facts, setup):
+        return ()
+    rounded = head_gradient(facts, setup) if fused_chunk(facts, setup) < setup.tokens_at_once and setup.weights_bytes == 2 else 0.0
     inputs = 2.0 * setup.tokens_at_once * facts.hidden
-    return (Term("gradient of the head", head_gradient(facts, setup) + inputs, "made ahead"),) if uses_liger(facts, setup) else ()
+    return (Term("gradient of the head", fused_head_gradient(facts, setup) + rounded + inputs, "made ahead"),)
 
 
-def uses_liger(facts: ModelFacts, setup: Setup) -> bool:
-    """Elsewhere the fused loss is cpt's own, in chunks."""
-    return setup.fused_loss and facts.is_left_to_liger and not setup.on_cpu
+def fuses(facts: ModelFacts, setup: Setup) -> bool:
+    """Whether the loss is computed in chunks."""
+    return setup.fused_loss and facts.has_fused_loss
 
 
-def tokens_in_chunk(tokens: int, vocabulary: int, hidden: int) -> int:
-    """Liger takes as many at once as make their logits about as large as what goes into the head."""
-    return min(tokens, 2 ** math.ceil(math.log2(max(1, math.ceil(tokens / math.ceil(vocabulary / hidden))))))
+def fused_chunk(facts: ModelFacts, setup: Setup) -> int:
+    """Tokens that go through the head at once."""
+    accumulates = setup.lora is None and setup.weights_bytes == 2
+    return chunk_of(setup.tokens_at_once, facts.vocabulary, facts.hidden, accumulates=accumulates)
+
+
+def fused_head_gradient(facts: ModelFacts, setup: Setup) -> float:
+    """In fp32 where it is added up over chunks."""
+    each = 4 if fused_chunk(facts, setup) < setup.tokens_at_once else setup.weights_bytes
+    return float(each * facts.head) if setup.lora is None else 0.0
 
 
 def head_gradient(facts: ModelFacts, setup: Setup) -> float:

@@ -11,7 +11,7 @@ from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
 from cpt.planner.host import host_memory, processes
-from cpt.planner.logits import head_gradient, logits_before, logits_of, ready_gradient, uses_liger
+from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient
 from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
@@ -206,7 +206,7 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """
     if setup.lora is not None:
         return ()
-    copies = (2 if uses_liger(facts, setup) else 1) if facts.is_tied else 0
+    copies = (2 if fuses(facts, setup) else 1) if facts.is_tied else 0
     copies += setup.zero is not None
     note = "beside the head's" if facts.is_tied else "whole, for a moment"
     return (Term("gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), note),)

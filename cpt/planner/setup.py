@@ -61,6 +61,7 @@ class Setup:
     """Of one weight that is not trained by itself, or of the copy that the layers compute with."""
     checkpointing: bool
     fused_loss: bool
+    """Asked for, or on a GPU where nothing was said; `logits.fuses` knows whether the model allows it."""
     packed: bool
     """Rows bring a mask where attention is not flash's: of several documents that are kept apart, or of padding."""
     attention: str
@@ -166,7 +167,7 @@ def setup_of(
         half=half,
         weights_bytes=written or automatic,
         checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
-        fused_loss=bool(training.get("use_liger_kernel")),
+        fused_loss=recipe.model.fused_loss is True or recipe.model.fused_loss == "auto" and not on_cpu,
         packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window") or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,
         optimizer=recipe.optimizer.name,

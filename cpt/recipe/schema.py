@@ -43,6 +43,8 @@ class Model(Section):
     attention: str = "auto"
     """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is
     right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
+    fused_loss: bool | Literal["auto"] = "auto"
+    """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows it."""
     rope: dict[Literal["theta", "type", "factor", "length"], float | str] | None = None
     """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor: 8}` (linear, dynamic),
     positions pressed together, which reach eight times as far. By default as the weights have it."""

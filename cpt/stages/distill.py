@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.prepared import PreparedData
 from cpt.data.rows import IGNORED
-from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.stages.divergence import summed_divergence
 from cpt.stages.length import RunLength
@@ -47,9 +46,9 @@ class DistillTrainer(CPTTrainer):
         teacher: over the same vocabulary.
     """
 
+    trains_on_model_loss = False
+
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher: nn.Module, **options: Any) -> None:
-        if arguments.use_liger_kernel:
-            raise RecipeError("`training.use_liger_kernel`: distillation reads the logits that this leaves out. Remove it.")
         super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
         self.beta, self.temperature = arguments.beta, arguments.temperature
         self.teacher = prepared(teacher, self)

@@ -29,6 +29,8 @@ class ExampleTrainer(CPTTrainer):
     TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every run.
     """
 
+    trains_on_model_loss = False
+
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
             raise RecipeError(

@@ -5,23 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase as BatchStatistics
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from cpt.data.held_out import HeldOutSet
 from cpt.data.loader import CPTDataLoader
 from cpt.data.mixture.left_out import RowsOfSteps
 from cpt.data.rows import stack_rows
-from cpt.errors import Interrupted, ResourceError
+from cpt.errors import Interrupted, RecipeError, ResourceError
 from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import evaluated_steps
-from cpt.models.chunked_loss import is_left_to_liger, use_chunked_loss
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
+from cpt.models.fused_loss import set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
@@ -45,6 +44,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         held_out: what `evaluate` measures, by name.
     """
 
+    trains_on_model_loss = True
+    """Whether the loss is the model's own, of its labels; False where a stage reads logits."""
+
     def __init__(
         self,
         recipe: Recipe,
@@ -61,9 +63,10 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
-        if arguments.use_liger_kernel and isinstance(model, PreTrainedModel | PeftModel) and not is_left_to_liger(model.config):
-            arguments.use_liger_kernel = False  # Liger would do nothing, or fail without a GPU
-            use_chunked_loss(model)
+        if self.trains_on_model_loss:
+            set_up_loss(model, recipe.model.fused_loss, arguments)
+        elif recipe.model.fused_loss is True:
+            raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` has a loss of its own. Remove the key.")
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         shown = self.shown_at_first(rows)
         super().__init__(model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options)

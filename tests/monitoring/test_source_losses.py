@@ -9,7 +9,7 @@ from tiny_faults import in_rows, trainer_of
 from torch.nn import functional as F
 
 from cpt.data.rows import IGNORED
-from cpt.models.chunked_loss import ChunkedLoss
+from cpt.models.fused_loss import FusedLoss
 from cpt.monitoring import source_losses
 from cpt.monitoring.source_losses import SourceLosses, drawn, looks_at, summed_loss
 
@@ -58,7 +58,7 @@ SMALLER = [pytest.param(size, marks=pytest.mark.slow) for size in (2, 1)]
 def test_each_source_has_the_loss_of_its_rows(size, chunked, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(source_losses, "MICRO_BATCHES_FOR_ONE", 1)
     trainer = four_steps(with_batches(recipe, size, use_liger_kernel=chunked), tmp_path)
-    assert isinstance(trainer.model.loss_function, ChunkedLoss) == chunked
+    assert isinstance(trainer.model.loss_function, FusedLoss) == chunked
     trainer.model.eval()
     expected = by_hand(trainer, range(4))
     trainer.train()

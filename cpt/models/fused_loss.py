@@ -1,0 +1,350 @@
+"""The cross entropy of a causal language model without all of its logits in memory, for every architecture.
+
+The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in place, so that
+the logits of a chunk are written once and no more of them are alive. The gradients of the head and of its inputs are made in the forward
+pass: the head's accumulate in fp32 over the chunks, and nothing waits for the GPU.
+
+Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
+
+- torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over the head's gradient.
+- Liger waits for the GPU twice in each micro-batch, and knows neither GPT-2 nor Nemotron-H nor MiniMind.
+- cut-cross-entropy computes the logits again in the backward pass (4/3 of the head's FLOPs).
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from peft import PeftModel
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel, TrainingArguments
+
+from cpt.errors import RecipeError
+from cpt.models.families.gpt2 import PaddedVocabularyHead
+from cpt.ranks import tell
+
+IGNORED = -100
+LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
+MOST_TOKENS, FEWEST_TOKENS = 8192, 256
+PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
+ROWS_ON_CPU = 256  # whose fp32 copies are alive at once, where no kernel runs
+SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
+
+SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
+
+
+def tokens_at_once(vocabulary: int) -> int:
+    """A power of two whose logits take at most 2 GiB in half precision."""
+    tokens = LOGIT_BYTES_AT_ONCE // (2 * vocabulary)
+    return max(FEWEST_TOKENS, min(MOST_TOKENS, 2 ** (tokens.bit_length() - 1 if tokens else 0)))
+
+
+def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> int:
+    """How many of the tokens go through the head at once.
+
+    Args:
+        accumulates: the head's gradient is needed in half precision. Several chunks add it up in a buffer of fp32 (4 bytes a weight); where
+            one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one, and no buffer.
+    """
+    chunk = tokens_at_once(vocabulary)
+    return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
+
+
+@torch.library.custom_op("cpt::cross_entropy_in_place", mutates_args=("logits",))
+def cross_entropy_in_place(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+    """The cross entropy of each token in fp32, [T]; 0 where the target is -100.
+
+    Args:
+        logits: [T, V]; afterwards their gradient times `scale`, where that is asked for, else unchanged.
+        targets: [T]
+        scale: fp32, one number.
+        cap: soft cap of the logits; 0 for none.
+    """
+    if logits.is_cuda:
+        from cpt.models.fused_loss_kernel import launch  # Triton comes with torch's CUDA builds alone
+
+        return launch(logits, targets, scale, cap, gradient)
+    losses = torch.empty(len(logits), dtype=torch.float32)
+    for start in range(0, len(logits), ROWS_ON_CPU):
+        rows = slice(start, start + ROWS_ON_CPU)
+        values, wanted = logits[rows].float(), targets[rows]
+        if cap:
+            values = cap * torch.tanh(values / cap)
+        is_counted = wanted != IGNORED
+        index = wanted.where(is_counted, 0).unsqueeze(1)
+        normaliser = values.logsumexp(1, keepdim=True)
+        losses[rows] = (normaliser - values.gather(1, index)).squeeze(1) * is_counted
+        if gradient:
+            slope = 1 - (values / cap) ** 2 if cap else 1.0
+            probabilities = (values - normaliser).exp_()
+            probabilities.scatter_add_(1, index, torch.full_like(index, -1, dtype=values.dtype))
+            logits[rows] = probabilities.mul_(scale * is_counted.unsqueeze(1)).mul_(slope)
+    return losses
+
+
+@cross_entropy_in_place.register_fake
+def _(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+    return logits.new_empty(len(logits), dtype=torch.float32)
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`scale` times the summed cross entropy of a linear head's logits; all gradients are made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        scale: torch.Tensor,
+        cap: float,
+        chunk: int | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gives the loss, in fp32, and the unscaled cross entropy of each token, [T].
+
+        Args:
+            hidden: [T, D]
+            weight: [V, D]
+            bias: [V]
+            targets: [T], -100 where nothing is learned.
+            scale: fp32, one number: 1 over the tokens of the step.
+            cap: soft cap of the logits; 0 for none.
+            chunk: tokens at once; None for as many as `chunk_of` says.
+        """
+        dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        # Before the division, fp16 gradients would vanish; bf16 has the exponents of fp32.
+        inside = torch.ones_like(scale) if dtype == torch.float16 else scale
+        with torch.autocast(hidden.device.type, enabled=False):
+            inputs, head = hidden.to(dtype), weight.to(dtype)
+            accumulates = for_weight and weight.dtype != torch.float32
+            size = chunk or chunk_of(len(inputs), *head.shape, accumulates=accumulates)
+            in_one = size >= len(inputs) and weight.dtype == dtype
+            of_hidden = torch.empty_like(inputs) if for_hidden else None
+            of_weight = torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
+            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and for_bias else None
+            losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
+            buffer = inputs.new_empty(min(size, len(inputs)), -(-len(head) // PADDED_TO) * PADDED_TO)[:, : len(head)]
+            for start in range(0, len(inputs), size):
+                tokens = slice(start, start + size)
+                part = inputs[tokens]
+                logits = torch.mm(part, head.t(), out=buffer[: len(part)])
+                if bias is not None:
+                    logits += bias
+                losses[tokens] = cross_entropy_in_place(logits, targets[tokens], inside, cap, for_hidden or for_weight)
+                if of_hidden is not None:
+                    torch.mm(logits, head, out=of_hidden[tokens])
+                if for_weight:
+                    of_weight = logits.t() @ part if of_weight is None else add_product(of_weight, logits.t(), part)
+                if of_bias is not None:
+                    of_bias += logits.sum(0, dtype=torch.float32)
+        ctx.mark_non_differentiable(losses)
+        ctx.made = of_hidden, of_weight, of_bias
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.outside = scale if inside is not scale else None
+        return losses.sum() * scale, losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
+        """The gradients that are there, times what comes from above; once."""
+        if ctx.made is None:
+            raise RuntimeError("the fused loss has no gradients left: it was differentiated before. Compute the loss again.")
+        made, ctx.made = ctx.made, None
+        factor = gradient if ctx.outside is None else gradient * ctx.outside
+        gradients = [None if one is None else one.mul_(factor).to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)]
+        return *gradients, None, None, None, None
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Add left @ right to fp32 `total` in place, without rounding the product to half precision."""
+    if left.dtype == torch.float32:
+        return total.addmm_(left, right)
+    if total.is_cuda:
+        return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    return total.addmm_(left.float(), right.float())
+
+
+class FusedLoss:
+    """A model's loss function, and the forward of its head, which passes hidden states on to the loss.
+
+    All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters have prepared them.
+    A head that is more than a linear layer (an adapter on it, quantized weights) is called on chunks that are computed again in the
+    backward pass.
+
+    Args:
+        model: one that `why_not_fused` has nothing against.
+        tokens: through the head at once; by default `chunk_of` says.
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
+        whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.head: Any = head_of(whole)
+        self.tokens = tokens
+        self.plain, self.own_forward = whole.loss_function, self.head.forward
+        self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
+        self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.is_scoring = False
+        self.cap = float(getattr(whole.config.get_text_config(), SOFT_CAP, None) or 0)
+        self.hidden: torch.Tensor | None = None
+        """What the head was given, until the loss is called. What comes back from the forward pass may have another type (`.float()`) or
+        be multiplied by a factor of the logits, which the loss takes over; behind a cap it is of no use."""
+        self.token_losses: torch.Tensor | None = None
+        """[rows, tokens] of the last micro-batch, fp32: what each position lost at predicting the next token."""
+        self.model = whole
+        self.head.forward = self.forward_of_head
+        whole.loss_function = self
+
+    def remove(self) -> None:
+        """The model is as it was before."""
+        self.head.forward, self.model.loss_function = self.own_forward, self.plain
+
+    def forward_of_head(
+        self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states while the model trains or is scored, else logits; with targets what the loss wants of them."""
+        if targets is None and not (self.head.training or self.is_scoring):
+            return self.own_forward(hidden)
+        if targets is None:
+            self.hidden = hidden
+            return hidden[..., :1] if self.cap else hidden
+        if scale is None:
+            return self.score(hidden, targets)
+        if type(self.head) in (nn.Linear, PaddedVocabularyHead):
+            weight = self.head.weight if type(self.head) is nn.Linear else self.head.weight[: self.head.num_tokens]
+            fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
+                hidden, weight, self.head.bias, targets, scale, self.cap, self.tokens
+            )
+            return fused
+        size = self.tokens or tokens_at_once(self.head.get_parameter("weight").shape[0])
+        parts = [
+            checkpoint(self.losses, part, wanted, use_reentrant=False, preserve_rng_state=self.is_random)
+            for part, wanted in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        losses = torch.cat(parts)
+        return losses.sum() * scale, losses.detach()
+
+    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross entropies of some tokens, by whatever the head is."""
+        logits = self.own_forward(hidden).float()
+        if self.cap:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+
+    def score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross entropies of the tokens, and whether each was the most likely one; without gradients."""
+        losses, is_correct = [], []
+        one = torch.ones((), device=hidden.device)
+        for part, wanted in zip(hidden.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
+            logits = self.own_forward(part)
+            losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
+            is_correct.append(logits.argmax(-1) == wanted)
+        return torch.cat(losses), torch.cat(is_correct)
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        shift_labels: torch.Tensor | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """The mean cross entropy over the labels, or their sum over `num_items_in_batch`.
+
+        Args:
+            logits: hidden states while the model trains or is scored: [rows, tokens, width].
+            labels: [rows, tokens]; -100 counts for nothing.
+            shift_labels: the labels of the next tokens, where the caller has shifted them already.
+        """
+        if not (self.head.training or self.is_scoring):
+            return self.plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options)
+        if shift_labels is None:
+            shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        assert self.hidden is not None, "the head was called before its loss"
+        hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
+        hidden, targets, self.hidden = hidden.reshape(-1, hidden.shape[-1]), shift_labels.reshape(-1).to(hidden.device), None
+        if self.is_scoring:
+            losses, is_correct = self.head(hidden, targets)
+            self.scored = losses.view(shift_labels.shape), is_correct.view(shift_labels.shape)
+            return losses.sum()
+        count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
+        count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
+        scale = 1 / count.to(hidden.device, torch.float32)
+        loss, losses = self.head(hidden, targets, scale)
+        self.token_losses = losses.view(shift_labels.shape)
+        return loss
+
+
+def head_of(model: PreTrainedModel) -> nn.Module:
+    """The module that makes logits; with `modules_to_save` of peft the copy that is trained."""
+    head = model.get_output_embeddings()
+    return head.modules_to_save[head.active_adapters[0]] if isinstance(head, ModulesToSaveWrapper) else head
+
+
+def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
+    """What keeps the loss from being computed in chunks; None where nothing does."""
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
+        return f"{type(whole).__name__} names no head (`get_output_embeddings`)"
+    if "loss_function" not in inspect.unwrap(type(whole).forward).__code__.co_names:
+        return f"{type(whole).__name__} does not compute its loss by `self.loss_function`"
+    return None
+
+
+@contextmanager
+def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
+    """Let the model score labels instead of returning logits, by chunks of positions; None where it has to make all logits.
+
+    Inside, a forward pass with labels [B, T] leaves in `scored` the cross entropy of each next token and whether it was the most likely
+    one, both [B, T] (the last position has no target). All happens in the model's own forward pass, as autocast, ZeRO-3 and FSDP want it.
+    """
+    inner: Any = extract_model_from_parallel(model)
+    whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
+    installed = getattr(whole, "loss_function", None)
+    if isinstance(installed, FusedLoss):
+        fused = installed
+    elif why_not_fused(inner) is None:
+        fused = FusedLoss(inner)
+    else:
+        yield None
+        return
+    fused.is_scoring = True
+    try:
+        yield fused
+    finally:
+        fused.is_scoring, fused.scored = False, None
+        if fused is not installed:
+            fused.remove()
+
+
+def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
+    """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice.
+
+    Liger's own loss is turned off beside its other kernels: it waits for the GPU, and adds up the head's gradient in half precision.
+
+    Raises:
+        RecipeError: the recipe asks for it and the model cannot have it.
+    """
+    if not isinstance(model, PreTrainedModel | PeftModel):
+        return
+    on_gpu = training.device.type == "cuda"
+    if training.use_liger_kernel:
+        training.use_liger_kernel = on_gpu  # its kernels are Triton's
+        training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
+    why_not = why_not_fused(model)
+    if training.label_smoothing_factor:
+        why_not = "`training.label_smoothing_factor` needs all logits"
+    if wanted is True and why_not is not None:
+        raise RecipeError(f"model.fused_loss: {why_not}. Remove the key.")
+    if wanted is True or wanted == "auto" and on_gpu and why_not is None:
+        FusedLoss(model)
+    elif on_gpu:
+        tell(f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}.")

@@ -1,0 +1,79 @@
+"""The Triton kernel of the fused loss: a row of logits becomes its cross entropy and, in place, its gradient."""
+
+import torch
+import triton
+import triton.language as tl
+
+from cpt.models.fused_loss import IGNORED, PADDED_TO
+
+MOST_AT_ONCE, WARPS = 8192, 16  # logits of a row
+
+
+@triton.jit
+def load_logits(row, words, vocabulary: tl.constexpr, width: tl.constexpr, cap: tl.constexpr):
+    """In fp32, -inf from the vocabulary's end on."""
+    values = tl.load(row + words, mask=words < width, other=0.0).to(tl.float32)
+    if cap > 0:
+        values = cap * (1 - 2 / (tl.exp(2 * values / cap) + 1))  # cap * tanh(values / cap); exp may overflow to inf
+    return tl.where(words < vocabulary, values, -float("inf"))
+
+
+@triton.jit
+def cross_entropy_of_row(
+    logits,
+    targets,
+    losses,
+    scale,
+    row_stride,
+    vocabulary: tl.constexpr,
+    width: tl.constexpr,
+    cap: tl.constexpr,
+    ignored: tl.constexpr,
+    block: tl.constexpr,
+    gradient: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # rows x vocabulary is past 2^31
+    logits += row * row_stride
+    target = tl.load(targets + row)
+    words = tl.arange(0, block)
+    if target == ignored:
+        tl.store(losses + row, 0.0)
+        if gradient:
+            for start in range(0, vocabulary, block):
+                tl.store(logits + start + words, tl.zeros([block], logits.dtype.element_ty), mask=start + words < width)
+    else:
+        # One pass for the normaliser: the sum of exponentials is rescaled whenever a larger logit comes (arxiv.org/abs/1805.02867).
+        largest = -float("inf")
+        total = 0.0
+        wanted = 0.0
+        for start in range(0, vocabulary, block):
+            values = load_logits(logits, start + words, vocabulary, width, cap)
+            wanted += tl.sum(tl.where(start + words == target, values, 0.0), 0)
+            new_largest = tl.maximum(largest, tl.max(values, 0))
+            total = total * tl.exp(largest - new_largest) + tl.sum(tl.exp(values - new_largest), 0)
+            largest = new_largest
+        normaliser = largest + tl.log(total)
+        tl.store(losses + row, normaliser - wanted)
+        if gradient:
+            factor = tl.load(scale)
+            for start in range(0, vocabulary, block):
+                values = load_logits(logits, start + words, vocabulary, width, cap)
+                made = (tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)) * factor
+                if cap > 0:
+                    made *= 1 - (values / cap) * (values / cap)  # slope of the cap
+                tl.store(logits + start + words, made.to(logits.dtype.element_ty), mask=start + words < width)
+
+
+def launch(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+    """The cross entropy of each row, [T], fp32; see `cpt.models.fused_loss.cross_entropy_in_place`.
+
+    Rows may be padded up to `PADDED_TO` logits, which are overwritten: loads and stores are then wide whatever the size of the vocabulary.
+    """
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    stride, vocabulary = logits.stride(0), logits.shape[1]
+    width = stride if stride < vocabulary + PADDED_TO else vocabulary
+    block = min(MOST_AT_ONCE, triton.next_power_of_2(vocabulary))
+    cross_entropy_of_row[(len(logits),)](
+        logits, targets, losses, scale, stride, vocabulary, width, cap, IGNORED, block, gradient, num_warps=WARPS
+    )
+    return losses

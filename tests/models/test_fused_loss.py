@@ -1,0 +1,258 @@
+"""The same loss and gradients as the model's own, with a fraction of the logits alive."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from planned_setups import SHAPES
+from tiny_models import make_tokenizer, tiny_config
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from cpt.models.build import build_model
+from cpt.models.config import config_from
+from cpt.models.fused_loss import (
+    FusedLoss,
+    LinearCrossEntropy,
+    chunk_of,
+    cross_entropy_in_place,
+    fused_scores,
+    tokens_at_once,
+    why_not_fused,
+)
+from cpt.planner.storages import PeakOfStorages
+from cpt.recipe.schema import Model
+
+FAMILIES = ("llama", "gpt2", "minimind2", "minimind2_moe", "nemotron", "qwen3")
+OF_OTHERS = {
+    "gemma2": {"final_logit_softcapping": 5.0, "head_dim": 16},
+    "granite": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.25},
+}
+
+
+def built(family, **model):
+    torch.manual_seed(0)
+    if family in OF_OTHERS:
+        shape = {**tiny_config("llama"), "model_type": family, "tie_word_embeddings": True, **OF_OTHERS[family]}
+        return AutoModelForCausalLM.from_config(config_from(shape)).train()
+    return build_model(Model(from_scratch=True, config=tiny_config(family), **model), make_tokenizer()).train()
+
+
+def row():
+    ids = torch.randint(4, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[0, :5] = -100
+    return {"input_ids": ids, "labels": labels, "position_ids": torch.arange(24).expand(2, 24)}
+
+
+def loss_and_gradients(model, **options):
+    torch.manual_seed(3)
+    loss = model(**row(), **options).loss
+    loss.backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return loss, found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_items_in_batch": torch.tensor(100)}, {"num_items_in_batch": 100}], ids=["mean", "tensor", "int"]
+)
+@pytest.mark.parametrize("family", [*FAMILIES, *OF_OTHERS])
+def test_loss_and_gradients_are_the_models_own(family, options):
+    model = built(family)
+    loss, gradients = loss_and_gradients(model, **options)
+    assert why_not_fused(model) is None
+    FusedLoss(model, tokens=7)
+    fused, of_fused = loss_and_gradients(model, **options)
+    assert fused.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert gradients.keys() == of_fused.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(of_fused[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [{"r": 4, "target_modules": "all-linear"}, {"r": 4, "target_modules": ["q_proj", "lm_head"]}, "cpt"])
+def test_adapters_on_the_head_take_part(lora):
+    model = built("llama", lora=lora)
+    loss, gradients = loss_and_gradients(model)
+    FusedLoss(model, tokens=5)
+    fused, of_fused = loss_and_gradients(model)
+    assert fused.item() == pytest.approx(loss.item(), rel=1e-6) and gradients.keys() == of_fused.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(of_fused[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_head_needs_no_gradient():
+    model = built("llama")
+    model.lm_head.weight.requires_grad_(False)
+    loss, gradients = loss_and_gradients(model)
+    FusedLoss(model, tokens=5)
+    fused, of_fused = loss_and_gradients(model)
+    assert fused.item() == pytest.approx(loss.item(), rel=1e-6) and gradients.keys() == of_fused.keys()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite"])
+def test_generation_and_evaluation_still_have_logits(family):
+    model = built(family)
+    model.eval()
+    before = model(**row())
+    fused = FusedLoss(model, tokens=5)
+    after = model(**row())
+    assert torch.equal(before.logits, after.logits) and torch.equal(before.loss, after.loss)
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=False).shape == (1, 5)
+    fused.remove()
+    assert torch.equal(model.train()(**row()).logits, before.logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite"])
+def test_scores_are_those_of_the_logits(family, monkeypatch):
+    monkeypatch.setattr("cpt.models.fused_loss.SCORED_POSITIONS", 7)
+    model = built(family).eval()
+    batch = row()
+    with torch.no_grad():
+        logits = model(**batch).logits
+        with fused_scores(model) as fused:
+            model(**batch)
+            nats, is_correct = fused.scored
+    targets = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none").view(2, 24)
+    torch.testing.assert_close(nats, expected)
+    assert torch.equal(is_correct, logits.argmax(-1) == targets)
+    assert torch.equal(model(**batch).logits, logits), "the model is as before"
+
+
+def test_each_token_has_its_loss():
+    model = built("llama")
+    fused = FusedLoss(model, tokens=7)
+    loss = model(**row()).loss
+    assert fused.token_losses.shape == (2, 24)
+    assert loss.item() == pytest.approx(fused.token_losses.sum().item() / (2 * 23 - 4), rel=1e-6)
+    assert fused.token_losses[0, :4].tolist() == [0] * 4 and fused.token_losses[:, -1].tolist() == [0, 0]
+
+
+def test_weights_keep_their_names_and_ties():
+    model = built("gpt2")
+    names = list(model.state_dict())
+    FusedLoss(model)
+    assert list(model.state_dict()) == names and model.lm_head.weight is model.transformer.wte.weight
+
+
+def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=1024, width=32):
+    """The head's gradient over chunks, and the same half-precision products added up in fp64."""
+    torch.manual_seed(0)
+    weight = (torch.randn(vocabulary, width) * 0.05).to(dtype).requires_grad_()
+    hidden = (torch.randn(tokens, width) + torch.randn(width)).to(dtype)  # hidden states share a part, so that errors do not cancel
+    often = 1 / torch.arange(1, vocabulary + 1).float()
+    targets = torch.multinomial(often, tokens, replacement=True)
+    targets[::7] = -100
+    scale = 1 / (targets != -100).sum().float()
+    loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, scale, 0.0, chunk)
+    made = loss.grad_fn.made[1].double()
+    exact = torch.zeros(vocabulary, width, dtype=torch.float64)
+    with torch.no_grad():
+        for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            logits = part @ weight.t()
+            cross_entropy_in_place(logits, wanted, scale, 0.0, True)
+            exact += logits.double().t() @ part.double()
+    return made, exact
+
+
+def test_the_heads_gradient_adds_up_exactly_over_128_chunks_in_bf16():
+    made, exact = products(chunk=128)
+    assert (made - exact).norm() / exact.norm() < 1e-5
+    assert ((made - exact).norm(dim=1) / exact.norm(dim=1)).max() < 1e-4
+
+
+def test_gradients_are_given_once():
+    loss, _ = LinearCrossEntropy.apply(
+        torch.randn(4, 8), torch.randn(9, 8, requires_grad=True), None, torch.arange(4), torch.tensor(0.25), 0.0, None
+    )
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated before"):
+        loss.backward()
+
+
+def test_under_autocast_the_head_learns_in_fp32():
+    weight = torch.randn(50, 16, requires_grad=True)
+    hidden = torch.randn(30, 16, dtype=torch.bfloat16)
+    targets = torch.randint(0, 50, (30,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, torch.tensor(1 / 30), 0.0, 8)
+    loss.backward()
+    assert weight.grad.dtype == torch.float32
+    plain = torch.nn.Parameter(weight.detach().clone())
+    F.cross_entropy(hidden.float() @ plain.t(), targets).backward()
+    assert (weight.grad - plain.grad).norm() / plain.grad.norm() < 0.01
+
+
+def test_the_peak_is_lower():
+    config = config_from({**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000})
+
+    def peak(fused):
+        model = AutoModelForCausalLM.from_config(config).train()
+        if fused:
+            FusedLoss(model, tokens=64)
+        ids = torch.zeros((1, 512), dtype=torch.long)
+        with PeakOfStorages() as storages:
+            model(input_ids=ids, labels=ids).loss.backward()
+        return storages.peak
+
+    logits, head = 12 * 512 * 20_000, 4 * 64 * 20_000
+    assert peak(fused=False) - peak(fused=True) > 0.7 * (logits - 2 * head)
+
+
+def test_chunks_have_logits_of_two_gibibytes_at_most():
+    assert [tokens_at_once(size) for size in (32_000, 128_256, 256_000, 10**7)] == [8192, 8192, 4096, 256]
+    # One chunk of all tokens takes no more memory than a buffer of fp32 for the head's gradient.
+    assert chunk_of(12_288, 256_000, 4096, accumulates=True) == 12_288
+    assert chunk_of(12_289, 256_000, 4096, accumulates=True) == chunk_of(12_288, 256_000, 4096, accumulates=False) == 4096
+
+
+KERNEL = """
+import torch
+from torch.nn import functional as F
+from cpt.models import fused_loss_kernel as kernel
+
+torch.manual_seed(0)
+kernel.MOST_AT_ONCE = 64  # several blocks in each row
+for cap in (0.0, 30.0):
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 6e-3)):
+        for rows, vocabulary, stride in ((5, 50, 50), (7, 64, 64), (4, 200, 200), (3, 1001, 1024)):
+            logits = torch.zeros(rows, stride, dtype=dtype)[:, :vocabulary]
+            logits.copy_(torch.randn(rows, vocabulary) * 4)
+            logits[1] *= 20
+            targets = torch.randint(0, vocabulary, (rows,))
+            targets[2] = -100
+            exact = logits.double().requires_grad_()
+            capped = cap * torch.tanh(exact / cap) if cap else exact
+            losses = F.cross_entropy(capped, targets, reduction="none")
+            (losses.sum() / 37).backward()
+            before = logits.clone()
+            found = kernel.launch(logits, targets, torch.tensor(1 / 37), cap, False)
+            assert torch.equal(logits, before)
+            torch.testing.assert_close(found.double(), losses.detach(), rtol=1e-6, atol=2e-5)
+            kernel.launch(logits, targets, torch.tensor(1 / 37), cap, True)
+            assert (logits.double() - exact.grad).abs().max() <= tolerance * exact.grad.abs().max(), (cap, dtype, vocabulary)
+            assert not logits[2].any(), "an ignored row has no gradient"
+"""
+
+
+def test_the_kernel_agrees_with_fp64_in_tritons_interpreter():
+    done = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_kernel_compiles_for_hopper_with_wide_loads():
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from cpt.models.fused_loss_kernel import cross_entropy_of_row
+
+    constants = {"vocabulary": 50257, "width": 50304, "cap": 0.0, "ignored": -100, "block": 8192, "gradient": True}
+    types = {"logits": "*bf16", "targets": "*i64", "losses": "*fp32", "scale": "*fp32", "row_stride": "i32"}
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
+    source = ASTSource(cross_entropy_of_row, {**types, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
+    ptx = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 16}).asm["ptx"]
+    assert "ld.global.v4" in ptx and "ld.global.b16" not in ptx
