@@ -1,25 +1,23 @@
-"""What is trained: shapes of known models with random weights, and how many tokens of what at once."""
+"""Which models are trained, by which systems, and how many tokens at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 SYSTEMS = {
-    "bare": "a bare loop, compiled",
+    "bare": "bare loop, compiled",
     "cpt": "cpt",
     "trainer": "Trainer",
     "liger": "Trainer + Liger",
-    "expert": "Trainer + Liger + compile + fused",
+    "expert": "Trainer as an expert sets it up",
 }
 ALL = tuple(SYSTEMS)
 GPT2 = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-ONLY_THE_LOSS = {"fused_linear_cross_entropy": True, "rope": False, "rms_norm": False, "swiglu": False}  # layers are compiled, and fused so
-FUSED_LOSS = {"use_liger_kernel": True, "liger_kernel_config": ONLY_THE_LOSS}
-SELECTIVE = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}}
+GIB_OF_24GB_CARD = 22.7  # an RTX 4090 reports 23.6 GiB, and CUDA's context and libraries take up to 0.9
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
-    """Llama-3's config at a size."""
+    """A config of Llama 3 with these sizes."""
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -53,44 +51,59 @@ QWEN_HALF_B = {
 
 @dataclass(frozen=True)
 class Case:
-    """One shape and one way to train it; what is not said here is the same for all systems."""
+    """One model and one way to train it. What is not named here is the same for all systems."""
 
     name: str
     title: str
     config: Mapping[str, Any]
     tokens: int
-    """Of a row."""
+    """Tokens of a row."""
     rows: int
-    """Of a micro-batch."""
+    """Rows of a step; of a micro-batch too, unless the step is divided into `parts`."""
     steps: int = 36
     systems: tuple[str, ...] = ALL
+    equal_parts: int = 1
+    """Micro-batches of a step at which every system fits into 80 GB: memory is compared there."""
+    first_parts: Mapping[str, int] = field(default_factory=dict)
+    """Systems that cannot fit fewer micro-batches of a step into 80 GB, by calculation; all others start at 1."""
     packed: bool = False
-    """Rows of several documents; the Trainer pads each document."""
+    """Rows hold several documents."""
     documents: int = 8
-    """Documents that the Trainer takes at once in their place."""
+    """Documents that the default Trainer takes at a time instead of packed rows, and pads."""
     lora: Mapping[str, Any] | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Of cpt's recipe, beside compiled layers."""
+    """Keys of `training:` in cpt's recipe."""
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adamw"})
     checkpoints: bool = False
-    """The Trainer computes activations again."""
-    half_weights: bool = False
-    """The Trainer's weights and moments are bfloat16, where fp32 ones have no room."""
+    """The Trainer recomputes activations."""
+    in_8_bit: bool = False
+    """The Trainer's weights are bfloat16 and its moments 8-bit, because fp32 ones do not fit."""
     gib: float | None = None
-    """A GPU's memory that the process is held to."""
+    """GPU memory that the process may use."""
     recipe: str | None = None
-    """The shipped recipe whose way to train it has."""
+    """The shipped recipe that is measured."""
+
+    @property
+    def timed_steps(self) -> int:
+        """Steps that are timed: all but the warm-up and those under the profiler, at most 20."""
+        return min(20, self.steps - WARMUP - 2 * INSPECTED - 1)
 
 
+WARMUP, INSPECTED = 8, 3
+SMALL = {"gradient_checkpointing": True}
+ON_24_GB: dict[str, Any] = {"steps": 28, "systems": ("cpt",), "gib": GIB_OF_24GB_CARD}
+FULL_8B: dict[str, Any] = {"systems": ("cpt", "expert"), "optimizer": {"name": "adamw_8bit"}, "in_8_bit": True}
+LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
+PAGED = {"name": "paged_adamw_8bit", "rounding": "stochastic", "release_gradients": True}
+RECIPE_OF_H = "recipes/prototype_rtx4090_64gb.yaml"
+GPT2_SMALL = {**GPT2, "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_304, "n_positions": 1024}
 CASES = {
     case.name: case
     for case in (
-        Case(
-            "A", "GPT-2 124M", {**GPT2, "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_304, "n_positions": 1024}, 1024, 32, 50
-        ),
-        Case("B", "Qwen2.5-0.5B", QWEN_HALF_B, 4096, 8, 50, training=FUSED_LOSS),
-        Case("C", "Llama-3.2-1B", LLAMA_1B, 4096, 8, training=FUSED_LOSS),
-        Case("D", "Llama-3.2-1B, packed", LLAMA_1B, 8192, 4, systems=ALL[1:], packed=True, training=FUSED_LOSS),
+        Case("A", "GPT-2 124M", GPT2_SMALL, 1024, 32, 50),
+        Case("B", "Qwen2.5-0.5B", QWEN_HALF_B, 4096, 8, 50, equal_parts=4, first_parts={"trainer": 4}),
+        Case("C", "Llama-3.2-1B", LLAMA_1B, 4096, 8, equal_parts=4, first_parts={"trainer": 4}),
+        Case("D", "Llama-3.2-1B, packed", LLAMA_1B, 8192, 4, systems=("cpt", "trainer", "expert"), packed=True),
         Case(
             "E",
             "Llama-3-8B, LoRA",
@@ -98,55 +111,35 @@ CASES = {
             4096,
             2,
             systems=ALL[1:],
-            lora={"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},
-            training={**FUSED_LOSS, **SELECTIVE},
+            lora=LORA,
+            training={"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
             checkpoints=True,
         ),
-        Case(
-            "F",
-            "Llama-3-8B, all parameters",
-            LLAMA_8B,
-            8192,
-            2,
-            systems=("cpt", "expert"),
-            training={**FUSED_LOSS, **SELECTIVE},
-            optimizer={"name": "adamw_8bit"},
-            checkpoints=True,
-            half_weights=True,
-        ),
-        Case(
-            "G",
-            "3B shape, all parameters, 24 GiB",
-            LLAMA_3B,
-            4096,
-            2,
-            systems=("cpt",),
-            training={**FUSED_LOSS, "gradient_checkpointing": True},
-            optimizer={"name": "adamw_8bit"},
-            gib=24,
-        ),
+        Case("F", "Llama-3-8B, all parameters", LLAMA_8B, 8192, 2, **FULL_8B),
+        Case("F1", "Llama-3-8B, all parameters, one row", LLAMA_8B, 8192, 1, **FULL_8B),
+        Case("G", "3B, all parameters, 24 GB", LLAMA_3B, 4096, 2, training=SMALL, optimizer={"name": "adamw_8bit"}, **ON_24_GB),
         Case(
             "H",
-            "8B, all parameters, 24 GiB",
+            "8B, all parameters, 24 GB",
             LLAMA_8B,
             2048,
             2,
-            systems=("cpt",),
-            training={**FUSED_LOSS, "gradient_checkpointing": True, "max_grad_norm": 0},
-            optimizer={"name": "paged_adamw_8bit", "rounding": "stochastic", "release_gradients": True},
-            gib=24,
-            recipe="recipes/prototype_rtx4090_64gb.yaml",
+            training={**SMALL, "max_grad_norm": 0},
+            optimizer=PAGED,
+            recipe=RECIPE_OF_H,
+            **ON_24_GB,
         ),
     )
 }
-PEAK_FLOPS, REACHED_BY_MATRICES = 989.4e12, 790e12  # of H100 and H200: bfloat16, dense; an 8192^3 product there
+PEAK_FLOPS, REACHED_BY_MATRICES = 989.4e12, 790e12  # H100 and H200, bfloat16: dense peak; an 8192^3 product there
 
 
 def tiny(case: Case) -> Case:
-    """The same on a CPU in seconds: two narrow layers, short rows; all switches as they are."""
+    """The same case in seconds on a CPU: two narrow layers, short rows, all options unchanged."""
     if case.config["model_type"] == "gpt2":
         narrow = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 512}
     else:
         narrow = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
         narrow |= {"vocab_size": 512} | ({"head_dim": 8} if "head_dim" in case.config else {})
-    return replace(case, config={**case.config, **narrow}, tokens=64, rows=2, steps=12, documents=3, gib=None)
+    rows = min(case.rows, max(2, case.equal_parts))
+    return replace(case, config={**case.config, **narrow}, tokens=64, rows=rows, steps=18, documents=3, gib=None)

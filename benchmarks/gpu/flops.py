@@ -1,7 +1,7 @@
-"""Floating-point operations of a token, and what share of a GPU's peak they make. What is computed again is never counted, but for HFU.
+"""Floating-point operations of a token. Recomputed ones count for HFU only (arXiv 2204.02311, appendix B).
 
-Strict: 6 for each weight of a matrix (the head once, the look-up in the embedding not at all), and causal attention over the positions that
-a token really sees. As torchtitan counts: attention over all positions. arXiv 2204.02311, appendix B.
+Strict: 6 for each weight of a matrix (the head once, the embedding's lookup not at all), and causal attention over the positions that
+a token really sees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Matrices:
-    """Of a shape."""
+    """Sizes of a model that decide its operations."""
 
     in_layers: int
     """Weights of matrices in all layers."""
@@ -22,12 +22,12 @@ class Matrices:
 
     @property
     def weights(self) -> int:
-        """That each token is multiplied with."""
+        """Weights that each token is multiplied with."""
         return self.in_layers + self.head
 
 
 def matrices_of(config: Mapping[str, Any]) -> Matrices:
-    """From GPT-2's names, or Llama's."""
+    """Read from a config with GPT-2's or Llama's names."""
     if config["model_type"] == "gpt2":
         width, layers = config["n_embd"], config["n_layer"]
         return Matrices(layers * 12 * width**2, config["vocab_size"] * width, layers, width)
@@ -39,7 +39,7 @@ def matrices_of(config: Mapping[str, Any]) -> Matrices:
 
 
 def strict(config: Mapping[str, Any], seen: float) -> float:
-    """Operations of a token.
+    """Operations of a token without recomputation.
 
     Args:
         seen: tokens of its document, or of its row where that is one document.
@@ -48,18 +48,12 @@ def strict(config: Mapping[str, Any], seen: float) -> float:
     return 6 * shape.weights + 6 * shape.layers * shape.attention_width * seen
 
 
-def as_torchtitan(config: Mapping[str, Any], tokens: int) -> float:
-    """With attention over the whole row, twice."""
-    shape = matrices_of(config)
-    return 6 * shape.weights + 12 * shape.layers * shape.attention_width * tokens
-
-
 def of_hardware(config: Mapping[str, Any], seen: float, *, adapters: bool, again: bool, attention_again: bool) -> float:
-    """Operations that are really made: frozen weights have no gradient, and what is computed again counts.
+    """Operations that are executed: frozen weights have no gradient, and recomputed layers count.
 
     Args:
-        again: layers are.
-        attention_again: their attention too.
+        again: layers are recomputed.
+        attention_again: their attention is, too.
     """
     shape = matrices_of(config)
     attention = 6 * shape.layers * shape.attention_width * seen
@@ -68,5 +62,5 @@ def of_hardware(config: Mapping[str, Any], seen: float, *, adapters: bool, again
 
 
 def seen_by_each(lengths: Sequence[int]) -> float:
-    """The length of its document that a token has on average: long documents have more tokens."""
+    """The average over tokens of the length of their document: long documents have more tokens."""
     return sum(length**2 for length in lengths) / sum(lengths)

@@ -1,4 +1,4 @@
-"""Each run in a process of its own. The next one imports what it needs while the present one trains, and waits for its turn."""
+"""Each run in a process of its own. The next process imports what it needs while the present one trains, and waits for its turn."""
 
 import json
 import os
@@ -9,12 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cases import Case
-from benchmarks.gpu.run import MOST_PARTS, OUT_OF_MEMORY
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.run import OUT_OF_MEMORY
+from cpt.hardware import find_gpus
 
 ROOT = Path(__file__).parents[2]
+CACHE = Path("/tmp/cpt-gpu-cache")  # the same path on every machine, so that a packed cache can be used on the next one
 SHORTEST = 20  # seconds that a run takes at least
 Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case by one system."""
+
+    case: str
+    system: str
+    parts: int | None = None
+    """Micro-batches of a step; None for the fewest that fit, which is where the system is fastest."""
+    gib: float | None = None
+    is_dry: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.case} by {self.system}" + (f" in {self.parts} micro-batches" if self.parts else "")
 
 
 @dataclass
@@ -27,28 +44,35 @@ class Started:
     about: Result
 
     def stop(self) -> None:
-        """It is not needed any more."""
+        """Kill it."""
         self.process.kill()
         self.process.communicate()
 
 
-def words_of(case: Case, system: str, folder: Path, out: Path, parts: int, gib: float | None) -> list[str]:
-    """The command."""
-    bound = ["--gib", str(gib)] if gib is not None else []
-    return [sys.executable, "-m", "benchmarks.gpu.run", case.name, system, str(folder), str(out), "--parts", str(parts), *bound]
-
-
 def environment_of_a_run() -> dict[str, str]:
-    """Memory in segments that grow, and no network."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    """One cache of compiled kernels, memory in segments that grow, no network."""
+    segments = "expandable_segments:True"
+    ours = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
+    ours |= {"PYTORCH_ALLOC_CONF": segments, "PYTORCH_CUDA_ALLOC_CONF": segments}  # the older name too, for older versions of torch
+    ours |= {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"), "TRITON_CACHE_DIR": str(CACHE / "triton"), "OMP_NUM_THREADS": "8"}
+    return {**ours, **os.environ, "PYTHONPATH": ours["PYTHONPATH"]}
 
 
-def begin(case: Case, system: str, folder: Path, *, parts: int = 1, gib: float | None = None) -> Started:
-    """Up to where it would touch the GPU."""
-    out, log = folder / f"{system}-{parts}.json", folder / f"{system}-{parts}.log"
+def words_of(job: Job, parts: int, folder: Path, out: Path) -> list[str]:
+    """The command of a run."""
+    limit = ["--gib", str(job.gib)] if job.gib is not None else []
+    dry = ["--dry-run"] if job.is_dry else []
+    return [sys.executable, "-m", "benchmarks.gpu.run", job.case, job.system, str(folder), str(out), "--parts", str(parts), *limit, *dry]
+
+
+def begin(job: Job, folder: Path, *, parts: int | None = None) -> Started:
+    """Start a process, up to where it would use the GPU."""
+    parts = parts or job.parts or first_parts(job)
+    out, log = folder / f"{job.system}-{parts}.json", folder / f"{job.system}-{parts}.log"
+    out.unlink(missing_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(
-            words_of(case, system, folder, out, parts, gib),
+            words_of(job, parts, folder, out),
             cwd=ROOT,
             env=environment_of_a_run(),
             text=True,
@@ -56,11 +80,19 @@ def begin(case: Case, system: str, folder: Path, *, parts: int = 1, gib: float |
             stdout=file,
             stderr=file,
         )
-    return Started(process, out, log, {"case": case.name, "system": system, "parts": parts, "gib": gib or case.gib})
+    about = {"case": job.case, "system": job.system, "parts": parts, "gib": job.gib or CASES[job.case].gib, "dry_run": job.is_dry}
+    return Started(process, out, log, about)
+
+
+def first_parts(job: Job) -> int:
+    """Micro-batches of a step to begin with."""
+    parts = CASES[job.case].first_parts.get(job.system, 1)
+    has_more_memory = any(gpu.memory_gib > 120 for gpu in find_gpus())
+    return max(1, parts // 2) if has_more_memory else parts
 
 
 def let_run(started: Started, seconds: float) -> Result:
-    """To its end, or to the end of its time."""
+    """Run to the end, or until the time is over."""
     try:
         started.process.communicate("\n", timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -71,21 +103,19 @@ def let_run(started: Started, seconds: float) -> Result:
     return {**started.about, "failed": f"exit code {started.process.returncode}: {last_line(started.log)}"}
 
 
-def run_apart(started: Started, case: Case, system: str, seconds: float, gib: float | None = None) -> Result:
-    """Where a micro-batch has no room, again with halves of it, which the result tells."""
+def run_job(started: Started, job: Job, seconds: float) -> Result:
+    """Run it, and where memory is not enough, again with more and smaller micro-batches, unless their number is given."""
     end = time.monotonic() + seconds
-    result = let_run(started, seconds)
-    parts = 2
-    while result.get("failed") == OUT_OF_MEMORY and parts <= min(MOST_PARTS, case.rows) and time.monotonic() < end - SHORTEST:
-        if system == "cpt" and case.optimizer.get("release_gradients"):  # gradients that are dropped cannot add up
+    result, case = let_run(started, seconds), CASES[job.case]
+    releases = job.system == "cpt" and case.optimizer.get("release_gradients")  # released gradients cannot be accumulated
+    while result.get("failed") == OUT_OF_MEMORY and not job.parts and not releases and result["parts"] < case.rows:
+        if time.monotonic() > end - SHORTEST:
             break
-        again = begin(case, system, started.out.parent, parts=parts, gib=gib)
-        result = let_run(again, end - time.monotonic())
-        parts *= 2
-    return result
+        result = let_run(begin(job, started.out.parent, parts=2 * result["parts"]), end - time.monotonic())
+    return {**result, "best": job.parts is None}
 
 
 def last_line(log: Path) -> str:
-    """Of what a process said."""
+    """The last line that a process printed."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1][-300:] if lines else ""

@@ -1,4 +1,4 @@
-"""One case by one system, once a line comes on standard input: CASE SYSTEM FOLDER OUT. Writes what it found as JSON."""
+"""Run one case by one system when a line arrives on standard input: CASE SYSTEM FOLDER OUT. Writes its results as JSON."""
 
 import argparse
 import json
@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.cases import CASES, PEAK_FLOPS, REACHED_BY_MATRICES, SYSTEMS, Case, tiny
-from benchmarks.gpu.corpus import Content, SingleDocuments, content_of
-from benchmarks.gpu.flops import as_torchtitan, of_hardware, seen_by_each, strict
+from benchmarks.gpu.cases import CASES, PEAK_FLOPS, SYSTEMS, Case, tiny
+from benchmarks.gpu.corpus import Content, content_of, single_documents
+from benchmarks.gpu.flops import of_hardware, seen_by_each, strict
 from benchmarks.gpu.systems import RUN, Start
 from benchmarks.gpu.watch import Watch
 from cpt.errors import ResourceError
@@ -24,12 +24,11 @@ from cpt.planner.memory import plan_memory
 from cpt.planner.setup import setup_of
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "liger-kernel", "triton", "bitsandbytes", "deepspeed")
-MOST_PARTS = 8
 OUT_OF_MEMORY = "out of memory"
 
 
 def main() -> None:
-    """As the words say."""
+    """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("system", choices=SYSTEMS)
@@ -37,29 +36,30 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--gib", type=float)
-    asked = parser.parse_args()
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
     sys.stdin.readline()
-    run_one(asked.case, asked.system, asked.folder, asked.out, parts=asked.parts, gib=asked.gib)
+    run_one(options.case, options.system, options.folder, options.out, parts=options.parts, gib=options.gib, is_dry=options.dry_run)
 
 
-def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int = 1, gib: float | None = None, is_dry: bool = False) -> None:
-    """Train, and write what was found; where memory ends, that.
+def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, gib: float | None, is_dry: bool) -> None:
+    """Train and write the results, or that memory was not enough.
 
     Args:
-        gib: of the GPU's memory, instead of the case's own bound.
+        gib: GPU memory that may be used, instead of the case's own limit.
     """
     case = tiny(CASES[name]) if is_dry else CASES[name]
-    bound = gib or case.gib
-    if bound is not None and not is_dry:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, bound * 2**30 / torch.cuda.get_device_properties(0).total_memory))
+    limit = gib or case.gib
     if not is_dry:
         torch.set_float32_matmul_precision("high")
-    watch = Watch(on_gpu=not is_dry, **({"warmup": 3, "timed": 8} if is_dry else {}))
+        if limit is not None:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / torch.cuda.get_device_properties(0).total_memory))
+    watch = Watch(on_gpu=not is_dry, timed=case.timed_steps)
     start = Start(case, folder, watch, parts, "aot_eager" if is_dry else "inductor")
-    about = {"case": name, "system": system, "parts": parts, "gib": bound, "dry_run": is_dry, **machine()}
+    about = {"case": name, "system": system, "parts": parts, "gib": limit, "dry_run": is_dry, **machine()}
     try:
         RUN[system](start)
-        found = {**about, **watch.finish(micro_batches=parts)}
+        found = {**about, **watch.finish(micro_batches=parts), "corpus": (folder / "corpus.hash").read_text()}
         found |= figures(case, found, contents(start, system), system)
         if system == "cpt":
             found["planned_peak"] = planned_peak(start)
@@ -71,61 +71,63 @@ def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int = 1, 
 
 
 def planned_peak(start: Start) -> float:
-    """Bytes that `cpt plan` expects the model to take, beside what torch counts as allocated; varlen attention keeps what flash does."""
-    attention = "flash_attention_2" if start.on_gpu else "sdpa"
+    """Bytes that `cpt plan` expects the model to take, as torch counts allocations."""
+    attention = "flash_attention_2" if start.on_gpu else "sdpa"  # varlen attention keeps what flash attention keeps
     setup = setup_of(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
     config = config_from(dict(start.case.config))
     return plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)).model_alone
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """The device and the versions of libraries."""
     found = {}
     for library in LIBRARIES:
         try:
             found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
-    gpus = find_gpus()  # without opening the device, so that the command that starts the runs can ask too
+    gpus = find_gpus()  # without a CUDA context: the process that starts the runs calls this too
     device = gpus[0].name if gpus else f"{platform.machine()}, no GPU"
     return {"device": device, "libraries": found, "python": platform.python_version()}
 
 
 def contents(start: Start, system: str) -> list[Content]:
-    """Of each row that the timed steps read."""
+    """What the rows of the timed steps hold, as the system reads them."""
     case, rows = start.case, start.data.rows
-    per_step = case.documents if case.packed and system != "cpt" else case.rows
-    steps = range(start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step)
-    if case.packed and system != "cpt":
-        documents = SingleDocuments(rows, case.steps * case.rows)
-        return [Content([len(documents[number]["input_ids"])]) for number in steps]
-    return [content_of(rows[number]) for number in steps]
+    per_step = items_per_step(case, system)
+    timed = range(start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step)
+    if per_step != case.rows:
+        documents = single_documents(rows, case.steps * case.rows)
+        return [Content([len(documents[number]["input_ids"])]) for number in timed]
+    return [content_of(rows[number]) for number in timed]
+
+
+def items_per_step(case: Case, system: str) -> int:
+    """Rows of a step; the default Trainer takes single documents where rows are packed."""
+    return case.documents if case.packed and system in ("trainer", "liger") else case.rows
 
 
 def figures(case: Case, found: dict[str, Any], read: list[Content], system: str) -> dict[str, Any]:
-    """Tokens a second without padding, and what shares of the peak they make.
+    """Tokens a second, padding not counted, and the share of the GPU's peak that they are.
 
     Args:
-        found: the time of a step.
-        read: the rows of the timed steps.
+        found: holds the time of a step.
+        read: rows of the timed steps.
     """
     lengths = [length for row in read for length in row.lengths]
-    steps = len(read) / (case.documents if case.packed and system != "cpt" else case.rows)
-    speed = sum(lengths) / steps / found["step_seconds"]
+    tokens = sum(lengths) / (len(read) / items_per_step(case, system))
+    speed = tokens / found["step_seconds"]
     seen = seen_by_each(lengths)
-    of_token = strict(case.config, seen)
-    again = bool(case.training.get("gradient_checkpointing")) if system == "cpt" else case.checkpoints
+    recomputes = bool(case.training.get("gradient_checkpointing")) if system == "cpt" else case.checkpoints
     selective = system == "cpt" and bool(case.training.get("gradient_checkpointing_kwargs", {}).get("selective"))
-    made = of_hardware(case.config, seen, adapters=case.lora is not None, again=again, attention_again=not selective)
-    whole = case.tokens if not case.packed or system == "cpt" else max(lengths)
+    made = of_hardware(case.config, seen, adapters=case.lora is not None, again=recomputes, attention_again=not selective)
+    width = case.tokens if items_per_step(case, system) == case.rows else max(lengths)
     return {
         "tokens_per_second": speed,
-        "tokens_per_step": sum(lengths) / steps,
-        "mfu": None if case.lora else speed * of_token / PEAK_FLOPS,
-        "mfu_as_torchtitan": None if case.lora else speed * as_torchtitan(case.config, case.tokens) / PEAK_FLOPS,
+        "tokens_per_step": tokens,
+        "mfu": None if case.lora else speed * strict(case.config, seen) / PEAK_FLOPS,
         "hfu": speed * made / PEAK_FLOPS,
-        "of_what_matrices_reach": speed * made / REACHED_BY_MATRICES,
-        "packing_efficiency": sum(lengths) / (len(read) * whole),
+        "packing_efficiency": sum(lengths) / (len(read) * width),
     }
 
 

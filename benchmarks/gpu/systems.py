@@ -1,7 +1,13 @@
-"""The five systems, each from the same initial weights over the same rows; a system is a function of a `Start`."""
+"""The five systems, each from the same weights over the same rows. A system is a function of a `Start`.
+
+What an expert does with the Trainer: bf16 weights with an fp32 master copy (no autocast), the whole model compiled, Liger's kernels with their
+defaults, causal SDPA without a mask (under `torch.compile` transformers cannot see that rows are whole, and builds one), workers that read ahead.
+Packed rows go through torch's kernel for documents of varying lengths, flattened by transformers' own collator. LoRA runs under autocast, since
+peft keeps adapters in fp32; 8-bit moments are bitsandbytes'.
+"""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +16,17 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.masking_utils import AttentionMaskInterface
 
 from benchmarks.gpu.cases import Case
-from benchmarks.gpu.corpus import IGNORED, SEED, SingleDocuments, WholeRows, padded
+from benchmarks.gpu.corpus import IGNORED, SEED, Flattened, packed_rows, padded, single_documents, whole_rows
 from benchmarks.gpu.initial import WEIGHTS
 from benchmarks.gpu.watch import Watch
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
 from cpt.models.build import build_model
+from cpt.models.varlen_attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
@@ -26,33 +34,34 @@ from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 
 RATE, BETAS, DECAY, CLIPPED_AT, LOGGED_EVERY = 3e-4, (0.9, 0.95), 0.1, 1.0, 10
+CAUSAL, FLATTENED = "benchmark_causal", "benchmark_flattened"  # names of attention functions
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a system begins with."""
+    """What a system starts from."""
 
     case: Case
     folder: Path
     watch: Watch
     parts: int = 1
-    """Micro-batches that a step is divided into, where one has no room."""
+    """Micro-batches of a step."""
     backend: str = "inductor"
-    """Of all that is compiled."""
+    """torch.compile's."""
 
     @property
     def on_gpu(self) -> bool:
-        """Else it is a dry run."""
+        """False in a dry run."""
         return self.watch.on_gpu
 
     @property
     def device(self) -> torch.device:
-        """Where models train."""
+        """Where the model trains."""
         return torch.device("cuda" if self.on_gpu else "cpu")
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Ours, with everything on."""
+        """cpt's recipe, with its guards and monitors; the loader is the default one."""
         case = self.case
         training = {
             "per_device_train_batch_size": case.rows // self.parts,
@@ -60,7 +69,6 @@ class Start:
             "max_grad_norm": CLIPPED_AT,
             "logging_steps": LOGGED_EVERY,
             "torch_compile_backend": self.backend,
-            "dataloader_num_workers": 2 if self.on_gpu else 0,
             "use_cpu": not self.on_gpu,
             **case.training,
         }
@@ -82,23 +90,23 @@ class Start:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Of whole words."""
+        """A tokenizer of whole words."""
         return load_tokenizer(self.recipe.tokenizer, self.recipe.model)
 
     @cached_property
     def data(self) -> PreparedData:
-        """As cpt reads it."""
+        """The rows, as cpt reads them."""
         return build_data(self.recipe.data, self.tokenizer, seed=SEED)
 
-    def initial_model(self, dtype: torch.dtype) -> Any:
-        """The weights that all begin with, in transformers' own model with its default attention."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder / WEIGHTS, dtype=dtype, attn_implementation="sdpa")
+    def initial_model(self, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+        """transformers' own model with the weights that all systems start from."""
+        model = AutoModelForCausalLM.from_pretrained(self.folder / WEIGHTS, dtype=dtype, attn_implementation=attention)
         model.config.use_cache = False
         return model
 
 
 def cpt(start: Start) -> None:
-    """Through `build_trainer`, guards and monitors included."""
+    """Train with `build_trainer`, guards and monitors included."""
     recipe, tokenizer = start.recipe, start.tokenizer
     folder = recipe.output_dir / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,53 +115,54 @@ def cpt(start: Start) -> None:
     trainer: Any = build_trainer(recipe, model, tokenizer, start.data, arguments)
     trainer.add_callback(start.watch)
     start.watch.keep_losses_of(trainer)
-    trainer._save_checkpoint = lambda *_: None  # 50 steps are not to be kept
+    trainer._save_checkpoint = lambda *_: None  # the model is of no use to anyone
     trainer.train()
 
 
 def trainer(start: Start) -> None:
-    """With its defaults, in bfloat16 as far as it goes by itself."""
+    """The Trainer with its defaults under `bf16=True`."""
     run_trainer(start, {})
 
 
 def liger(start: Start) -> None:
-    """With Liger's kernels, all that it has for the architecture."""
+    """With all of Liger's kernels for the architecture, as `use_liger_kernel=True` chooses them."""
     run_trainer(start, {"use_liger_kernel": has_liger(start)})
 
 
 def expert(start: Start) -> None:
-    """What somebody who knows the Trainer well would write."""
-    reading = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 4} if start.on_gpu else {}
-    run_trainer(
-        start,
-        {
-            "use_liger_kernel": has_liger(start),
-            "torch_compile": True,
-            "torch_compile_backend": start.backend,
-            "optim": "adamw_torch_fused",
-            "logging_nan_inf_filter": False,
-            **reading,
-        },
-    )
+    """What somebody who knows the Trainer well would write; see the top of this file."""
+    options: dict[str, Any] = {
+        "use_liger_kernel": has_liger(start),
+        "torch_compile": True,
+        "torch_compile_backend": start.backend,
+        "optim": "adamw_bnb_8bit" if start.case.in_8_bit and start.on_gpu else "adamw_torch_fused",
+        "logging_nan_inf_filter": False,
+    }
+    if start.on_gpu:
+        options |= {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 4}
+    run_trainer(start, options, is_expert=True)
 
 
 def has_liger(start: Start) -> bool:
-    """Its kernels need a GPU; a dry run goes without."""
+    """Liger's kernels need a GPU; a dry run goes without them."""
     return start.on_gpu and importlib.util.find_spec("liger_kernel") is not None
 
 
-def run_trainer(start: Start, options: dict[str, Any]) -> None:
-    """Hugging Face's Trainer over the same rows; of packed ones it takes the documents one by one, and pads them."""
+def run_trainer(start: Start, options: dict[str, Any], *, is_expert: bool = False) -> None:
+    """Train with Hugging Face's Trainer on the same rows. Without an expert, documents of packed rows come one at a time, padded."""
     case = start.case
-    model = start.initial_model(torch.bfloat16 if case.half_weights or case.lora else torch.float32)
+    register_attention()
+    in_bfloat16 = is_expert or case.in_8_bit or case.lora is not None
+    attention = (FLATTENED if case.packed else CAUSAL) if is_expert else "sdpa"
+    model = start.initial_model(torch.bfloat16 if in_bfloat16 else torch.float32, attention)
     if case.lora is not None:
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **case.lora))
     arguments = TrainingArguments(
         output_dir=str(start.folder / "plain"),
         max_steps=case.steps,
-        per_device_train_batch_size=(case.documents if case.packed else case.rows) // start.parts,
+        per_device_train_batch_size=(case.rows if is_expert or not case.packed else case.documents) // start.parts,
         gradient_accumulation_steps=start.parts,
-        bf16=True,
+        bf16=not is_expert or case.lora is not None,
         learning_rate=RATE,
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
@@ -169,36 +178,37 @@ def run_trainer(start: Start, options: dict[str, Any]) -> None:
         seed=SEED,
         use_cpu=not start.on_gpu,
         dataloader_pin_memory=start.on_gpu,
-        **({"gradient_checkpointing": True} if case.checkpoints else {}),
+        gradient_checkpointing=case.checkpoints,
         **options,
     )
-    kind = SingleDocuments if case.packed else WholeRows
-    rows = kind(start.data.rows, case.steps * case.rows)
-    collator = {"data_collator": padded} if case.packed else {}
-    plain = Trainer(model, arguments, train_dataset=rows, callbacks=[start.watch], **collator)
+    kind = whole_rows if not case.packed else packed_rows if is_expert else single_documents
+    chosen: dict[str, Any] = {}
+    if case.packed:
+        chosen["data_collator"] = Flattened(case.tokens) if is_expert else padded
+    if is_expert and case.lora is None and not case.in_8_bit:
+        chosen["optimizer_cls_and_kwargs"] = (MasterAdamW, {"lr": RATE, "betas": BETAS, "weight_decay": DECAY})
+    plain = Trainer(model, arguments, train_dataset=kind(start.data.rows, case.steps * case.rows), callbacks=[start.watch], **chosen)
     start.watch.keep_losses_of(plain)
     plain.train()
 
 
 def bare(start: Start) -> None:
-    """Nothing but the step, the whole model compiled, under autocast; the head's loss by Liger where that is there."""
+    """Nothing but the step, in plain torch: bf16 weights with an fp32 master copy, the model compiled as a whole, and its loss too."""
     case = start.case
-    model = start.initial_model(torch.float32).to(start.device).train()
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=RATE, betas=BETAS, weight_decay=DECAY, fused=True)
+    register_attention()
+    model = start.initial_model(torch.bfloat16, CAUSAL).to(start.device).train()
+    optimizer = MasterAdamW(parameter_groups(model), lr=RATE, betas=BETAS, weight_decay=DECAY)
     layers = torch.compile(model.base_model, dynamic=False, backend=start.backend)
-    loss_of_head = fused_loss(start)
+    loss_of = torch.compile(loss_of_head, dynamic=False, backend=start.backend)
+    head = model.get_output_embeddings().weight
     size = case.rows // start.parts
-    rows = WholeRows(start.data.rows, case.steps * case.rows)
+    rows = whole_rows(start.data.rows, case.steps * case.rows)
     for step in range(case.steps):
         for part in range(start.parts):
             first = step * case.rows + part * size
-            batch = {name: torch.stack([rows[first + n][name] for n in range(size)]) for name in ("input_ids", "labels")}
-            batch = {
-                name: (value.pin_memory() if start.on_gpu else value).to(start.device, non_blocking=True) for name, value in batch.items()
-            }
-            with torch.autocast(start.device.type, dtype=torch.bfloat16):
-                hidden = layers(input_ids=batch["input_ids"]).last_hidden_state
-                loss = loss_of_head(hidden, model.get_output_embeddings().weight, batch["labels"]) / start.parts
+            batch = [torch.stack([rows[first + n][name] for n in range(size)]) for name in ("input_ids", "labels")]
+            ids, labels = ((one.pin_memory() if start.on_gpu else one).to(start.device, non_blocking=True) for one in batch)
+            loss = loss_of(layers(input_ids=ids).last_hidden_state, head, labels) / start.parts
             loss.backward()
             start.watch.losses.append(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_AT)
@@ -207,20 +217,61 @@ def bare(start: Start) -> None:
         start.watch.end(step + 1)
 
 
-def fused_loss(start: Start) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(hidden states, the head's weight, labels) -> the mean loss."""
-    if has_liger(start) and start.case.config["vocab_size"] >= 2**16:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # an extra
+def loss_of_head(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy of the next tokens, in fp32 where torch.compile fuses it."""
+    targets = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).float(), targets.flatten())
 
-        kernel = LigerFusedLinearCrossEntropyLoss()
-        return lambda hidden, weight, labels: kernel(weight, hidden[:, :-1].flatten(0, 1).to(weight.dtype), labels[:, 1:].flatten())
 
-    def loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, weight)
-        shifted = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
-        return F.cross_entropy(logits.flatten(0, 1).float(), shifted.flatten())
+class MasterAdamW(torch.optim.AdamW):
+    """torch's fused AdamW over fp32 copies of bf16 weights. It is not cpt's, so that changes there do not change the opponents."""
 
-    return torch.compile(loss, dynamic=False, backend=start.backend)
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        groups = [group if isinstance(group, dict) else {"params": [group]} for group in params]
+        self.trained = [parameter for group in groups for parameter in group["params"]]
+        self.masters = [parameter.detach().float().clone() for parameter in self.trained]
+        copies = iter(self.masters)
+        super().__init__([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], fused=True, **options)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the copies, and round them to the weights."""
+        for master, parameter in zip(self.masters, self.trained, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        super().step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.trained, self.masters)
+        super().zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the weights."""
+        for parameter in self.trained:
+            parameter.grad = None
+
+
+def register_attention() -> None:
+    """Make two attention functions known to transformers, and that they need no mask."""
+    for name, function in {CAUSAL: causal_attention, FLATTENED: flattened_attention}.items():
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, lambda *_, **__: None)
+
+
+def causal_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float | None = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """SDPA over whole rows, with keys and values of grouped heads as they are. Tensors are [rows, heads, tokens, width]."""
+    grouped = key.shape[1] != query.shape[1]
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def flattened_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float | None = None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """torch's kernel for documents of varying lengths, over one flattened row with the bounds that the collator passes."""
+    tensors = (states.transpose(1, 2)[0].contiguous() for states in (query, key, value))
+    attend = torch_kernel if has_kernel(query, query.dtype) else attend_each
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(*tensors, options["cu_seq_lens_q"], options["max_length_q"], scale, None)[None], None
 
 
 RUN: dict[str, Callable[[Start], None]] = {"bare": bare, "cpt": cpt, "trainer": trainer, "liger": liger, "expert": expert}

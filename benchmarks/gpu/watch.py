@@ -1,4 +1,4 @@
-"""What a run's steps take: their time by the GPU's own clock, memory, waits of the host, and how long the GPU had nothing to do."""
+"""What a training step costs: its time on the GPU's clock, peak memory, kernels, waits of the host and idle time of the GPU."""
 
 import subprocess
 import time
@@ -13,18 +13,19 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback
 
-WARMUP, GROUPS, IN_GROUP = 8, 4, 5
-TIMED = GROUPS * IN_GROUP
-LOOKED_AT = 3  # steps under the profiler, and again under torch's eye for waits
+from benchmarks.gpu.cases import INSPECTED, WARMUP
+
+GROUPS = 4
+KERNELS = 12  # named in a result
 
 
 class Watch(TrainerCallback):
-    """Told of the end of each step, by a Trainer or by a loop.
+    """Called at the end of each step, by a Trainer or by a loop.
 
-    After the warm-up come the timed steps, which nothing disturbs, then some under the profiler, then some in which waits are counted.
+    After the warm-up come the timed steps, then some under the profiler, then some in which waits are counted.
     """
 
-    def __init__(self, *, on_gpu: bool, warmup: int = WARMUP, timed: int = TIMED) -> None:
+    def __init__(self, *, on_gpu: bool, timed: int, warmup: int = WARMUP) -> None:
         self.on_gpu, self.warmup, self.timed = on_gpu, warmup, timed
         self.began = time.perf_counter()
         self.marks: list[Any] = []
@@ -34,11 +35,11 @@ class Watch(TrainerCallback):
         self.profiler: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step of a Trainer is over."""
+        """A step of a Trainer has ended."""
         self.end(state.global_step)
 
     def keep_losses_of(self, trainer: Any) -> None:
-        """Of each micro-batch, without waiting for it."""
+        """Keep the loss of each micro-batch on its device, without waiting for it."""
         step = trainer.training_step
 
         def training_step(*inputs: Any, **options: Any) -> torch.Tensor:
@@ -49,7 +50,7 @@ class Watch(TrainerCallback):
         trainer.training_step = training_step
 
     def end(self, step: int) -> None:
-        """Step `step`, from 1 on, is over."""
+        """Step `step`, counted from 1, has ended."""
         self.marks.append(self.mark())
         last = self.warmup + self.timed
         if step == 1:
@@ -63,18 +64,18 @@ class Watch(TrainerCallback):
             self.wait()
             self.profiler = profile(activities=[ProfilerActivity.CUDA])
             self.profiler.start()
-        elif step == last + 1 + LOOKED_AT:
+        elif step == last + 1 + INSPECTED:
             self.wait()
             self.profiler.stop()
-            self.found["host_gap"] = host_gap(self.profiler)
+            self.found |= {"host_gap": host_gap(self.profiler), "kernels": kernels_of(self.profiler)}
             self.look_for_waits()
-        elif step == last + 1 + 2 * LOOKED_AT:
+        elif step == last + 1 + 2 * INSPECTED:
             torch.cuda.set_sync_debug_mode("default")
-            self.found["waits_per_step"] = self.waits / LOOKED_AT
+            self.found["waits_per_step"] = self.waits / INSPECTED
             warnings.showwarning = self.shows
 
     def mark(self) -> Any:
-        """This moment on the GPU's clock."""
+        """The time now, on the GPU's clock."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -82,20 +83,21 @@ class Watch(TrainerCallback):
         return event
 
     def wait(self) -> None:
-        """For the GPU."""
+        """Wait for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
     def note_memory(self) -> None:
-        """Peaks of all steps until now."""
+        """Peaks of all steps so far, and what nvidia-smi counts."""
         if self.on_gpu:
             self.found["peak_allocated"] = torch.cuda.max_memory_allocated()
             self.found["peak_reserved"] = torch.cuda.max_memory_reserved()
-            self.found["clocks"] = clocks()
+            free, total = torch.cuda.mem_get_info()
+            self.found |= {"used_on_device": total - free, "nvidia_smi": nvidia_smi("clocks.sm,clocks.mem,power.draw,memory.used")}
         self.found["host_memory"] = psutil.Process().memory_info().rss
 
     def look_for_waits(self) -> None:
-        """torch warns of each operation that makes the host wait."""
+        """Count torch's warnings, one for each operation that makes the host wait."""
         self.shows: Callable[..., Any] = warnings.showwarning
 
         def count(message: Any, *rest: Any, **options: Any) -> None:
@@ -106,7 +108,7 @@ class Watch(TrainerCallback):
         torch.cuda.set_sync_debug_mode("warn")
 
     def finish(self, *, micro_batches: int) -> dict[str, Any]:
-        """All that was found.
+        """All results.
 
         Args:
             micro_batches: in a step.
@@ -118,12 +120,12 @@ class Watch(TrainerCallback):
         return {**self.found, **times_of(timed), "losses": [round(loss, 5) for loss in losses], "first_step": self.warmup}
 
     def between(self, one: Any, other: Any) -> float:
-        """Seconds."""
+        """Seconds between two marks."""
         return float(one.elapsed_time(other) / 1e3 if self.on_gpu else other - one)
 
 
 def times_of(seconds: Sequence[float]) -> dict[str, Any]:
-    """The median of groups is what counts; single steps show how even they are."""
+    """The median of groups is the result; percentiles of single steps show how even they are."""
     size = max(1, len(seconds) // GROUPS)
     groups = [sum(seconds[at : at + size]) / size for at in range(0, size * (len(seconds) // size), size)]
     return {
@@ -140,7 +142,7 @@ def host_gap(profiler: Any) -> float:
 
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
-    """Of spans that may overlap, sorted by their beginnings."""
+    """The share of time outside of spans, which may overlap and are sorted by their beginnings."""
     if not spans:
         return 0.0
     busy, (begin, end) = 0.0, spans[0]
@@ -153,10 +155,20 @@ def idle_share(spans: Sequence[tuple[float, float]]) -> float:
     return float(1 - busy / (max(stop for _, stop in spans) - spans[0][0]))
 
 
-def clocks() -> str:
-    """What the GPU ran at."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,power.draw,power.limit", "--format=csv,noheader"]
+def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
+    """The kernels that take most of a step: name, calls, milliseconds."""
+    total: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if event.device_type == DeviceType.CUDA:
+            total.setdefault(event.name[:80], []).append(event.time_range.end - event.time_range.start)
+    longest = sorted(total.items(), key=lambda item: -sum(item[1]))[:KERNELS]
+    return [(name, round(len(times) / INSPECTED), round(sum(times) / INSPECTED / 1e3, 3)) for name, times in longest]
+
+
+def nvidia_smi(query: str) -> str:
+    """What the driver reports of the GPU; empty where there is none."""
     try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.strip()
-    except OSError:
+        words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
         return ""
