@@ -54,7 +54,8 @@ def environment_of_a_run() -> dict[str, str]:
     segments = "expandable_segments:True"
     ours = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep), "HF_HUB_OFFLINE": "1"}
     ours |= {"PYTORCH_ALLOC_CONF": segments, "PYTORCH_CUDA_ALLOC_CONF": segments}  # the older name too, for older versions of torch
-    ours |= {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"), "TRITON_CACHE_DIR": str(CACHE / "triton"), "OMP_NUM_THREADS": "8"}
+    ours |= {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor"), "TRITON_CACHE_DIR": str(CACHE / "triton")}
+    ours |= {"TORCH_EXTENSIONS_DIR": str(CACHE / "extensions"), "OMP_NUM_THREADS": "8"}
     return {**ours, **os.environ, "PYTHONPATH": ours["PYTHONPATH"]}
 
 

@@ -1,0 +1,277 @@
+"""`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on machines that are lent.
+
+Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also from earlier calls (`--from`), tries
+what failed once more at its end, stops at 9:15, prints a table, and packs the compiled kernels for the next machine. So a phase that was
+cut off is given again. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.__main__ import has_result, here, read, run_jobs
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.gates import GIB, format_gates, gates_of
+from benchmarks.gpu.processes import CACHE, ROOT, SHORTEST, Job, environment_of_a_run
+from benchmarks.gpu.roofline import FORECAST
+from benchmarks.gpu.watch import nvidia_smi
+from cpt.hardware import find_gpus
+
+MINUTES = 9.25  # of the ten that a command may take
+PACKING = 20  # seconds at the end, to pack the cache and to print
+MOST_PACKED = 15.5e6  # bytes
+LIMIT = 170  # seconds of one run
+LARGE = 120  # GiB: a card on which case F fits
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Files under tests/gpu."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module under benchmarks/gpu that appends lines to the results and skips those that are there."""
+
+    name: str
+
+
+Step = Tests | Module | Job
+KERNELS = Tests("kernels", ("tests/gpu/test_varlen.py", "tests/gpu/test_optimizers.py", "tests/gpu/test_recomputing.py"))
+RESUMED = Tests("resume and one stage", ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or sft"))
+
+
+def by(system: str, cases: str, *, equal: bool = False) -> list[Step]:
+    """Runs of some cases by a system, where it is fastest or at equal micro-batches."""
+    return [Job(case, system, CASES[case].equal_parts if equal else None) for case in cases]
+
+
+PHASES: dict[int, list[Step]] = {
+    1: [KERNELS, Module("micro"), *by("cpt", "C")],
+    2: [*by("cpt", "BA"), *by("trainer", "CBA"), *by("liger", "CBA"), *by("cpt", "CB", equal=True)],
+    3: [*by("expert", "CBA"), *by("bare", "CBA"), *by("liger", "CB", equal=True), *by("trainer", "CB", equal=True)],
+    4: [*by("cpt", "DEFGH"), *by("expert", "DE"), *by("trainer", "DE"), *by("expert", "F"), *by("liger", "E")],
+    5: [Module("commands"), RESUMED],
+}
+
+
+@dataclass
+class Session:
+    """One call of a phase."""
+
+    out: Path
+    end: float
+    """By time.monotonic()."""
+    is_dry: bool
+    folder: Path
+    """For rows, weights and logs."""
+    done: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> Path:
+        """Where each result is appended."""
+        return self.out / "results.jsonl"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.end - time.monotonic()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All results so far, those of earlier calls included."""
+        return [json.loads(line) for line in self.results.read_text().splitlines()] if self.results.exists() else []
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Append a result."""
+        with self.results.open("a") as file:
+            file.write(json.dumps({**line, "dry_run": self.is_dry}) + "\n")
+
+    def command(self, words: Sequence[str], log: str) -> tuple[int, str]:
+        """Run a command until the deadline; its output goes to a log in OUT. Exit code (124 at the deadline) and output."""
+        path = self.out / log
+        with path.open("a") as file:
+            began = file.tell()
+            try:
+                process = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True)
+                code = process.wait(max(1.0, self.left))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.wait()
+                code = 124
+        return code, path.read_text(errors="replace")[began:]
+
+    def jobs(self, steps: Sequence[Step]) -> list[Job]:
+        """Runs without a result; those that failed in an earlier call come last. F takes one row where memory is small."""
+        large = any(gpu.memory_gib > LARGE for gpu in find_gpus())
+        jobs = [
+            Job("F1" if step.case == "F" and not large else step.case, step.system, step.parts, is_dry=self.is_dry)
+            for step in steps
+            if isinstance(step, Job)
+        ]
+        known = read(self.results)
+        failed = {(one["case"], one["system"]) for one in known if "failed" in one}
+        return sorted((job for job in jobs if not has_result(known, job)), key=lambda job: (job.case, job.system) in failed)
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Run the steps in order, all runs of cases in one go. A step that fails is reported, and the next one follows."""
+        for step in (step for step in steps if not isinstance(step, Job)):
+            if self.left < SHORTEST:
+                print(f"no time left for: {step.name}", flush=True)
+                continue
+            self.attempt(step.name, lambda step=step: self.run_tests(step) if isinstance(step, Tests) else self.run_module(step))
+        runs = self.jobs(steps)
+        if runs and self.left < 2 * SHORTEST:
+            print(f"no time left for: {', '.join(map(str, runs))}", flush=True)
+        elif runs:
+            self.attempt("runs", lambda: run_jobs(runs, self.folder, end=self.end, limit=LIMIT, write=self.results))
+
+    def attempt(self, name: str, step: Callable[[], None]) -> None:
+        """Whatever fails, what follows is still worth the machine's time."""
+        began = time.monotonic()
+        try:
+            step()
+        except Exception as problem:
+            self.add({"step": "problem", "name": name, "failed": f"{type(problem).__name__}: {problem}"[:300]})
+            print(f"{name}: {type(problem).__name__}: {problem}", flush=True)
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+
+    def run_tests(self, tests: Tests) -> None:
+        """pytest, unless all of them passed before."""
+        if any(line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0 for line in self.lines()):
+            return
+        chosen = ["--collect-only"] if self.is_dry else []
+        words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider", *chosen, *tests.words]
+        code, output = self.command(words, "tests.log")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*)$", output, re.MULTILINE)
+        last = [line for line in output.splitlines() if line.strip()][-1:]
+        self.add({"step": "tests", "name": tests.name, "code": code, "summary": "".join(last)[:200], "failed_tests": failed[:30]})
+
+    def run_module(self, module: Module) -> None:
+        """A module that writes its own lines."""
+        dry = ["--dry-run"] if self.is_dry else []
+        code, _ = self.command([sys.executable, "-m", f"benchmarks.gpu.{module.name}", str(self.results), *dry], f"{module.name}.log")
+        if code:
+            raise RuntimeError("cut off at the deadline" if code == 124 else f"exit code {code}, see {module.name}.log")
+
+
+def main() -> None:
+    """Run a phase."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.session", description=__doc__)
+    parser.add_argument("phase", type=int, choices=PHASES)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"), help="default: $OUT, or build/gpu")
+    parser.add_argument("--from", dest="earlier", type=Path, nargs="*", default=[], metavar="FILE", help="results.jsonl, kernels.tar.xz")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="deadline of the whole command")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on a CPU")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes - PACKING
+    if not options.dry_run and not find_gpus():
+        raise SystemExit("This needs an NVIDIA GPU. To try it on a CPU: --dry-run")
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update(environment_of_a_run())
+    with tempfile.TemporaryDirectory() as temporary:
+        session = Session(options.out, end, options.dry_run, Path(temporary))
+        take_earlier(options.earlier, session)
+        device = {"step": "machine", **here(), "nvidia_smi": nvidia_smi("name,memory.total,driver_version,clocks.max.sm,power.limit")}
+        session.add(device)
+        print(json.dumps(device), flush=True)
+        session.run(PHASES[options.phase])
+    if not options.dry_run:
+        pack(CACHE, options.out / "kernels.tar.xz", end + PACKING - time.monotonic() - 5)
+    table = format_session(session.lines())
+    (options.out / "table.txt").write_text(table + "\n")
+    print(table)
+
+
+def take_earlier(files: Sequence[Path], session: Session) -> None:
+    """Lines of earlier results that are not there yet, and compiled kernels."""
+    for file in files:
+        if file.suffix == ".jsonl":
+            there = set(session.results.read_text().splitlines()) if session.results.exists() else set()
+            new = [line for line in file.read_text().splitlines() if line not in there]
+            with session.results.open("a") as target:
+                target.writelines(f"{line}\n" for line in new)
+        else:
+            CACHE.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(file) as archive:
+                archive.extractall(CACHE, filter="data")
+
+
+def pack(cache: Path, target: Path, seconds: float) -> None:
+    """Pack compiled graphs first, then kernels, until the archive is full or the time is over. What is missing is compiled again."""
+    end = time.monotonic() + max(5.0, seconds)
+    folders = [path for path in (cache / "inductor" / "fxgraph", cache / "inductor" / "aotautograd", cache / "triton") if path.exists()]
+    others = [path for path in (cache / "inductor").glob("*") if path not in folders]
+    partial = target.with_suffix(".partial")
+    with tarfile.open(partial, "w:xz", preset=1) as archive:
+        for path in (file for folder in (*folders, *others) for file in sorted(folder.rglob("*")) if file.is_file()):
+            if time.monotonic() > end or partial.stat().st_size + path.stat().st_size / 2 > MOST_PACKED:
+                break
+            archive.add(path, arcname=str(path.relative_to(cache)))
+    partial.replace(target)
+
+
+def format_session(lines: Sequence[dict[str, Any]]) -> str:
+    """All results as text: tests, small measurements with their predictions, runs with their forecast, commands, gates."""
+    parts: list[str] = []
+    for line in newest(lines, "tests"):
+        parts.append(f"tests, {line['name']}: {line['summary']}" + "".join(f"\n  failed: {test}" for test in line["failed_tests"]))
+    small = newest(lines, "micro")
+    if small:
+        parts += ["", f"{'measurement':44}{'predicted':>12}{'measured':>12}"]
+    for line in small:
+        predicted = "" if line["predicted"] is None else f"{line['predicted']:.4g}"
+        measured = f"{line['measured']:.4g} {line['unit']}" if "measured" in line else line["failed"][:60]
+        parts.append(f"{line['name']:44}{predicted:>12}  {measured:>10}")
+    runs = [line for line in lines if "system" in line]
+    if runs:
+        parts += ["", f"{'run':14}{'parts':>6}{'tokens/s':>12}{'MFU':>8}{'forecast':>10}{'peak GiB':>10}{'plan GiB':>10}{'waits':>7}{'idle':>7}"]
+    last = {(line["case"], line["system"], line["parts"]): line for line in runs}
+    parts += [format_run(last[key]) for key in sorted(last)]
+    for line in newest(lines, "command"):
+        found = line.get("failed") or f"losses {' '.join(f'{loss:.4f}' for loss in line['losses'])}"
+        peak = f", peak {line['peak_reserved'] / GIB:.1f} GiB reserved, nvidia-smi {line['nvidia_smi']}" if "peak_reserved" in line else ""
+        parts.append(f"{line['name']}: {found}{peak}, {line.get('evaluations', 0)} evaluations")
+    parts += [f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")]
+    return "\n".join([*parts, "", format_gates(gates_of(runs))])
+
+
+def newest(lines: Sequence[dict[str, Any]], step: str) -> list[dict[str, Any]]:
+    """The last line of each name."""
+    return list({line["name"]: line for line in lines if line.get("step") == step}.values())
+
+
+def format_run(run: dict[str, Any]) -> str:
+    """One line of the table."""
+    name = f"{run['case']} {run['system']:9}{run['parts']:>9}"
+    if "failed" in run:
+        return f"{name}  {run['failed']}"
+    shares = [f"{100 * run[key]:.1f} %" if run.get(key) is not None else "" for key in ("mfu", "host_gap")]
+    memory = [f"{run[key] / GIB:.1f}" if key in run else "" for key in ("peak_allocated", "planned_peak")]
+    forecast = forecast_of(run["case"], run["system"])
+    waits = f"{run['waits_per_step']:.1f}" if "waits_per_step" in run else ""
+    expected = "" if forecast is None else f"{100 * forecast:.1f} %"
+    return f"{name}{run['tokens_per_second']:12,.0f}{shares[0]:>8}{expected:>10}{memory[0]:>10}{memory[1]:>10}{waits:>7}{shares[1]:>7}"
+
+
+def forecast_of(case: str, system: str) -> float | None:
+    """Strict MFU that the roofline expects."""
+    label = {"cpt": "+ one-kernel AdamW", "trainer": "default Trainer", "bare": "bare loop"}.get(system)
+    rows = json.loads(FORECAST.read_text())["results"] if FORECAST.exists() else []
+    return next((row["mfu"] for row in rows if row["name"] == f"{case}: {label}"), None)
+
+
+if __name__ == "__main__":
+    main()
