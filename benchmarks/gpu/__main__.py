@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.gpu.cases import CASES, SYSTEMS, Case, tiny
 from benchmarks.gpu.corpus import prepare
 from benchmarks.gpu.gates import format_gates, gates_of
+from benchmarks.gpu.page import RESULTS, read_lines
 from benchmarks.gpu.processes import ROOT, SHORTEST, Job, Result, Started, begin, environment_of_a_run, run_job
 from benchmarks.gpu.run import machine
 from cpt.hardware import find_gpus
 
-RESULTS = ROOT / "benchmarks" / "results" / "gpu.jsonl"
 AT_EQUAL_ROWS = ("cpt", "liger", "trainer")  # whose memory is compared
 
 
@@ -112,9 +112,8 @@ def keep(result: Result, path: Path) -> None:
 
 
 def read(path: Path) -> list[Result]:
-    """All results of runs, in the order in which they came."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line for line in lines if "system" in line]
+    """Results of runs, in the order in which they came."""
+    return [line for line in read_lines(path) if "system" in line]
 
 
 def has_result(known: list[Result], job: Job) -> bool:

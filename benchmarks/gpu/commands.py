@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from benchmarks.gpu.__main__ import as_run, prepare_all
 from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.page import read_lines
 from benchmarks.gpu.processes import ROOT, Job, environment_of_a_run, last_line
 from benchmarks.gpu.systems import Start
 from benchmarks.gpu.watch import Watch, nvidia_smi
@@ -43,8 +44,7 @@ def main() -> None:
     if options.train:
         train_and_report(options.train, options.results)
         return
-    lines = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
-    known = {line["name"] for line in lines if line.get("step") == "command" and "failed" not in line}
+    known = {line["name"] for line in read_lines(options.results) if line.get("step") == "command" and "failed" not in line}
     with tempfile.TemporaryDirectory() as temporary:
         for name, case in RUNS.items():
             if name in known:

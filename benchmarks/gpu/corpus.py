@@ -1,6 +1,6 @@
 """The rows that all systems train on: Python's own standard library, word by word.
 
-Random words would do for speed, but their loss only falls from ln V to ln W: an error of rounding in the loss or its gradient would not show.
+Random words would do for speed, but their loss falls no lower than ln W: errors of rounding in the loss or its gradient would not show.
 """
 
 import hashlib
@@ -142,5 +142,6 @@ class Flattened:
         self.tokens, self.collate = tokens, DataCollatorWithFlattening(return_flash_attn_kwargs=True)
 
     def __call__(self, rows: list[list[Row]]) -> dict[str, Any]:
+        """The batch that a Trainer passes to the model."""
         batch = self.collate([document for row in rows for document in row])
         return {**batch, "max_length_q": self.tokens, "max_length_k": self.tokens}

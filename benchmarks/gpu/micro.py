@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.cases import CASES, REACHED_BY_MATRICES, Case, tiny
+from benchmarks.gpu.page import read_lines
 from benchmarks.gpu.roofline import ATTENTION, BANDWIDTH, OPTIMIZER_BYTES, Setting, head_and_loss
 from benchmarks.gpu.systems import loss_of_head
 from cpt.models.compiled import Compiling, compile_layers
@@ -148,7 +149,9 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
     legend = ", ".join(f"{backend.value} {backend.name}" for backend in SDPBackend.__members__.values() if backend.value >= 0)
     yield Measurement(f"{of}, SDPA's choice", f"({legend})", float(SDPBackend.CUDNN_ATTENTION.value), choice)
     for label, backend in backends.items():
-        yield Measurement(f"{of}, SDPA {label}", "ms", predicted("fa3" if label == "cuDNN" else "fa2"), lambda backend=backend: rows(backend))
+        yield Measurement(
+            f"{of}, SDPA {label}", "ms", predicted("fa3" if label == "cuDNN" else "fa2"), lambda backend=backend: rows(backend)
+        )
     yield Measurement(f"{of}, varlen cuDNN", "ms", predicted("fa3"), lambda: flat(cudnn_varlen))
 
 
@@ -257,8 +260,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     bench = Bench(options.dry_run)
-    lines = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
-    known = {line["name"] for line in lines if line.get("step") == "micro" and "measured" in line}
+    known = {line["name"] for line in read_lines(options.results) if line.get("step") == "micro" and "measured" in line}
     for one in all_measurements(bench):
         if one.name in known:
             continue

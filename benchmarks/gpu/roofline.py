@@ -22,7 +22,7 @@ LARGE_PRODUCT = 0.76  # share of the peak for a large product with long K; 8192^
 PROLOGUE = 220  # columns of K that the start and the end of a product cost
 TILE, MULTIPROCESSORS = (128, 256), 132
 LAUNCHES = {True: 1.5e-3, False: 3e-3}  # seconds of a step between kernels: compiled, eager
-# FLOP/s of causal attention, forward and backward, by kernel and width of a head. The papers of FlashAttention 2 and 3; cuDNN is like the latter.
+# FLOP/s of causal attention, forward and backward, by kernel and width of a head: papers of FlashAttention 2 and 3; cuDNN is like 3.
 ATTENTION = {
     ("fa2", 64): (300e12, 235e12),
     ("fa2", 128): (370e12, 300e12),
@@ -133,7 +133,9 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
     operations = 2 * queries * row * tokens  # forward, causal
     attention = layers * (operations / forward_rate + 2 * operations / backward_rate)
     residual, states, gated, ungated = ELEMENTWISE[setting.compiled]
-    moved = (4 if setting.autocast else 2) * width * residual + 2 * (queries + 2 * keys) * states + 2 * inner * (ungated if is_gpt2 else gated)
+    moved = (
+        (4 if setting.autocast else 2) * width * residual + 2 * (queries + 2 * keys) * states + 2 * inner * (ungated if is_gpt2 else gated)
+    )
     elementwise = layers * tokens * moved * (1.4 if setting.recomputed else 1) / BANDWIDTH
     weights = matrices_of(config).weights + (0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width)
     optimizer = weights * (OPTIMIZER_BYTES[setting.optimizer] + AUTOCAST_BYTES * setting.autocast) / BANDWIDTH

@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on machines that are lent.
 
-Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also from earlier calls (`--from`), tries
-what failed once more at its end, stops at 9:15, prints a table, and packs the compiled kernels for the next machine. So a phase that was
-cut off is given again. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
+Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier calls (`--from`).
+What failed runs again, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine. Repeat a phase
+that was cut off. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
 """
 
 import argparse
@@ -21,9 +21,8 @@ from typing import Any
 
 from benchmarks.gpu.__main__ import has_result, here, read, run_jobs
 from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.gates import GIB, format_gates, gates_of
+from benchmarks.gpu.page import format_results, read_lines
 from benchmarks.gpu.processes import CACHE, ROOT, SHORTEST, Job, environment_of_a_run
-from benchmarks.gpu.roofline import FORECAST
 from benchmarks.gpu.watch import nvidia_smi
 from cpt.hardware import find_gpus
 
@@ -51,7 +50,9 @@ class Module:
 
 Step = Tests | Module | Job
 KERNELS = Tests("kernels", ("tests/gpu/test_varlen.py", "tests/gpu/test_optimizers.py", "tests/gpu/test_recomputing.py"))
-RESUMED = Tests("resume and one stage", ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or sft"))
+RESUMED = Tests(
+    "resume and one stage", ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or sft")
+)
 
 
 def by(system: str, cases: str, *, equal: bool = False) -> list[Step]:
@@ -92,7 +93,7 @@ class Session:
 
     def lines(self) -> list[dict[str, Any]]:
         """All results so far, those of earlier calls included."""
-        return [json.loads(line) for line in self.results.read_text().splitlines()] if self.results.exists() else []
+        return read_lines(self.results)
 
     def add(self, line: dict[str, Any]) -> None:
         """Append a result."""
@@ -190,7 +191,7 @@ def main() -> None:
         session.run(PHASES[options.phase])
     if not options.dry_run:
         pack(CACHE, options.out / "kernels.tar.xz", end + PACKING - time.monotonic() - 5)
-    table = format_session(session.lines())
+    table = format_results(session.lines())
     (options.out / "table.txt").write_text(table + "\n")
     print(table)
 
@@ -221,56 +222,6 @@ def pack(cache: Path, target: Path, seconds: float) -> None:
                 break
             archive.add(path, arcname=str(path.relative_to(cache)))
     partial.replace(target)
-
-
-def format_session(lines: Sequence[dict[str, Any]]) -> str:
-    """All results as text: tests, small measurements with their predictions, runs with their forecast, commands, gates."""
-    parts: list[str] = []
-    for line in newest(lines, "tests"):
-        parts.append(f"tests, {line['name']}: {line['summary']}" + "".join(f"\n  failed: {test}" for test in line["failed_tests"]))
-    small = newest(lines, "micro")
-    if small:
-        parts += ["", f"{'measurement':44}{'predicted':>12}{'measured':>12}"]
-    for line in small:
-        predicted = "" if line["predicted"] is None else f"{line['predicted']:.4g}"
-        measured = f"{line['measured']:.4g} {line['unit']}" if "measured" in line else line["failed"][:60]
-        parts.append(f"{line['name']:44}{predicted:>12}  {measured:>10}")
-    runs = [line for line in lines if "system" in line]
-    if runs:
-        parts += ["", f"{'run':14}{'parts':>6}{'tokens/s':>12}{'MFU':>8}{'forecast':>10}{'peak GiB':>10}{'plan GiB':>10}{'waits':>7}{'idle':>7}"]
-    last = {(line["case"], line["system"], line["parts"]): line for line in runs}
-    parts += [format_run(last[key]) for key in sorted(last)]
-    for line in newest(lines, "command"):
-        found = line.get("failed") or f"losses {' '.join(f'{loss:.4f}' for loss in line['losses'])}"
-        peak = f", peak {line['peak_reserved'] / GIB:.1f} GiB reserved, nvidia-smi {line['nvidia_smi']}" if "peak_reserved" in line else ""
-        parts.append(f"{line['name']}: {found}{peak}, {line.get('evaluations', 0)} evaluations")
-    parts += [f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")]
-    return "\n".join([*parts, "", format_gates(gates_of(runs))])
-
-
-def newest(lines: Sequence[dict[str, Any]], step: str) -> list[dict[str, Any]]:
-    """The last line of each name."""
-    return list({line["name"]: line for line in lines if line.get("step") == step}.values())
-
-
-def format_run(run: dict[str, Any]) -> str:
-    """One line of the table."""
-    name = f"{run['case']} {run['system']:9}{run['parts']:>9}"
-    if "failed" in run:
-        return f"{name}  {run['failed']}"
-    shares = [f"{100 * run[key]:.1f} %" if run.get(key) is not None else "" for key in ("mfu", "host_gap")]
-    memory = [f"{run[key] / GIB:.1f}" if key in run else "" for key in ("peak_allocated", "planned_peak")]
-    forecast = forecast_of(run["case"], run["system"])
-    waits = f"{run['waits_per_step']:.1f}" if "waits_per_step" in run else ""
-    expected = "" if forecast is None else f"{100 * forecast:.1f} %"
-    return f"{name}{run['tokens_per_second']:12,.0f}{shares[0]:>8}{expected:>10}{memory[0]:>10}{memory[1]:>10}{waits:>7}{shares[1]:>7}"
-
-
-def forecast_of(case: str, system: str) -> float | None:
-    """Strict MFU that the roofline expects."""
-    label = {"cpt": "+ one-kernel AdamW", "trainer": "default Trainer", "bare": "bare loop"}.get(system)
-    rows = json.loads(FORECAST.read_text())["results"] if FORECAST.exists() else []
-    return next((row["mfu"] for row in rows if row["name"] == f"{case}: {label}"), None)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The five systems, each from the same weights over the same rows. A system is a function of a `Start`.
 
-What an expert does with the Trainer: bf16 weights with an fp32 master copy (no autocast), the whole model compiled, Liger's kernels with their
-defaults, causal SDPA without a mask (under `torch.compile` transformers cannot see that rows are whole, and builds one), workers that read ahead.
-Packed rows go through torch's kernel for documents of varying lengths, flattened by transformers' own collator. LoRA runs under autocast, since
-peft keeps adapters in fp32; 8-bit moments are bitsandbytes'.
+An expert's Trainer has bf16 weights with an fp32 master copy (no autocast), a model compiled as a whole, Liger's kernels with their
+defaults, workers that read ahead, and SDPA with `is_causal` and without a mask: under `torch.compile` transformers cannot see that rows are
+whole, and builds one. Packed rows are flattened by transformers' own collator and go through torch's kernel for documents of varying
+lengths. LoRA runs under autocast, because peft keeps adapters in fp32. 8-bit moments are bitsandbytes'. The bare loop is plain torch.
 """
 
 import importlib.util

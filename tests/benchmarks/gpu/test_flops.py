@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.gpu.cases import CASES, PEAK_FLOPS, REACHED_BY_MATRICES
-from benchmarks.gpu.flops import as_torchtitan, matrices_of, of_hardware, seen_by_each, strict
+from benchmarks.gpu.cases import CASES, REACHED_BY_MATRICES
+from benchmarks.gpu.flops import matrices_of, of_hardware, seen_by_each, strict
 
 A = 6 * (12 * 12 * 768**2 + 50_304 * 768) + 6 * 12 * 768 * 1024
 B = 6 * (24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864) + 151_936 * 896) + 6 * 24 * 896 * 4096
@@ -19,12 +19,6 @@ def test_strict_operations_of_a_token(case, operations, wall):
     assert REACHED_BY_MATRICES / found == pytest.approx(wall, rel=0.005), "tokens a second at 790 TFLOP/s, as published"
 
 
-def test_the_targets_are_the_shares_of_the_peak_that_they_say():
-    targets = {"A": (620e3, 0.50), "B": (156e3, 0.55), "C": (72e3, 0.60), "F": (11e3, 0.57)}
-    for case, (speed, mfu) in targets.items():
-        assert speed * strict(CASES[case].config, CASES[case].tokens) / PEAK_FLOPS == pytest.approx(mfu, abs=0.01)
-
-
 def test_packed_rows_see_their_document_alone():
     assert seen_by_each([1, 3]) == 2.5 and seen_by_each([4096, 4096]) == 4096
     assert strict(CASES["D"].config, 1000.0) == strict(CASES["C"].config, 1000.0) < C
@@ -37,8 +31,3 @@ def test_adapters_have_no_gradient_of_weights_and_layers_that_are_computed_again
     assert selective == 4 * (IN_8B + HEAD_8B) + 2 * IN_8B + attention
     assert of_hardware(config, 4096, adapters=False, again=False, attention_again=True) == strict(config, 4096)
     assert of_hardware(config, 4096, adapters=True, again=True, attention_again=True) == selective + attention / 3
-
-
-def test_torchtitan_counts_attention_twice():
-    config = CASES["C"].config
-    assert as_torchtitan(config, 4096) - strict(config, 4096) == 6 * 16 * 2048 * 4096

@@ -1,34 +1,38 @@
-from benchmarks.gpu.gates import all_gates, gates_of, told
+import pytest
+
+from benchmarks.gpu.gates import all_gates, format_gates, gates_of
 
 
 def result(case, system, **figures):
-    return {"case": case, "system": system, "tokens_per_second": 100.0, "losses": [6.0, 5.0], **figures}
+    return {"case": case, "system": system, "parts": 1, "tokens_per_second": 100.0, "losses": [6.0, 5.0], "corpus": "x", **figures}
 
 
-def named(results, name):
-    return next(one for one in gates_of(results) if one.name == name)
+def named(results, case, name):
+    return next(one for one in gates_of(results) if (one.gate.case, one.gate.name) == (case, name))
 
 
 def test_a_gate_is_not_run_where_a_result_is_missing_or_failed():
-    ours, theirs = result("B", "cpt", tokens_per_second=210.0), result("B", "trainer")
-    name = "B: speed beside the default Trainer"
-    assert named([ours, theirs], name).reached and named([ours, theirs], name).figure == 2.1
-    assert named([ours], name).reached is None
-    assert named([ours, {"case": "B", "system": "trainer", "failed": "out of memory"}], name).reached is None
-    assert named([ours, theirs], "B: memory beside the default Trainer").reached is None, "no GPU's memory"
+    ours, theirs = result("A", "cpt", tokens_per_second=210.0), result("A", "trainer")
+    speed = "speed / default Trainer, each at its best"
+    assert named([ours, theirs], "A", speed).status == "reached" and named([ours, theirs], "A", speed).figure == 2.1
+    assert named([ours], "A", speed).status == "not run"
+    assert named([ours, {"case": "A", "system": "trainer", "failed": "out of memory"}], "A", speed).status == "not run"
+    assert format_gates(gates_of([])) == f"gates not run: {len(all_gates())} of {len(all_gates())}"
 
 
-def test_losses_that_are_a_percent_apart_are_not_the_same():
+def test_speed_is_compared_at_the_best_and_memory_at_equal_rows():
+    best = result("C", "cpt", tokens_per_second=300.0, peak_allocated=60.0)
+    equal = result("C", "cpt", parts=4, peak_allocated=20.0)
+    theirs = result("C", "trainer", parts=4, peak_allocated=50.0)
+    memory = "memory / default Trainer, equal rows"
+    assert named([best, theirs], "C", memory).status == "not run", "60 of 8 rows against 50 of 2 rows says nothing"
+    assert named([best, equal, theirs], "C", memory).figure == pytest.approx(0.4)
+    assert named([best, equal, theirs], "C", "speed / default Trainer, each at its best").figure == 3.0
+    assert named([best, equal, theirs], "C", "speed / default Trainer, equal rows").status == "MISSED"
+
+
+def test_losses_of_the_same_text_may_be_a_percent_apart():
     near, far = result("A", "bare", losses=[6.05, 5.0]), result("A", "bare", losses=[6.0, 5.06])
-    assert named([result("A", "cpt"), near], "A: losses beside bare").reached
-    assert named([result("A", "cpt"), far], "A: losses beside bare").reached is False
-
-
-def test_packed_rows_are_judged_by_operations_and_not_by_tokens():
-    results = [result("C", "cpt", mfu=0.6), result("D", "cpt", mfu=0.58, packing_efficiency=0.985)]
-    assert named(results, "D: FLOP rate beside whole rows").reached
-    assert named(results, "D: packing efficiency").reached is False
-
-
-def test_every_gate_is_told():
-    assert len(told(gates_of([])).splitlines()) == len(all_gates()) and told(gates_of([])).count("not run") == len(all_gates())
+    assert named([result("A", "cpt"), near], "A", "losses apart from bare").status == "reached"
+    assert named([result("A", "cpt"), far], "A", "losses apart from bare").status == "MISSED"
+    assert named([result("A", "cpt"), {**near, "corpus": "y"}], "A", "losses apart from bare").status == "not run"

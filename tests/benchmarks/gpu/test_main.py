@@ -1,66 +1,74 @@
 """The commands, without a GPU."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.run import machine
+from benchmarks.gpu import session
+from benchmarks.gpu.processes import Job
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_without_a_gpu_nothing_is_run(monkeypatch, tmp_path):
+def test_without_a_gpu_nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["gpu", "--write", str(tmp_path / "gpu.jsonl")])
     monkeypatch.setattr(command, "find_gpus", list)
-    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+    with pytest.raises(SystemExit, match="GPU"):
         command.main()
     assert not list(tmp_path.iterdir())
 
 
-def test_runs_go_on_until_the_time_is_over(monkeypatch, tmp_path, capsys):
-    begun, stopped = [], []
-
+def test_runs_continue_until_the_time_is_over(monkeypatch, tmp_path, capsys):
     class Waiting:
-        def __init__(self, case, system, folder, gib):
-            begun.append(system)
-            self.system = system
+        def __init__(self, job, folder):
+            self.job = job
 
         def stop(self):
-            stopped.append(self.system)
+            stopped.append(self.job.system)
 
-    def run(started, case, system, seconds, gib):
-        assert started.system == system and begun[-1] != system, "the next one imports meanwhile"
+    def run(started, job, seconds):
+        assert started.job == job
         clock["now"] += 50
-        return {"case": case.name, "system": system, "gib": gib, "tokens_per_second": 1.0}
+        return {"case": job.case, "system": job.system, "gib": None, "tokens_per_second": 1.0, "parts": 1, "best": True}
 
-    clock = {"now": 0.0}
+    clock, stopped = {"now": 0.0}, []
+    monkeypatch.setattr(command, "prepare_all", lambda *_: None)
     monkeypatch.setattr(command, "begin", Waiting)
-    monkeypatch.setattr(command, "run_apart", run)
+    monkeypatch.setattr(command, "run_job", run)
     monkeypatch.setattr(command.time, "monotonic", lambda: clock["now"])
-    runs = [(CASES["A"], system) for system in CASES["A"].systems]
-    command.run_all(runs, tmp_path, end=130, limit=100, gib=None, write=tmp_path / "gpu.jsonl")
+    command.run_jobs(command.jobs_of("A", list(command.SYSTEMS)), tmp_path, end=130, limit=100, write=tmp_path / "gpu.jsonl")
     assert [one["system"] for one in command.read(tmp_path / "gpu.jsonl")] == ["bare", "cpt", "trainer"]
-    assert stopped == ["liger"] and capsys.readouterr().out.count("left for another time") == 2
+    assert stopped == ["liger"] and "no time left for: A by liger, A by expert" in capsys.readouterr().out
 
 
-def test_what_has_a_result_of_this_machine_is_not_run_again(tmp_path):
-    path, here = tmp_path / "gpu.jsonl", {"case": "A", "system": "cpt", "gib": None, "tokens_per_second": 1.0, **machine()}
-    command.keep(here, path)
-    command.keep({**here, "system": "bare", "failed": "exit code 1"}, path)
-    there = command.read(path)
-    assert command.has_result(there, "A", "cpt", None) and not command.has_result(there, "A", "bare", None)
-    assert not command.has_result(there, "A", "cpt", 24) and not command.has_result([{**here, "device": "another"}], "A", "cpt", None)
+def test_what_has_a_result_of_this_machine_does_not_run_again():
+    there = {"case": "B", "system": "cpt", "gib": None, "dry_run": False, "parts": 1, "best": True, **command.here()}
+    assert command.has_result([there], Job("B", "cpt")) and not command.has_result([there], Job("B", "cpt", parts=4))
+    assert not command.has_result([there], Job("B", "cpt", gib=24)) and not command.has_result([{**there, "failed": "x"}], Job("B", "cpt"))
+    assert not command.has_result([{**there, "device": "another"}], Job("B", "cpt"))
+
+
+def test_a_session_takes_earlier_lines_and_goes_on_after_a_failure(monkeypatch, tmp_path):
+    earlier = tmp_path / "earlier.jsonl"
+    earlier.write_text('{"step": "tests", "name": "kernels", "code": 0, "summary": "44 passed", "failed_tests": []}\n')
+    (tmp_path / "out").mkdir()
+    one = session.Session(tmp_path / "out", time.monotonic() + 100, True, tmp_path)
+    session.take_earlier([earlier, earlier], one)
+    monkeypatch.setattr(session, "run_jobs", lambda jobs, *_, **__: one.add({"step": "jobs", "name": str(jobs[0])}))
+    one.run([session.KERNELS, session.Module("no_such_module"), Job("F", "cpt")])
+    lines = [json.loads(line) for line in one.results.read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["kernels", "no_such_module", "F1 by cpt"], "a card of less than 120 GiB takes one row"
 
 
 @pytest.mark.long
-def test_a_dry_run_goes_through_every_system(tmp_path):
+def test_a_dry_run_goes_through_every_system():
     words = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--cases", "A", "D", "E"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=540)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count(": loss ") == 13 and result.stdout.count("reached") == 4 and "NOT REACHED" not in result.stdout
+    assert result.stdout.count("tokens/s, 1 micro-batches") == 12 and result.stdout.count("reached") == 5 and "MISSED" not in result.stdout

@@ -1,10 +1,9 @@
-"""Real processes that stand in for runs."""
+"""Real processes in place of runs."""
 
 import sys
 
 from benchmarks.gpu import processes
-from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.processes import begin, run_apart
+from benchmarks.gpu.processes import Job, begin, run_job
 
 NEEDS_FOUR = """
 import json, sys
@@ -14,35 +13,31 @@ json.dump({"parts": parts, **({} if parts >= 4 else {"failed": "out of memory"})
 """
 
 
-def stand_in(monkeypatch, code):
-    monkeypatch.setattr(
-        processes, "words_of", lambda case, system, folder, out, parts, gib: [sys.executable, "-c", code, str(out), str(parts)]
-    )
+def replace_runs(monkeypatch, code):
+    monkeypatch.setattr(processes, "words_of", lambda job, parts, folder, out: [sys.executable, "-c", code, str(out), str(parts)])
 
 
-def run(case, system, folder, seconds=100):
-    return run_apart(begin(CASES[case], system, folder), CASES[case], system, seconds)
+def run(job, folder, seconds=100):
+    return run_job(begin(job, folder), job, seconds)
 
 
-def test_a_micro_batch_without_room_is_halved_until_it_has(monkeypatch, tmp_path):
-    stand_in(monkeypatch, NEEDS_FOUR)
-    assert run("B", "trainer", tmp_path) == {"parts": 4}
-    assert run("H", "cpt", tmp_path) == {"parts": 1, "failed": "out of memory"}, "gradients that are dropped cannot add up"
+def test_a_micro_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
+    replace_runs(monkeypatch, NEEDS_FOUR)
+    assert run(Job("B", "expert"), tmp_path) == {"parts": 4, "best": True}
+    assert run(Job("B", "expert", parts=2), tmp_path) == {"parts": 2, "failed": "out of memory", "best": False}
+    assert run(Job("H", "cpt"), tmp_path)["failed"] == "out of memory", "released gradients cannot be accumulated"
 
 
 def test_a_process_that_dies_or_hangs_is_a_result_too(monkeypatch, tmp_path):
-    stand_in(monkeypatch, "raise RuntimeError('no such kernel')")
-    about = {"case": "A", "system": "cpt", "parts": 1, "gib": None}
-    assert run("A", "cpt", tmp_path) == {**about, "failed": "exit code 1: RuntimeError: no such kernel"}
-    stand_in(monkeypatch, "import time; time.sleep(60)")
-    assert run("A", "cpt", tmp_path, seconds=1) == {**about, "failed": "took longer than 1 seconds"}
+    replace_runs(monkeypatch, "raise RuntimeError('no such kernel')")
+    assert run(Job("A", "cpt"), tmp_path)["failed"] == "exit code 1: RuntimeError: no such kernel"
+    replace_runs(monkeypatch, "import time; time.sleep(60)")
+    assert run(Job("A", "cpt"), tmp_path, seconds=1)["failed"] == "took longer than 1 seconds"
 
 
 def test_a_process_waits_for_its_turn(monkeypatch, tmp_path):
-    stand_in(monkeypatch, NEEDS_FOUR)
-    started = begin(CASES["G"], "cpt", tmp_path, parts=4)
+    replace_runs(monkeypatch, NEEDS_FOUR)
+    started = begin(Job("G", "cpt", parts=4), tmp_path)
     assert started.process.poll() is None and not started.out.exists()
-    assert run_apart(started, CASES["G"], "cpt", 100) == {"parts": 4}
-    other = begin(CASES["G"], "cpt", tmp_path)
-    other.stop()
-    assert other.process.returncode == -9
+    started.stop()
+    assert started.process.returncode == -9
