@@ -123,7 +123,7 @@ bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and judg
 bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whole step: 5 minutes
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
-bench-gpu: $(INSTALLED) ## training steps on a GPU beside four other ways: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
+bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 	$(BIN)/python -m benchmarks.gpu.page
 
