@@ -22,8 +22,8 @@ class Gate:
     name: str
     case: str
     systems: tuple[str, ...]
-    """Whose results it needs."""
-    figure: Callable[..., float]
+    """Systems whose results it needs."""
+    metric: Callable[..., float]
     """Computed from those results, in that order."""
     least: float = -float("inf")
     most: float = float("inf")
@@ -32,7 +32,7 @@ class Gate:
 
     @property
     def target(self) -> str:
-        """The bounds in words."""
+        """The bounds as text."""
         if self.least == -float("inf"):
             return f"<= {self.most:g}"
         return f">= {self.least:g}" if self.most == float("inf") else f"{self.least:g} to {self.most:g}"
@@ -40,18 +40,18 @@ class Gate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A gate with its figure."""
+    """A gate with the value of its metric."""
 
     gate: Gate
-    figure: float | None
+    measured: float | None
     """None where a result is missing."""
 
     @property
     def status(self) -> str:
         """Reached, missed or not run."""
-        if self.figure is None:
+        if self.measured is None:
             return "not run"
-        return "reached" if self.gate.least <= self.figure <= self.gate.most else "MISSED"
+        return "reached" if self.gate.least <= self.measured <= self.gate.most else "MISSED"
 
 
 class NotComparableError(Exception):
@@ -78,12 +78,12 @@ def losses_apart(ours: Result, theirs: Result) -> float:
 
 
 def plan_over_peak(ours: Result) -> float:
-    """What `cpt plan` says, divided by what was allocated."""
+    """The peak that `cpt plan` expects, divided by the one that was allocated."""
     return float(ours["planned_peak"] / ours["peak_allocated"])
 
 
 def value(name: str, unit: float = 1.0) -> Callable[[Result], float]:
-    """A figure of one result."""
+    """A metric that a result holds."""
     return lambda result: float(result[name]) / unit
 
 
@@ -122,18 +122,18 @@ def all_gates() -> list[Gate]:
 
 
 def gates_of(results: list[Result]) -> list[Outcome]:
-    """Each gate with its figure."""
-    return [Outcome(gate, figure_of(gate, results)) for gate in all_gates()]
+    """Evaluate each gate."""
+    return [Outcome(gate, evaluate(gate, results)) for gate in all_gates()]
 
 
-def figure_of(gate: Gate, results: list[Result]) -> float | None:
-    """None where a result or one of its figures is missing. Of a dry run only losses mean anything."""
+def evaluate(gate: Gate, results: list[Result]) -> float | None:
+    """The metric; None if a result or a value is missing. In a dry run only losses mean anything."""
     parts = CASES[gate.case].equal_parts if gate.equal_rows else None
     found = [fastest(results, gate.case, system, parts) for system in gate.systems]
-    if not all(found) or gate.figure is not losses_apart and any(one.get("dry_run") for one in found if one):
+    if not all(found) or gate.metric is not losses_apart and any(one.get("dry_run") for one in found if one):
         return None
     try:
-        return gate.figure(*found)
+        return gate.metric(*found)
     except (KeyError, TypeError, NotComparableError):
         return None
 
@@ -147,10 +147,10 @@ def fastest(results: list[Result], case: str, system: str, parts: int | None = N
 
 
 def format_gates(outcomes: list[Outcome]) -> str:
-    """One line for each gate that has a figure, and how many have none."""
+    """One line for each gate that was evaluated, and the number of the others."""
     lines = [
-        f"{one.gate.case}: {one.gate.name}: {one.figure:.4g} (target {one.gate.target}): {one.status}"
+        f"{one.gate.case}: {one.gate.name}: {one.measured:.4g} (target {one.gate.target}): {one.status}"
         for one in outcomes
-        if one.figure is not None
+        if one.measured is not None
     ]
     return "\n".join([*lines, f"gates not run: {len(outcomes) - len(lines)} of {len(outcomes)}"])

@@ -45,7 +45,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how large."""
+    """The device, and whether shapes are tiny."""
 
     is_dry: bool
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu.roofline`: how long a step should take on one H100, item by item, before anything is measured.
 
 Writes benchmarks/results/gpu_forecast.json and prints it as a table. The first day on a GPU is a comparison with this forecast: where a
-figure is far off, either the model below or the code is wrong, and the parts say where to look. Expect +-4 points of MFU.
+number is far off, either the model below or the code is wrong, and the parts say where to look. Expect +-4 points of MFU.
 
 The model adds up matrix products, attention, elementwise kernels, the head with its loss, and the optimizer. Nothing overlaps.
 """
@@ -68,7 +68,7 @@ class Step:
 
 
 def settings_of(case: str) -> dict[str, Setting]:
-    """What is added one after the other, from what shipped before to all that is planned, and what others reach."""
+    """The improvements, added one after the other to what shipped before; then other systems."""
     if case == "F":
         pieces = Setting("8-bit in pieces", loss="liger", recomputed=True)
         own = replace(pieces, recomputed=False, loss="own")
@@ -95,7 +95,7 @@ def settings_of(case: str) -> dict[str, Setting]:
 
 
 def share_of_peak(m: int, n: int, k: int) -> float:
-    """What share of the peak an [m, k] x [k, n] product reaches: less with short K, and with tiles that do not fill the multiprocessors."""
+    """The share of the peak that an [m, k] x [k, n] product reaches: less with short K, and if tiles do not fill the GPU."""
     waves = math.ceil(m / TILE[0]) * math.ceil(n / TILE[1]) / MULTIPROCESSORS
     filled = max(0.80, waves / math.ceil(waves)) if waves > 1 else 0.62  # kernels that split K recover a part of a wave that is not full
     return LARGE_PRODUCT * k / (k + PROLOGUE) * (0.5 + 0.5 * filled)

@@ -60,7 +60,7 @@ def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, gib:
     try:
         RUN[system](start)
         found = {**about, **watch.finish(micro_batches=parts), "corpus": (folder / "corpus.hash").read_text()}
-        found |= figures(case, found, contents(start, system), system)
+        found |= metrics_of(case, found, contents(start, system), system)
         if system == "cpt":
             found["planned_peak"] = planned_peak(start)
     except (torch.OutOfMemoryError, ResourceError) as problem:
@@ -92,7 +92,7 @@ def machine() -> dict[str, Any]:
 
 
 def contents(start: Start, system: str) -> list[Content]:
-    """What the rows of the timed steps hold, as the system reads them."""
+    """The documents in the rows of the timed steps, as the system reads them."""
     case, rows = start.case, start.data.rows
     per_step = items_per_step(case, system)
     timed = range(start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step)
@@ -107,7 +107,7 @@ def items_per_step(case: Case, system: str) -> int:
     return case.documents if case.packed and system in ("trainer", "liger") else case.rows
 
 
-def figures(case: Case, found: dict[str, Any], read: list[Content], system: str) -> dict[str, Any]:
+def metrics_of(case: Case, found: dict[str, Any], read: list[Content], system: str) -> dict[str, Any]:
     """Tokens a second, padding not counted, and the share of the GPU's peak that they are.
 
     Args:

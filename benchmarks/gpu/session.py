@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on machines that are lent.
 
 Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier calls (`--from`).
-What failed runs again, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine. Repeat a phase
-that was cut off. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
+A run that failed is repeated, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine.
+Repeat a phase that was cut off. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Session:
 
     @property
     def results(self) -> Path:
-        """Where each result is appended."""
+        """The file that each result is appended to."""
         return self.out / "results.jsonl"
 
     @property
@@ -211,7 +211,7 @@ def take_earlier(files: Sequence[Path], session: Session) -> None:
 
 
 def pack(cache: Path, target: Path, seconds: float) -> None:
-    """Pack compiled graphs first, then kernels, until the archive is full or the time is over. What is missing is compiled again."""
+    """Pack compiled graphs first, then kernels, until the archive is full or the time is over. The rest is compiled again."""
     end = time.monotonic() + max(5.0, seconds)
     folders = [path for path in (cache / "inductor" / "fxgraph", cache / "inductor" / "aotautograd", cache / "triton") if path.exists()]
     others = [path for path in (cache / "inductor").glob("*") if path not in folders]

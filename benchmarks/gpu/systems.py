@@ -39,7 +39,7 @@ CAUSAL, FLATTENED = "benchmark_causal", "benchmark_flattened"  # names of attent
 
 @dataclass(frozen=True)
 class Start:
-    """What a system starts from."""
+    """The input of a system."""
 
     case: Case
     folder: Path
@@ -56,7 +56,7 @@ class Start:
 
     @property
     def device(self) -> torch.device:
-        """Where the model trains."""
+        """The device that the model trains on."""
         return torch.device("cuda" if self.on_gpu else "cpu")
 
     @cached_property
@@ -130,7 +130,7 @@ def liger(start: Start) -> None:
 
 
 def expert(start: Start) -> None:
-    """What somebody who knows the Trainer well would write; see the top of this file."""
+    """The Trainer set up as the top of this file describes."""
     options: dict[str, Any] = {
         "use_liger_kernel": has_liger(start),
         "torch_compile": True,

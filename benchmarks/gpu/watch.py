@@ -1,4 +1,4 @@
-"""What a training step costs: its time on the GPU's clock, peak memory, kernels, waits of the host and idle time of the GPU."""
+"""The cost of a training step: its time on the GPU's clock, peak memory, kernels, waits of the host and idle time of the GPU."""
 
 import subprocess
 import time
@@ -68,7 +68,7 @@ class Watch(TrainerCallback):
             self.wait()
             self.profiler.stop()
             self.found |= {"host_gap": host_gap(self.profiler), "kernels": kernels_of(self.profiler)}
-            self.look_for_waits()
+            self.count_waits()
         elif step == last + 1 + 2 * INSPECTED:
             torch.cuda.set_sync_debug_mode("default")
             self.found["waits_per_step"] = self.waits / INSPECTED
@@ -96,7 +96,7 @@ class Watch(TrainerCallback):
             self.found |= {"used_on_device": total - free, "nvidia_smi": nvidia_smi("clocks.sm,clocks.mem,power.draw,memory.used")}
         self.found["host_memory"] = psutil.Process().memory_info().rss
 
-    def look_for_waits(self) -> None:
+    def count_waits(self) -> None:
         """Count torch's warnings, one for each operation that makes the host wait."""
         self.shows: Callable[..., Any] = warnings.showwarning
 
@@ -166,7 +166,7 @@ def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
 
 
 def nvidia_smi(query: str) -> str:
-    """What the driver reports of the GPU; empty where there is none."""
+    """Properties of the GPU, read from its driver; empty without a GPU."""
     try:
         words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
         return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()

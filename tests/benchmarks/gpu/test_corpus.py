@@ -15,7 +15,7 @@ def row(lengths, size):
     return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
 
-def test_padding_is_no_document():
+def test_padding_does_not_count_as_a_document():
     assert content_of(row([3, 4], 10)).lengths == [3, 4] and content_of(row([3, 7], 10)).lengths == [3, 7]
 
 

@@ -14,7 +14,7 @@ def named(results, case, name):
 def test_a_gate_is_not_run_where_a_result_is_missing_or_failed():
     ours, theirs = result("A", "cpt", tokens_per_second=210.0), result("A", "trainer")
     speed = "speed / default Trainer, each at its best"
-    assert named([ours, theirs], "A", speed).status == "reached" and named([ours, theirs], "A", speed).figure == 2.1
+    assert named([ours, theirs], "A", speed).status == "reached" and named([ours, theirs], "A", speed).measured == 2.1
     assert named([ours], "A", speed).status == "not run"
     assert named([ours, {"case": "A", "system": "trainer", "failed": "out of memory"}], "A", speed).status == "not run"
     assert format_gates(gates_of([])) == f"gates not run: {len(all_gates())} of {len(all_gates())}"
@@ -26,8 +26,8 @@ def test_speed_is_compared_at_the_best_and_memory_at_equal_rows():
     theirs = result("C", "trainer", parts=4, peak_allocated=50.0)
     memory = "memory / default Trainer, equal rows"
     assert named([best, theirs], "C", memory).status == "not run", "60 of 8 rows against 50 of 2 rows says nothing"
-    assert named([best, equal, theirs], "C", memory).figure == pytest.approx(0.4)
-    assert named([best, equal, theirs], "C", "speed / default Trainer, each at its best").figure == 3.0
+    assert named([best, equal, theirs], "C", memory).measured == pytest.approx(0.4)
+    assert named([best, equal, theirs], "C", "speed / default Trainer, each at its best").measured == 3.0
     assert named([best, equal, theirs], "C", "speed / default Trainer, equal rows").status == "MISSED"
 
 

@@ -54,7 +54,7 @@ def test_what_has_a_result_of_this_machine_does_not_run_again():
     assert not command.has_result([{**there, "device": "another"}], Job("B", "cpt"))
 
 
-def test_a_session_takes_earlier_lines_and_goes_on_after_a_failure(monkeypatch, tmp_path):
+def test_a_session_takes_earlier_lines_and_continues_after_a_failure(monkeypatch, tmp_path):
     earlier = tmp_path / "earlier.jsonl"
     earlier.write_text('{"step": "tests", "name": "kernels", "code": 0, "summary": "44 passed", "failed_tests": []}\n')
     (tmp_path / "out").mkdir()
