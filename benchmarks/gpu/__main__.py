@@ -66,7 +66,7 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, end: float, limit: float, wri
     """Run one after the other, until the time is over. What has a result by then is skipped."""
     if not jobs:
         return
-    prepare_all(jobs, folder)
+    prepare_all(jobs, folder, end - time.monotonic())
     waiting = iter(jobs)
     following = begin_next(waiting, folder, write)
     while following is not None:
@@ -86,7 +86,7 @@ def begin_next(waiting: Iterator[Job], folder: Path, write: Path) -> tuple[Job, 
     return None if job is None else (job, begin(job, folder / job.case))
 
 
-def prepare_all(jobs: Sequence[Job], folder: Path) -> None:
+def prepare_all(jobs: Sequence[Job], folder: Path, seconds: float) -> None:
     """Write rows and weights before anything is timed; weights in a process that gives the GPU's memory back."""
     os.environ["CPT_CACHE"] = str(folder / "cache")  # used by this benchmark alone
     cases = {job.case: as_run(CASES[job.case], job) for job in jobs if not (folder / job.case / "corpus.hash").exists()}
@@ -94,7 +94,7 @@ def prepare_all(jobs: Sequence[Job], folder: Path) -> None:
         prepare(case, folder / name)
     if cases:
         words = [sys.executable, "-m", "benchmarks.gpu.initial", str(folder), *cases, *(["--dry-run"] if jobs[0].is_dry else [])]
-        subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), check=True)
+        subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), check=True, timeout=max(1.0, seconds))
 
 
 def as_run(case: Case, job: Job) -> Case:

@@ -49,7 +49,7 @@ def main() -> None:
         for name, case in RUNS.items():
             if name in known:
                 continue
-            prepare_all([Job(case, "cpt", is_dry=options.dry_run)], Path(temporary))
+            prepare_all([Job(case, "cpt", is_dry=options.dry_run)], Path(temporary), options.limit)
             line = {"step": "command", "name": name, "dry_run": options.dry_run}
             line |= run(name, case, Path(temporary), options.limit, is_dry=options.dry_run)
             with options.results.open("a") as file:
