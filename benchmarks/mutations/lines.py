@@ -82,17 +82,17 @@ MUTATIONS = (
     ),
     Mutation(
         "loss normalisation",
-        "cpt/models/chunked_loss.py",
+        "cpt/models/fused_loss.py",
         "count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()",
         "count = (targets != IGNORED).sum()",
-        "tests/models/test_chunked_loss.py",
+        "tests/models/test_fused_loss.py",
     ),
     Mutation(
         "loss normalisation",
-        "cpt/models/chunked_loss.py",
+        "cpt/models/fused_loss.py",
         "shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]",
         "shift_labels = labels",
-        "tests/models/test_chunked_loss.py",
+        "tests/models/test_fused_loss.py",
     ),
     Mutation(
         "optimizer",

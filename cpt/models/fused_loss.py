@@ -325,10 +325,15 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
             fused.remove()
 
 
+def keep_liger_to_layers(training: TrainingArguments) -> None:
+    """Use Liger's kernels for layers only, and only on a GPU. Its loss waits for the GPU and rounds the head's gradient for each chunk."""
+    if training.use_liger_kernel:
+        training.use_liger_kernel = training.device.type == "cuda"
+        training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
+
+
 def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
     """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice.
-
-    Liger's own loss is turned off beside its other kernels: it waits for the GPU, and adds up the head's gradient in half precision.
 
     Raises:
         RecipeError: the recipe asks for it and the model cannot have it.
@@ -336,9 +341,6 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"
-    if training.use_liger_kernel:
-        training.use_liger_kernel = on_gpu  # its kernels are Triton's
-        training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
     why_not = why_not_fused(model)
     if training.label_smoothing_factor:
         why_not = "`training.label_smoothing_factor` needs all logits"
