@@ -34,7 +34,7 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
-ROWS_ON_CPU = 256  # whose fp32 copies are alive at once, where no kernel runs
+ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
 
 SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
