@@ -29,6 +29,9 @@ for library in QUIET:
 logging.getLogger("DeepSpeed").addFilter(lambda record: not record.getMessage().startswith("Setting accelerator to CPU"))
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+# Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA starts.
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 NO_TELEMETRY = {
     "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
