@@ -201,6 +201,7 @@ attention_of_documents.register_autograd(
 )
 
 
+@pytest.mark.slow
 def test_200_packed_batches_with_any_number_of_documents_share_one_graph(monkeypatch):
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     monkeypatch.setattr(
