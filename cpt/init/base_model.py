@@ -11,9 +11,9 @@ from cpt.errors import RecipeError
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.models.rules import is_local
 from cpt.planner.facts import has_fused_loss
 from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer

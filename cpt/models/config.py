@@ -25,7 +25,8 @@ from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
-from cpt.models.rules import check_model_section, is_local, nemo_remedy
+from cpt.models.rules import check_model_section, nemo_remedy
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model
 
@@ -50,7 +51,7 @@ def load_config(model: Model) -> PreTrainedConfig:
         raise RecipeError("\n".join(problems))
     config = _resolve(model)
     if model.rope is not None:
-        config = with_rope(config, model.rope)
+        config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
         raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one.")
     return config

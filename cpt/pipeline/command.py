@@ -79,7 +79,8 @@ def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
             f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step {waiting[0].number} has made it."
         )
         return False
-    return report(step.file, step.recipe, step.root) != 0
+    found = report(step.file, step.recipe, step.root)
+    return bool(found.mistakes or found.blockers)
 
 
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, told: int) -> None:

@@ -14,7 +14,7 @@ from cpt.recipe.run_results import with_results_of_runs
 from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.sections import keys_of
 from cpt.recipe.sense import check_sense
-from cpt.recipe.shape import check_shape
+from cpt.recipe.shape import check_shape, read_option_numbers
 from cpt.recipe.training_keys import check_passed_on_keys
 from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml
@@ -66,6 +66,7 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
 def checked(root: Node, mistakes: Mistakes) -> Recipe:
     """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
+    read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}

@@ -1,5 +1,6 @@
 """The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
 
+import math
 from collections.abc import Mapping
 
 from cpt.errors import RecipeError, ResourceError
@@ -14,7 +15,7 @@ from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
-from cpt.recipe.words import expected, fits, kind_of
+from cpt.recipe.words import expected, fits, in_yaml, kind_of
 from cpt.recipe.yaml_lines import shown_path
 
 LORA_IS_SET = {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "auto_mapping", "peft_version", "revision"}
@@ -124,6 +125,8 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
 
 def wrong_value(node: Node, key: Key) -> str | None:
     """Why the value cannot stand there, or None."""
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        return f"must be a finite number, got {in_yaml(node.value)}"
     if not fits(plain_kind(node), key.kinds):
         return expected(key.kinds, plain_kind(node))
     if isinstance(node.value, str) and key.enums and node.value not in key.choices():

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
 from cpt.extend import import_user_module
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model, Tokenizer
 
@@ -52,7 +53,7 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         raise RecipeError(f"`tokenizer.path`: {complaint}")
     if local.exists():
         check_folder(local)
-    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+    elif is_local(path):
         raise RecipeError(f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`.")
     try:
         return AutoTokenizer.from_pretrained(
