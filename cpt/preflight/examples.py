@@ -39,7 +39,7 @@ def check_conversations(data: Data) -> None:
     if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
         return
     firsts = [(key, first_document(source, key)) for key, source in keyed]
-    texts = [(key, first) for key, first in firsts if first is not None and example_of(first.text) is None]
+    texts = [(key, first) for key, first in firsts if first is not None and is_plain_text(first)]
     if texts and len(texts) == len(firsts):
         key, first = texts[0]
         raise DataError(
@@ -47,6 +47,12 @@ def check_conversations(data: Data) -> None:
             "To train on text write `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, "
             "`chat: {prompt: question, completion: answer}`."
         )
+
+
+def is_plain_text(document: Document) -> bool:
+    """Whether a document of a source of conversations is none."""
+    example = example_of(document.text)
+    return example is not None and isinstance(example.messages, str)
 
 
 def first_document(source: DocumentSource, key: str) -> Document | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -38,7 +38,7 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
     if isinstance(node.value, list):
         for index, child in enumerate(node.value):
             read_option_numbers(child, mistakes, item_in(annotation), (*location, index))
-    section = section_in(annotation)
+    section = section_in(annotation) or next((part for part in map(section_in, get_args(annotation)) if part), None)
     if section is None or not isinstance(node.value, dict):
         return
     name = node.value["name"].value if "name" in node.value else None

@@ -80,6 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "warmup_share": Annotated[float, Field(ge=0, lt=1)],
         **dict.fromkeys(("floor", "start", "constant"), Annotated[float, Field(ge=0, le=1)]),
     },
+    "keep": dict.fromkeys(("last", "every"), Positive),
     "loss_guard": {
         "sigmas": Annotated[float, Field(gt=0, le=1000)],
         "window": Annotated[int, Field(ge=5), BeforeValidator(whole_number)],

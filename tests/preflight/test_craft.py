@@ -60,7 +60,7 @@ def test_pre_training_is_not_judged_by_the_bands_of_continuing():
 def test_the_gate_prints_warnings_with_their_lines_and_still_passes(load, tmp_path, capsys, tiny_recipe):
     data = {**tiny_recipe["data"], "sources": tiny_recipe["data"]["sources"][:1]}
     found = load(stage="cpt", model={"path": "a/b"}, data=data, optimizer={"learning_rate": 1e-5})
-    assert report(tmp_path / "recipe.yaml", found) == 0
+    assert report(tmp_path / "recipe.yaml", found).mistakes == []
     assert "warning: `data.sources` has nothing that keeps what the model knew" in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from cpt.data.checking.bad_rows import complaint
 from cpt.data.documents import BadRow, Document
 from cpt.data.filters import FilterLists, build_filters, reason_to_drop
+from cpt.data.forms import columns_named
 from cpt.data.readers.function import find_function
 from cpt.data.readers.opening import format_of
 from cpt.data.readers.values import columns_of
@@ -74,7 +75,8 @@ def check_source(
         files = files_with_sizes(source, key) if kind_of(source.path) == "local" or on_hub and ask_hub else []
     except CptError as problem:
         return [str(problem)]
-    useless = options_without_effect(source, {format_of(file) for file, _ in files}) if files else []
+    written = source.model_copy(update={"chat": columns_named(source) or None})
+    useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
     complaints = [f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it." for option in useless]
     if on_hub:  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
