@@ -1,5 +1,6 @@
 """`cpt plan`: does it fit, how long does it take, and what is the cheapest change where it does not fit?"""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.stages.fsdp_profile import refuse_for_any_machine
+
+log = logging.getLogger("cpt")
 
 DOES_NOT_FIT = 3  # the exit code: 2 is a mistake in the recipe
 
@@ -207,6 +210,7 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
     except ResourceError as problem:
         if model.config is None:
             raise ResourceError(f"{problem} Or write the model's shape as `model.config`: recipes/models has some.") from problem
+        log.warning(f"model.path: {model.path} cannot be read here. The plan is for the shape in `model.config`, which was not compared.")
         return config_from(model.config)
 
 

@@ -227,5 +227,6 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
         raise RecipeError(
             f"model.config is not the shape of {path}:\n"
             + "\n".join(lines)
-            + "\nCorrect model.config, remove it, or say `model.from_scratch: true` to draw new weights of that shape."
+            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or say "
+            + "`model.from_scratch: true` to draw new weights of that shape."
         )
