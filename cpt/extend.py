@@ -159,7 +159,7 @@ def closest(name: str, choices: Iterable[str]) -> str | None:
     word = simplified(name)
     num_slips = {choice: slips(word, simplified(choice)) for choice in sorted(choices)}
     fewest = min(num_slips.values(), default=len(word))
-    if fewest <= (1 if len(word) < 4 else 2 if len(word) < 8 else 3):
+    if fewest <= (1 if len(word) < 5 else 2 if len(word) < 8 else 3):
         return max((choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None)
     alike = max(num_slips, key=partial(likeness, word), default="")
     return alike if likeness(word, alike) > 0.75 else None

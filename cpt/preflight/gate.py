@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.monitoring.own import check_callbacks
-from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
+from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.rounding import check_rounding
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
@@ -37,7 +37,7 @@ from cpt.preflight.disk import small_disk
 from cpt.preflight.examples import check_conversations
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import check_memory
-from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, hub_is_reachable
+from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, hub_is_reachable, with_key
 from cpt.preflight.places import placed
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
@@ -217,17 +217,9 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: check_reference(recipe))
 
 
-def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """As `find`, with the key in front, so that its line can be shown."""
-    try:
-        return find(kind, name, built_in)
-    except RecipeError as problem:
-        raise RecipeError(f"`{kind}.name`: {problem}") from problem
-
-
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked at."""
-    find_named("optimizer", recipe.optimizer.name, OPTIMIZERS)
+    with_key("optimizer.name", lambda: find_optimizer(recipe.optimizer.name))
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
@@ -255,7 +247,8 @@ def section_without_layers(section: Optimizer) -> Optimizer:
 
 def try_schedule(recipe: Recipe) -> None:
     """Ask for the factor of the first step, and where it comes to the learning rates that phases end at."""
-    check_options(find_named("schedule", recipe.schedule.name, SCHEDULES), recipe.schedule.options, "schedule")
+    factor = with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
+    check_options(factor, recipe.schedule.options, "schedule")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)

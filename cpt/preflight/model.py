@@ -74,8 +74,7 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(
-            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `sdpa`, or "
-            "`auto`."
+            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `auto`."
         )
 
 
@@ -194,7 +193,7 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
 
 
 def with_key(key: str, check: Callable[[], Any]) -> Any:
-    """The check of another model's path, its mistakes with the key in front."""
+    """The check, its mistakes with the key in front."""
     try:
         return check()
     except RecipeError as problem:

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from cpt.extend import closest, did_you_mean, simplified, slips
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
-from cpt.recipe.moved_keys import MOVED, new_home
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Component, Recipe, Schedule
 from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, without_none
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, place_of, plain
@@ -92,16 +92,27 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
-    if name in MOVED:
+    if name in MOVED or name in OTHER_WORDS:
         return f" Write it as {new_home(name)}."
     near = closest(name, beside)
     if near is None or slips(name, near) > 1:
-        elsewhere = [f"`{dotted(key)}`" for key in all_keys() if key[-1] == name and key[:-1] != above]
+        elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
+        inside = [key for key in elsewhere if key[: len(above)] == above]
         if elsewhere:
-            return f" There is {' and '.join(elsewhere)}."
+            return f" There is {' and '.join(f'`{dotted(key)}`' for key in inside or elsewhere)}."
+        if name in NO_EFFECT:
+            return f" It would have no effect: {NO_EFFECT[name]}."
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
             return f" It is Hugging Face's: write it as `training.{name}`."
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
+
+
+def key_called(name: str) -> str | None:
+    """The key of a recipe that a name alone means, as `--epochs` does on a command line; None where it means none, or several."""
+    if name in MOVED or name in OTHER_WORDS:
+        return dotted(place_of_key(name))
+    found = [dotted(key) for key in all_keys() if key[-1] == name]
+    return found[0] if len(found) == 1 else f"training.{name}" if name in keys_of_config(STAGE_CONFIGS["cpt"]) else None
 
 
 def missing_key(location: Location) -> str:
@@ -125,7 +136,7 @@ def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     if kind in comparisons:
         return f"must be {comparisons[kind].format(**context)}, got {in_yaml(got)}"
     if kind == "value_error":
-        return str(context["error"])
+        return f"{context['error']}, got {in_words(got)}"
     if kind == "finite_number":
         return f"must be a finite number, got {in_yaml(got)}"
     if kind == "literal_error":

@@ -8,7 +8,7 @@ from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, REMOVED, new_home
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, REMOVED, new_home
 from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
@@ -143,11 +143,15 @@ def plain_kind(node: Node) -> object:
 
 def hint(key: str, keys: Mapping[str, Key]) -> str:
     """The Hugging Face key that was meant, or ours of that name."""
+    if key in MOVED or key in OTHER_WORDS:
+        return f" Write it as {new_home(key)}."
     ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
-    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
-    near = closest(key, [*usable, *MOVED])
     if len(ours) == 1:
         return f" It is `{ours[0]}`."
+    if key in keys_of_config(STAGE_CONFIGS["cpt"]) and key not in NO_EFFECT:
+        return f" It is `training.{key}`."
+    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
+    near = closest(key, [*usable, *MOVED])
     if near is None:
         return ""
     return f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."

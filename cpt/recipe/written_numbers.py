@@ -18,7 +18,7 @@ LONGEST_ROW = 2**24
 def whole_number(value: object) -> object:
     """1e9 is a whole number too, though Python reads it as a float."""
     if isinstance(value, str) and WITH_UNIT.fullmatch(value):
-        raise ValueError(f'expected a whole number without a unit, got "{value}"')
+        raise ValueError("expected a whole number without a unit")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -41,7 +41,7 @@ def in_units(value: object, units: dict[str, int], expected: str) -> object:
     if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)):
         number = Decimal(match[1]) * units.get(match[2], 0)
         if number == 0 or number != int(number):
-            raise ValueError(f'expected {expected}, got "{value}"')
+            raise ValueError(f"expected {expected}")
         return int(number)
     return whole_number(value)
 
@@ -54,7 +54,7 @@ def number_of_positions(value: object) -> object:
     """
     if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)) and match[2] in BINARY:
         decimal, binary = (round(float(match[1]) * units[match[2]]) for units in (THOUSANDS, BINARY))
-        raise ValueError(f'"{value}" can mean {decimal} or {binary}. Write the number')
+        raise ValueError(f"expected a length without a unit ({value} can mean {decimal} or {binary})")
     return whole_number(value)
 
 
