@@ -97,7 +97,7 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
         for line in lines:
             tell(f"{group}: {line}")
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine, {len(found.unchecked)} not checked"
-    tell(f"{path}: {counts}." if found.exit_code else f"{path}: no mistakes, everything was checked.")
+    tell(f"{path}: {counts}." if found.exit_code else f"{path}: no mistakes.")
     return found
 
 

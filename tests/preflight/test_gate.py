@@ -151,7 +151,7 @@ def test_nothing_is_left_behind_by_the_check(load, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "code", "group"),
     [
-        ({}, 0, "everything was checked"),
+        ({}, 0, "no mistakes"),
         ({"optimizer": {"name": "adamv"}}, 2, "error: RecipeError"),
         ({"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}, 3, "not checked: "),
         ({"monitoring": {"trackers": ["swanlab"]}}, 3, "blocker on this machine: ResourceError"),
