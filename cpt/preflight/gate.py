@@ -134,7 +134,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found.run(lambda: check_parallelism(recipe, profile, model, processes=world_size(), elsewhere=is_for_another_machine(recipe)))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
-    if is_for_another_machine(recipe):
+    if is_for_another_machine(recipe) and not recipe.training.get("use_cpu"):
         found.unchecked.append("`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it")
     elif model is not None:
         check_memory(recipe, model.config, profile, find_gpus(), found)

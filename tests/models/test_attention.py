@@ -65,7 +65,7 @@ def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on
     on_gpu((8, 9), "flash-attn 2")
     assert chosen("flash_attention_2") == "varlen_fa2"
     assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
-    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: varlen`"):
+    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: auto`"):
         chosen("flash_attention_4")
 
 
