@@ -47,7 +47,7 @@ from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
-from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
+from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile
 from cpt.stages.find import find_stage
 from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
@@ -269,6 +269,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
+    found.warnings += profile_warnings(given)
     if not torch.accelerator.is_available():
         found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
     elif offloads(profile, "optimizer"):
