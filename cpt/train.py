@@ -19,11 +19,12 @@ from cpt.checkpoints.average import export_average
 from cpt.checkpoints.export import export_model
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, wanted_checkpoint
 from cpt.cluster.launched import check_launched_nodes
-from cpt.errors import RecipeError
+from cpt.errors import LaunchError, RecipeError
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
+from cpt.launchers.attempts import refuse_processes_and_launcher
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
-from cpt.launchers.supervise import supervise_run
+from cpt.launchers.supervise import MOST_RESTARTS, supervise_run
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import refuse_mistakes
 from cpt.preflight.places import placed
@@ -111,9 +112,9 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="With --supervise: processes on this machine, one per GPU.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='With --supervise: what starts them, such as "accelerate launch".')] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')] = None,
+    restarts: Annotated[int | None, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour, by default 10.")] = None,
     resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")] = False,
@@ -129,11 +130,15 @@ def command(
     """
     show_log()
     disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
+    if restarts is not None and not supervise:
+        raise LaunchError(f"--restarts {restarts} needs --supervise: without it a run that failed is not started again.")
+    refuse_processes_and_launcher(processes, launcher)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    if supervise:
+    if supervise or processes > 1 or launcher is not None:
         options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
         words = [str(recipe), *(overrides or ()), *(name for name, given in options.items() if given), "--resume", resume]
-        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts)
+        allowed = (MOST_RESTARTS if restarts is None else restarts) if supervise else None
+        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=allowed)
         return
     wanted = wanted_checkpoint(resume)
     final = train(loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint)

@@ -82,6 +82,19 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def refuse_processes_and_launcher(processes: int | None, launcher: str | None) -> None:
+    """A launcher starts as many processes as its own words say.
+
+    Raises:
+        LaunchError: --processes asks for another number.
+    """
+    if launcher is not None and processes not in (1, None):
+        raise LaunchError(
+            f"--processes {processes} has no effect with --launcher, which sets the number of processes itself. Remove --processes, and write "
+            f'the number into the launcher: --launcher "torchrun --nproc-per-node {processes}" or "accelerate launch --num_processes {processes}".'
+        )
+
+
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
     """Each would take a GPU, or a part of a core and gigabytes of memory.
 

@@ -120,12 +120,13 @@ class Run:
                 log.warning("%d event(s) of this run found no room in %s: this log has them.", lost, self.folder)
 
 
-def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Run:
+def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, trains: bool = True) -> Run:
     """Make the run's folder and record, or find the one that this recipe has already.
 
     Args:
         new: where the name is taken, append -2, -3, ... instead of going on there.
         patience: seconds that another process may still hold the run.
+        trains: False where other processes will train it, and record what they run on.
 
     Raises:
         LaunchError: another process trains this run right now.
@@ -138,7 +139,8 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Ru
             return run
         refuse_unwritable(run.folder)
         lock = hold(run.folder, patience)
-        record_start(run.folder)
+        if trains:
+            record_start(run.folder)
         forget_signs(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
@@ -146,8 +148,10 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Ru
 
 
 def record_start(folder: Path) -> None:
-    """A line in starts.jsonl for each start after the first: what differs from the first, whose record stands in environment.json."""
+    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from the first."""
     if not (folder / STATUS).exists():
+        with refused_where_unwritable(folder):
+            write_json(folder / ENVIRONMENT, describe_environment())
         return
     try:
         first = json.loads((folder / ENVIRONMENT).read_text())
@@ -229,18 +233,24 @@ def claim_new_folder(recipe: Recipe) -> Path:
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    """What is known before the run starts: the resolved recipe, and the environment it runs in."""
+    """What is known before the run starts: the resolved recipe."""
     if not is_main_process():
         return folder
-    try:
+    with refused_where_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ENVIRONMENT, describe_environment())
         write_whole(folder / RECIPE, dump_recipe(recipe))  # another host's supervisor may read it meanwhile
+    return folder
+
+
+@contextmanager
+def refused_where_unwritable(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a RecipeError about `output_dir`."""
+    try:
+        yield
     except OSError as problem:
         raise RecipeError(
             f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."
         ) from problem
-    return folder
 
 
 def write_json(path: Path, content: Any) -> None:
