@@ -16,7 +16,7 @@ import typer
 
 from cpt.command_signature import command_of
 from cpt.console import settle
-from cpt.errors import CptError, Interrupted, ResourceError
+from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
@@ -123,6 +123,23 @@ def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]],
     for name, target in commands.items():
         app.command(name)(wrapped(command_of(target)))
     return app
+
+
+def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
+    """An option that would do nothing is a misunderstanding.
+
+    Args:
+        given: option -> whether it was given.
+        because: ends the sentence "--steps has no effect ...".
+
+    Raises:
+        RecipeError: one was given.
+    """
+    if names := [name for name, is_given in given.items() if is_given]:
+        several = len(names) > 1
+        raise RecipeError(
+            f"{' and '.join(names)} {'have' if several else 'has'} no effect {because}. Remove {'them' if several else 'it'}."
+        )
 
 
 def show_log() -> None:

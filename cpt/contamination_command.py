@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.data.checking.contamination import Contamination, find_contamination, is_refused
 from cpt.data.checking.decontamination import Judged
 from cpt.data.form_of_stage import sections_of
@@ -32,6 +32,7 @@ def command(
     Example: cpt contamination recipe.yaml --task hellaswag --json found.json
     """
     show_log()
+    refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
     found = contamination_of(loaded, task or (), task_folder)
     for hit in found.hits[:SHOWN]:

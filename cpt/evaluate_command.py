@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
@@ -51,6 +51,10 @@ def command(
     """
     show_log()
     disable_progress_bar()
+    of_tasks = {"--task-folder": task_folder is not None, "--allow-code": allow_code, "--limit": limit is not None}
+    refuse_ignored({} if task else {**of_tasks, "--num-fewshot": num_fewshot is not None}, "without --task")
+    refuse_ignored({"--sequence-length": sequence_length is not None and not text}, "without --text: the sets of a recipe have its own")
+    refuse_ignored({"--seed": seed != 0 and not domain_test and not needle}, "without --domain-test or --needle")
     join_processes({})
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
@@ -95,8 +99,6 @@ def judges_asked(recipe: Recipe | None, texts: list[str], sequence_length: int |
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
         return judges_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    if sequence_length is not None:
-        raise RecipeError("`--sequence-length` goes with `--text`; the sets of a recipe have its `data.sequence_length`.")
     return None if recipe is None else judges_of_recipe(recipe)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -70,11 +71,15 @@ def command(
 
     Example: cpt plan recipe.yaml --gpu "RTX 4090" --gpus 1 --write fits.yaml
     """
+    refuse_ignored({"--force": force and write is None}, "without --write")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, find_gpus(), links)
     figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}
-    planned = planned_run(loaded, machines, find_target(machines.gpu, machines.gpus, host_memory, **figures), max_memory)
-    setup, target, facts = planned.setup, planned.target, planned.facts
+    target = find_target(machines.gpu, machines.gpus, host_memory, **figures)
+    of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
+    refuse_ignored(of_gpus if target.on_cpu else {"--links": links is not None and machines.gpus == 1}, f"with 1 x {target.name}")
+    planned = planned_run(loaded, machines, target, max_memory)
+    setup, facts = planned.setup, planned.facts
     tell(f"{told_setup(facts, setup, target)}\n")
     tell_all(told_plan(planned.memory, setup, target, max_memory))
     if exact:

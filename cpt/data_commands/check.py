@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.checking.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.checking.rows import FileCounts, count_source, reasons
@@ -23,6 +24,7 @@ from cpt.recipe.schema import Data, DocumentSource
 from cpt.recipe.sense_data import reported_name
 
 FILES_SHOWN, BAD_ROWS_SHOWN = 20, 20
+TRUNCATED_SHARE = 0.05
 
 
 def check_command(
@@ -32,17 +34,22 @@ def check_command(
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")] = None,
     truncated_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake.")
-    ] = 0.05,
+    ] = TRUNCATED_SHARE,
 ) -> None:
     """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong.
 
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
     loaded, console = load_recipe(recipe, overrides or ()), open_console()
+    sources = list(chosen_sources(loaded, source))
+    has_examples = any(form_of_source(one) != "document" for _, one in sources)
+    refuse_ignored(
+        {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples}, "on documents: a long one continues in the next row"
+    )
     gate = ExampleGate(console, loaded, truncated_share)
     found: list[Listed] = []
     mistakes: list[CptError] = []
-    for key, one in chosen_sources(loaded, source):
+    for key, one in sources:
         checks: list[Callable[[], None]] = [partial(check_source, console, loaded.data, one, key, found)]
         if form_of_source(one) != "document":
             checks.append(partial(gate.check, one, key))  # of the good rows, also where others are bad

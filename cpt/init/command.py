@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.data.files import kind_of
 from cpt.data.sources import files_with_sizes
 from cpt.data.tokenization import DocumentEncoder
@@ -51,6 +52,7 @@ def command(
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
     target = find_target(gpu, gpus, host_memory)
+    refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     check_general(general)
     base = look_at_model(model)
     facts = look_at_documents(documents, text_column)

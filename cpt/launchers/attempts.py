@@ -17,6 +17,8 @@ from cpt.hardware import count_cpu_cores, find_gpus
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
 MOST_LOOKS = 10
+MOST_RESTARTS = 10  # of a supervised run, in an hour
+BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
 PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -80,19 +82,6 @@ def send(pid: int, number: int) -> None:
     """A signal, if the process is still there."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def refuse_processes_and_launcher(processes: int | None, launcher: str | None) -> None:
-    """A launcher starts as many processes as its own words say.
-
-    Raises:
-        LaunchError: --processes asks for another number.
-    """
-    if launcher is not None and processes not in (1, None):
-        raise LaunchError(
-            f"--processes {processes} has no effect with --launcher, which sets the number of processes itself. Remove --processes, and write "
-            f'the number into the launcher: --launcher "torchrun --nproc-per-node {processes}" or "accelerate launch --num_processes {processes}".'
-        )
 
 
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:

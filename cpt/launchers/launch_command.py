@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import LaunchError
 from cpt.extend import did_you_mean
 from cpt.launchers.hostfile import named_hosts, read_hostfile, refuse_unreachable
@@ -29,6 +30,7 @@ ENGINES: dict[str, Callable[[Launch], dict[str, str]]] = {
 }
 COMMANDS = {"job.sbatch": "sbatch {folder}/job.sbatch", "start.sh": "bash {folder}/start.sh", "node.sh": "bash {folder}/node.sh"}
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+PORT = 29500
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
@@ -42,7 +44,7 @@ def command(
     hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")] = None,
-    port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = 29500,
+    port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = PORT,
     interface: Annotated[str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")] = None,
     venv: Annotated[Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")] = None,
     no_ssh: Annotated[bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")] = False,
@@ -62,6 +64,9 @@ def command(
     of_slurm = {"--partition": partition, "--account": account, "--time": time}
     options = (*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ()))
     refuse_options_of_others(engine, options, hostfile, hosts)
+    refuse_ignored({"--no-ssh": no_ssh and not hosts and not hostfile}, "without --hosts or --hostfile")
+    if nodes == 1 and engine != "slurm":
+        refuse_ignored({"--interface": interface is not None, "--port": port != PORT and engine == "torchrun"}, "on one node")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     work = Path.cwd()
     folder = output or Path("launch") / f"{loaded.name}-{engine}-{nodes}x{gpus_per_node}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.launchers.attempts import (
     FORWARDED,
+    MOST_RESTARTS,
     SUPERVISED,
     command_of_attempt,
     kill_family,
@@ -28,7 +29,6 @@ from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, 
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS
 
 SECONDS_BETWEEN_LOOKS = 0.5
-MOST_RESTARTS = 10
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a start
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each looks at the run's folder before it starts its processes

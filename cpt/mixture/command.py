@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.data.form_of_stage import form_of_stage
@@ -48,6 +49,7 @@ def command(
     Example: cpt mixture recipe.yaml --plot shares.png
     """
     options = Options(shares, rates, probe_tokens, replay or (), launcher, dry)
+    refuse_ignored({"--plot": plot is not None and dry}, "with --dry, which measures nothing")
     if probe:
         raise typer.Exit(run_probe(load_recipe(recipe, overrides or ()), options, as_json=as_json, picture=plot))
     if options.given():

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.errors import Interrupted, LaunchError, RecipeError
-from cpt.launchers.attempts import command_of_attempt, refuse_processes_and_launcher
+from cpt.errors import Interrupted, LaunchError
+from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
 from cpt.pipeline.processes import KILLED, StepProcess, refuse_a_launcher
 from cpt.pipeline.steps import Pipeline, Step, chosen, load_pipeline
 from cpt.preflight.gate import report
@@ -37,9 +37,8 @@ def command(
     show_log()
     if problem := refuse_a_launcher():
         raise LaunchError(problem)
-    refuse_processes_and_launcher(processes, launcher)
-    if first is not None and only is not None:
-        raise RecipeError(f"--from {first} has no effect with --only {only}, which runs one step. Keep one of them.")
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_ignored({"--from": first is not None and only is not None}, "with --only")
     pipeline = load_pipeline(file, overrides or ())
     steps = chosen(pipeline, first, only)
     show(pipeline)
@@ -50,8 +49,8 @@ def command(
         if step.run.is_finished:
             tell(f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}.")
             continue
-        words = [str(step.file), *step.overrides, "--processes", str(processes)]
-        words += [*(["--supervise"] if supervise else []), *(["--launcher", launcher] if launcher else [])]
+        how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
+        words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
         tell(f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}")
         process = StepProcess(step.run, command_of_attempt(words, 1, None))
         code = process.wait()

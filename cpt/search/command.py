@@ -9,14 +9,16 @@ from typing import Annotated
 
 import typer
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.errors import LaunchError, RecipeError
+from cpt.launchers.attempts import BY_THE_LAUNCHER
 from cpt.ranks import tell
 from cpt.recipe.load import load_with_places
 from cpt.search.over_space import fitting_space, refuse_mistakes, search_here
 from cpt.search.record import claim, is_known
 
 WITH = ("optuna", "ray")
+STEPS = 200
 
 
 def command(
@@ -26,7 +28,7 @@ def command(
     learning_rates: Annotated[
         tuple[float, float] | None, typer.Option(help="Lowest and highest: one run whose learning rate grows from one to the other.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = 200,
+    steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
     parallel: Annotated[int, typer.Option(min=1, help="Trials at once on this machine; each gets GPUs of its own.")] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
     launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
@@ -47,6 +49,16 @@ def command(
         raise RecipeError("give either --space SPACE.yaml, or --learning-rates LOW HIGH.")
     if with_ not in WITH:
         raise RecipeError(f"--with {with_}: there is {', '.join(WITH)}.")
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_ignored(
+        {"--parallel": parallel > 1 and with_ == "ray"}, "with --with ray: `search:` of the space says how many trials run at once"
+    )
+    if learning_rates is None:
+        refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
+    else:
+        refuse_ignored(
+            {"--parallel": parallel > 1, "--with": with_ != WITH[0], "--check": check}, "with --learning-rates, which is one run"
+        )
     loaded, root = load_with_places(recipe, overrides or ())
     if learning_rates is not None:
         module = import_module("cpt.search.range_test")  # with numpy

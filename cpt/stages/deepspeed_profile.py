@@ -58,7 +58,7 @@ def profile_warnings(given: str | Path | Profile) -> list[str]:
     if section.get("stage") not in (1, 2) or not section.get("overlap_comm"):
         return []
     return [
-        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}: users of DeepSpeed report "
+        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}: DeepSpeed's users report "
         "wrong gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
     ]
 

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.models.build import load_weights
@@ -54,6 +55,7 @@ def extend_command(
     Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
     """
     disable_progress_bar()
+    refuse_ignored({"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     sources, read = named_texts(text, text_column), dict[str, Read]()
     new_folder(output)
