@@ -9,7 +9,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -17,6 +16,7 @@ import typer
 from cpt.command_signature import command_of
 from cpt.console import settle
 from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
+from cpt.output import make_output_safe
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
@@ -40,7 +40,7 @@ NO_TELEMETRY = {
 """What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own environment asks for it."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
-settle(os.environ, on_terminal=sys.stderr.isatty())
+settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
 MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 LONGEST_PATH = 200
@@ -52,19 +52,28 @@ def run_command(function: Callable[..., None]) -> None:
     """Run a function's command line, as `python cpt/train.py` does."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=NAMES_OF_HELP)(function)
-    run_app(app)
+    run_app(app, outlives_readers=True)
 
 
-def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
+def run_app(
+    app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None, outlives_readers: bool = False
+) -> None:
     """Run a whole application.
 
     Args:
         name: what help pages and messages call it; by default the program's.
+        outlives_readers: drop what cannot be printed and continue; else the command ends where nobody reads it any more, as `| head` asks.
     """
-    make_output_safe()
+    make_output_safe(outlives_readers)
     try:
         with mistyped_paths_told():
-            app(list(arguments) if arguments is not None else None, prog_name=name)
+            try:
+                app(list(arguments) if arguments is not None else None, prog_name=name)
+            finally:
+                sys.stdout.flush()  # a full disk is reported here, and not by Python's shutdown
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave(1)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
             # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
@@ -78,16 +87,6 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
             raise
         traceback.print_exc()  # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
         leave(1)
-
-
-def make_output_safe() -> None:
-    """Nothing that is printed may end a command: neither what a terminal's encoding lacks, nor an output that is closed."""
-    if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
 
 
 @contextmanager

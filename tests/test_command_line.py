@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from tiny import write_recipe
 
 from cpt.command_line import NO_TELEMETRY, run_app, show_log
 from cpt.errors import DataError
@@ -59,6 +61,53 @@ def test_an_output_on_a_full_disk_is_told_in_a_line():
         ended = subprocess.run([sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr == "ResourceError: a file or the output cannot be written: no space left on its disk. Free some.\n"
+
+
+NOBODY_READS = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, *{1!r}])"
+
+
+def run_unread(*words):
+    """Both outputs are a pipe whose reader is gone."""
+    program = NOBODY_READS.format(sys.executable, words)
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+PRINTS = """
+import sys, typer
+from cpt.command_line import run_app
+app = typer.Typer()
+@app.command()
+def command():
+    for line in range(10_000):
+        print(line), print(line, file=sys.stderr)
+    sys.exit(7)
+run_app(app, [], outlives_readers={})
+"""
+
+
+@pytest.mark.parametrize(("outlives_readers", "code"), [(True, 7), (False, 1)])
+def test_a_long_command_ends_as_usual_where_nobody_reads_it_and_a_short_one_at_once(outlives_readers, code):
+    assert run_unread("-c", PRINTS.format(outlives_readers)) == code
+    assert run_unread("-u", "-c", PRINTS.format(outlives_readers)) == code
+
+
+def test_a_long_command_on_a_full_disk_ends_as_usual():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", PRINTS.format(True)], stdout=full, stderr=full, check=False)
+    assert ended.returncode == 7
+
+
+@pytest.mark.parametrize("words", ["schema", "--help"])
+def test_a_short_command_whose_reader_is_gone_ends_quietly(words):
+    ended = subprocess.run(["sh", "-c", f'"{sys.executable}" -m cpt {words} | true'], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == ""
+
+
+def test_a_run_that_nobody_reads_is_trained_to_its_end(tiny_recipe, tmp_path):
+    recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    assert run_unread("-m", "cpt", "train", str(recipe)) == 0
+    status = json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())
+    assert status["state"] == "finished" and (tmp_path / "runs" / "tiny" / "final" / "model.safetensors").exists()
 
 
 def test_an_output_that_is_closed_is_no_error():
