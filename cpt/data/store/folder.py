@@ -140,7 +140,8 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
     """What to say of a disk that is full or cannot be written."""
     what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
-    return ResourceError(f"{what}. Free space, or set CPT_CACHE to another folder.")
+    free = "Free space, or name" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+    return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
 
 
 def write_once(path: Path, content: str | Callable[[Path], None]) -> None:

@@ -22,7 +22,7 @@ from cpt.data.store.folder import publish_once
 from cpt.data.store.token_files import ShardDescription, TokenWriter, read_shard_description
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
-from cpt.errors import DataError
+from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
@@ -134,7 +134,10 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     function = None if score_column(source) else find("score", source.order_by, {})
 
     def score(text: str, document: Document) -> float:
-        value = document.score if function is None else function(text)
+        try:
+            value = document.score if function is None else function(text)
+        except UserCodeError as problem:
+            raise UserCodeError(f"{document.where}: {problem}") from problem.__cause__
         if not isinstance(value, float | int) or math.isnan(value):
             raise DataError(f"{document.where}: `order_by: {source.order_by}` gives it {value!r}, expected a number.")
         return value
