@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -10,8 +11,8 @@ import pytest
 import typer
 from tiny import write_recipe
 
-from cpt.command_line import NO_TELEMETRY, run_app, show_log
-from cpt.errors import DataError
+from cpt.command_line import CACHES, NO_TELEMETRY, mistyped_paths_told, run_app, show_log
+from cpt.errors import DataError, ResourceError
 
 
 def failing(message):
@@ -54,6 +55,37 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
     app.command()(lambda: (tmp_path / "gone").read_text())
     with pytest.raises(FileNotFoundError):
         run_app(app, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "variable"),
+    [
+        (".cache/cpt/tokens/x", "CPT_CACHE"),
+        (".cache/huggingface/hub", "HF_HOME"),
+        (".cache/torch_extensions/py311", "TORCH_EXTENSIONS_DIR"),
+        (".cache", "XDG_CACHE_HOME"),
+        (".triton/cache", "TRITON_CACHE_DIR"),
+    ],
+)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_below_home_that_cannot_be_written_is_named_with_the_variable_that_moves_it(path, variable, number, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ResourceError, match=f"export {variable}=") as error, mistyped_paths_told():
+        raise OSError(number, os.strerror(number), str(tmp_path / path))
+    assert str(tmp_path / path) in str(error.value)
+
+
+def test_a_home_without_a_cache_folder_ends_a_run_with_the_remedy_and_the_remedy_works(tiny_recipe, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".cache").touch()  # a file in its place: root may write everywhere else
+    words = [sys.executable, "-m", "cpt", "prepare", str(write_recipe(tiny_recipe, tmp_path / "r.yaml"))]
+    environment = {name: value for name, value in os.environ.items() if name != "CPT_CACHE"} | {"HOME": str(tmp_path / "home")}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "export CPT_CACHE=" in ended.stderr and "Traceback" not in ended.stderr
+    moved = subprocess.run(words, env={**environment, "CPT_CACHE": str(tmp_path / "store")}, capture_output=True, text=True, check=False)
+    assert moved.returncode == 0, moved.stderr
 
 
 def test_an_output_on_a_full_disk_is_told_in_a_line():
