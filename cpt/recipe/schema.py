@@ -192,7 +192,8 @@ class Safety(Section):
     """What may go wrong without the run being lost."""
 
     loss_guard: LossGuard | None = LossGuard()
-    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped. Options: `window` (the last 128 steps),
+    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss above 10 x
+    ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps),
     `sigmas` (6 robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
     `rollbacks` (3, then the run stops). Null applies every update."""
     on_oom: Literal["split_batch", "abort"] = "split_batch"
