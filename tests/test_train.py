@@ -35,7 +35,13 @@ def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [("--processes", "2"), ("--launcher", f"{BIN / 'torchrun'} --standalone --nproc-per-node 2")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--processes", "2"),
+        pytest.param(("--launcher", f"{BIN / 'torchrun'} --standalone --nproc-per-node 2"), marks=pytest.mark.long),
+    ],
+)
 def test_processes_and_launcher_start_so_many_without_supervision_and_pass_the_exit_code_on(tiny_recipe, tmp_path, how):
     recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
     ended = launch(recipe, way="cpt", arguments=how)
