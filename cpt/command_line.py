@@ -72,7 +72,7 @@ def run_app(
 
     Args:
         name: what help pages and messages call it; by default the program's.
-        outlives_readers: drop what cannot be printed and continue; else the command ends where nobody reads it any more, as `| head` asks.
+        outlives_readers: drop output that cannot be written and continue; otherwise the command ends quietly when its reader does, as in `| head`.
     """
     make_output_safe(outlives_readers)
     try:
@@ -119,7 +119,7 @@ def mistyped_paths_told() -> Iterator[None]:
 
 
 def other_place(path: str) -> str:
-    """What to type where a file cannot be written, or read, where it is looked for."""
+    """The remedy for a path that cannot be read or written."""
     for variable, default in CACHES.items():
         folder = Path(os.environ.get(variable) or default).expanduser()
         if folder in (Path(path), *Path(path).parents):

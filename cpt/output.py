@@ -19,10 +19,10 @@ class LossyFile(FileIO):
 
 
 def make_output_safe(outlives_readers: bool = False) -> None:
-    """Nothing that is printed may end a command: neither what a terminal's encoding lacks, nor an output that is closed.
+    """Replace characters that the terminal's encoding lacks, and accept closed outputs.
 
     Args:
-        outlives_readers: of stdout too; nobody could be told of a stderr that cannot be written.
+        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be reported.
     """
     if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
         nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
@@ -32,7 +32,7 @@ def make_output_safe(outlives_readers: bool = False) -> None:
 
 
 def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
-    """The stream with another way to treat what cannot be encoded, or cannot be written."""
+    """The same stream with other rules for characters and for write errors."""
     if not isinstance(stream, TextIOWrapper):
         return stream
     stream.reconfigure(errors=errors)
