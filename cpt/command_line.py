@@ -72,7 +72,7 @@ def run_app(
 
     Args:
         name: what help pages and messages call it; by default the program's.
-        outlives_readers: drop output that cannot be written and continue; otherwise the command ends quietly when its reader does, as in `| head`.
+        outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in `| head`.
     """
     make_output_safe(outlives_readers)
     try:
