@@ -20,7 +20,7 @@ from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST
 from cpt.evaluation.tasks import check_tasks
-from cpt.extend import check_options, did_you_mean, find
+from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
 from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
@@ -239,7 +239,7 @@ def section_without_layers(section: Optimizer) -> Optimizer:
 
 def try_schedule(recipe: Recipe) -> None:
     """Ask for the factor of the first step, and where it comes to the learning rates that phases end at."""
-    check_options(find_named("schedule", recipe.schedule.name, SCHEDULES), recipe.schedule.options, "schedule")
+    find_named("schedule", recipe.schedule.name, SCHEDULES)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)

@@ -145,7 +145,7 @@ class MiniMind2MoEConfig(LlamaConfig):
 
     model_type = "minimind2_moe"
     default_theta = 1e6
-    base_model_tp_plan = None  # Llama's plan names a dense feed-forward part
+    base_model_tp_plan = {}  # Llama's names a dense feed-forward part
     attribute_map = {"num_local_experts": "num_experts"}
 
     vocab_size: int = 6400
