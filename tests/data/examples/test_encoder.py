@@ -325,12 +325,12 @@ PUBLISHED = [
     path.stem for path in TEMPLATES.glob("*.jinja") if not path.stem.startswith(("idefics3", "llava_next", "smolvlm"))
 ]  # no plain text
 NO_END_TOKEN = {"glm4moe"}  # the token that opens the next turn ends one; `cpt data check` reports it
-CALL = {"type": "function", "function": {"name": "look", "arguments": {"q": "Acall"}}}
-TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}}
+LOOK_UP = {"type": "function", "function": {"name": "look", "arguments": {"q": "Acall"}}}
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}}
 
 
 def calling(content):
-    return assistant(content, tool_calls=[CALL])
+    return assistant(content, tool_calls=[LOOK_UP])
 
 
 SAID = {"role": "tool", "name": "look", "content": "Tool"}
@@ -358,7 +358,7 @@ def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
     written = dict.fromkeys(TALKS, 0)
     for talk, spaced in product(TALKS, ("{}", "{} ", "{}\n", "{}. \n\n", " {}", "\n{}\t")):
         messages = TALKS[talk](spaced.format)
-        text = text_of({"messages": messages, "tools": [TOOL] if "call" in talk else None}, "conversation")
+        text = text_of({"messages": messages, "tools": [LOOK] if "call" in talk else None}, "conversation")
         if refused({"text": text, "source": "a", "where": "a:1"}, **encoder.filters()[0].options):
             continue
         written[talk] += 1
