@@ -85,21 +85,23 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
     Args:
         trains_weights: False for adapters: gradients pass through the weights and not into them.
     """
-    head = model.get_output_embeddings().get_parameter("weight")
-    looked_up = [module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.weight is not head]
+    head = model.get_output_embeddings()
+    multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()  # a tied head is a matrix
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
     matrices = sum(
         numbers_in(parameter) * _active_share(name, model.config)
         for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and not any(parameter is table for table in looked_up)
+        if parameter.ndim > 1 and id(parameter) not in looked_up
     )
     others = attention_flops(model.config, sequence_length) + state_space_flops(model)
     return (6 if trains_weights else 4) * matrices + 3 * others
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
-    """Of all layers for one token in the forward pass: two for each number of a key in the scores, and of a value in their mean.
+    """Floating-point operations of all attention layers for one token, forward pass only, without their matrices.
 
-    A token attends to half of the row on average, with a sliding window to `window` tokens once there are so many.
+    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to half of the row
+    on average, and to no more tokens than the sliding window has.
     """
     text = config.get_text_config()
     values = text.to_dict()
@@ -119,7 +121,10 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
 
 
 def state_space_flops(model: PreTrainedModel) -> float:
-    """Of all Mamba layers for one token in the forward pass, without their matrices: seven for each number of the state (Megatron-LM)."""
+    """Floating-point operations of all Mamba layers for one token, forward pass only, without their matrices.
+
+    Seven for each element of the state, as Megatron-LM counts.
+    """
     mixers = [vars(module) for module in model.modules() if "ssm_state_size" in vars(module)]
     return 7.0 * sum(mixer["intermediate_size"] * mixer["ssm_state_size"] for mixer in mixers)
 
@@ -144,7 +149,7 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _active_share(name: str, config: PreTrainedConfig) -> float:
-    """Of a parameter, for one token."""
+    """Share of a parameter that one token uses."""
     return config.num_experts_per_tok / _number_of_experts(config) if ".experts." in name else 1.0
 
 

@@ -165,8 +165,9 @@ class MiniMind2MoEConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        if self.mlp_bias:
-            raise ValueError("mlp_bias: the experts of minimind2_moe have no biases. Remove it.")
+        for name in ("attention_bias", "mlp_bias"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: minimind2_moe has no biases. Remove it.")
 
     @property
     def moe_intermediate_size(self) -> int:

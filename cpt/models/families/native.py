@@ -20,7 +20,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from cpt.errors import CheckpointError
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.minimind import MiniMind2Config, MiniMind3Config
 from cpt.models.families.minimind_moe import MiniMind2MoEConfig, MiniMind3MoEConfig
@@ -104,8 +103,6 @@ def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig],
 
 def _qwen2_moe_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
     """Qwen2-MoE without biases computes what MiniMind2's mixture does."""
-    if config.attention_bias:
-        raise CheckpointError("no architecture of transformers equals minimind2_moe with `attention_bias: true`. Train without it.")
     shared = {field.name for field in dataclasses.fields(Qwen2MoeConfig)} & {field.name for field in dataclasses.fields(config)}
     values: dict[str, Any] = {name: vars(config)[name] for name in shared}
     values |= {

@@ -42,7 +42,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "minimind2": [*DECODER, {"mlp_bias": True}],
     "minimind3": [*DECODER, WINDOW | {"max_window_layers": 1}, WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}],
-    "minimind2_moe": [*DECODER, *MIXTURE, {"n_shared_experts": 0}, {"n_shared_experts": 2}],
+    "minimind2_moe": [*(one for one in DECODER if "attention_bias" not in one), *MIXTURE, {"n_shared_experts": 0}, {"n_shared_experts": 2}],
     "minimind3_moe": [
         *DECODER,
         *MIXTURE,
@@ -65,6 +65,7 @@ REFUSED = [
     ("cpt-gpt2", "add_cross_attention", True),
     ("cpt-gpt2", "unpadded_vocab_size", 129),
     ("minimind2_moe", "mlp_bias", True),
+    ("minimind2_moe", "attention_bias", True),
     ("minimind2_moe", "norm_topk_prob", False),
     ("minimind2_moe", "scoring_func", "sigmoid"),
     ("minimind2_moe", "seq_aux", False),
