@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from cpt.console import open_console
-from cpt.documents.libraries import require_libraries
+from cpt.documents.convert import require_libraries
 from cpt.recipe.sense_data import DOCUMENT_FILES
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpt.documents.converted import NotConverted
+from cpt.documents.kinds import NotConverted
 from cpt.documents.isolation import run_isolated
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}

@@ -9,7 +9,7 @@ from reportlab.pdfbase.pdfmetrics import registerFont
 from reportlab.pdfbase.ttfonts import TTFont
 from tiny_documents import SENTENCE, write_pdf
 
-from cpt.documents.converted import NotConverted
+from cpt.documents.kinds import NotConverted
 from cpt.documents.pdf import LIGATURES, convert_pdf
 
 
@@ -21,14 +21,14 @@ def header_and_footer(canvas, number):
 
 def test_headers_and_footers_go_and_titles_and_pages_are_told(tmp_path):
     pages = [[f"The text of page {number} begins here", f"and ends with number {number}."] for number in range(4)]
-    document = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts"))
+    document = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts").read_bytes())
     assert (document.title, document.pages) == ("On catalysts", 4)
     assert document.text == "\n\n".join(f"The text of page {number} begins here and ends with number {number}." for number in range(4))
 
 
 def test_words_that_were_cut_at_the_end_of_a_line_are_whole_again(tmp_path):
     lines = ["The cata-", "lyst of a well-", "known reac-", "tion, well-known indeed, is ex-", "Platinum."]
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines])).text == (
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text == (
         "The catalyst of a well-known reaction, well-known indeed, is ex-Platinum."
     )
 
@@ -40,7 +40,7 @@ def test_larger_lines_are_headings_by_size(tmp_path):
             canvas.drawString(72, height, text)
 
     pages = [[SENTENCE, SENTENCE]]
-    blocks = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, draw)).text.split("\n\n")
+    blocks = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, draw).read_bytes()).text.split("\n\n")
     assert sorted(blocks) == ["# The title", "## A part", f"{SENTENCE} {SENTENCE}"]
 
 
@@ -50,13 +50,13 @@ def test_cells_at_the_same_places_are_a_table(tmp_path):
             for column, cell in enumerate(cells):
                 canvas.drawString(72 + 150 * column, 600 - 14 * row, cell)
 
-    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]], draw)).text
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]], draw).read_bytes()).text
     assert text.endswith("| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |\n| Platinum | Cars |")
 
 
 def test_items_of_lists_stand_on_lines_of_their_own(tmp_path):
     lines = ["It needs:", "\u2022 a metal", "\u2022 some heat that", "lasts", "1. patience"]
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines])).text == "It needs:\n\n- a metal\n- some heat that lasts\n1. patience"
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text == "It needs:\n\n- a metal\n- some heat that lasts\n1. patience"
 
 
 def test_the_ligatures_of_fonts_become_letters_and_nothing_else_is_changed(tmp_path):
@@ -66,21 +66,21 @@ def test_the_ligatures_of_fonts_become_letters_and_nothing_else_is_changed(tmp_p
         canvas.setFont("DejaVu", 10)
         canvas.drawString(72, 700, "The o\ufb03ce of x\u00b2 in \u2115, na\u00efve")
 
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw)).text == "The office of x\u00b2 in \u2115, na\u00efve"
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text == "The office of x\u00b2 in \u2115, na\u00efve"
     assert list(LIGATURES.values()) == ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
 
 
 def test_a_page_without_text_is_taken_for_a_scan(tmp_path):
     path = write_pdf(tmp_path / "a.pdf", 3, lambda canvas, number: canvas.rect(72, 72, 300, 300, fill=1))
     with pytest.raises(NotConverted, match=r"no text, a scan\?.*none on 3 page.*OCR"):
-        convert_pdf(path)
+        convert_pdf(path.read_bytes())
 
 
 def test_a_password_is_needed_or_not(tmp_path):
     with pytest.raises(NotConverted, match="encrypted"):
-        convert_pdf(write_pdf(tmp_path / "a.pdf", [["secret"]], password="open sesame"))
+        convert_pdf(write_pdf(tmp_path / "a.pdf", [["secret"]], password="open sesame").read_bytes())
     restricted = StandardEncryption("", ownerPassword="owner", canCopy=0)
-    assert convert_pdf(write_pdf(tmp_path / "b.pdf", [["readable"]], encryption=restricted)).text == "readable"
+    assert convert_pdf(write_pdf(tmp_path / "b.pdf", [["readable"]], encryption=restricted).read_bytes()).text == "readable"
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5])
@@ -88,7 +88,7 @@ def test_a_file_that_is_cut_off_is_damaged_or_read_as_far_as_it_goes(tmp_path, k
     path = write_pdf(tmp_path / "a.pdf", [[SENTENCE]] * 3)
     path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
     with pytest.raises(NotConverted) as raised:
-        convert_pdf(path)
+        convert_pdf(path.read_bytes())
     assert raised.value.reason in ("damaged", "no text, a scan?")
 
 
@@ -96,7 +96,7 @@ def test_characters_that_the_fonts_do_not_name_are_no_text(tmp_path, monkeypatch
     path = write_pdf(tmp_path / "a.pdf", [["abc"]])
     monkeypatch.setattr("cpt.documents.pdf.LIGATURES", {ord(letter): "\ue000" for letter in "abc"})
     with pytest.raises(NotConverted, match="no readable text"):
-        convert_pdf(path)
+        convert_pdf(path.read_bytes())
 
 
 @pytest.mark.slow
@@ -105,6 +105,6 @@ def test_500_pages_take_seconds(tmp_path):
     pages = [[f"{SENTENCE} {word} {line}." for line in range(45)] for word in words]
     path = write_pdf(tmp_path / "a.pdf", pages, header_and_footer)
     start = time.monotonic()
-    document = convert_pdf(path)
+    document = convert_pdf(path.read_bytes())
     assert document.pages == 500 and time.monotonic() - start < 60
     assert "Journal" not in document.text and all(f" {word} 44." in document.text for word in words)
