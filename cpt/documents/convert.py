@@ -88,7 +88,7 @@ def read_whole(path: str) -> bytes:
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
-    """Without control characters, halves of characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank lines."""
+    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank lines."""
     text = NOT_TEXT.sub("", document.text)
     if tidy:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")

@@ -58,7 +58,9 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             if format_of(file.name) in SUFFIXES or is_marked(file):
                 files.append(file)
             else:
-                others["".join(file.suffixes[-2:] if format_of(file.name) != file.suffix.lower() else file.suffix).lower() or "no suffix"] += 1
+                others[
+                    "".join(file.suffixes[-2:] if format_of(file.name) != file.suffix.lower() else file.suffix).lower() or "no suffix"
+                ] += 1
     return list(dict.fromkeys(files)), others
 
 

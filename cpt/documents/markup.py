@@ -17,7 +17,18 @@ from cpt.documents.kinds import CJK, Converted, NotConverted, decode
 MAX_UNPACKED_BYTES = 512 * 2**20
 PLAIN = ("a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s", "samp", "strong", "tt", "u", "var")
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
-MENUS = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter", ".sphinxsidebar", ".related", ".footer")
+MENUS = (
+    "nav",
+    "footer",
+    "[role=navigation]",
+    "[role=search]",
+    ".navbar",
+    ".navheader",
+    ".navfooter",
+    ".sphinxsidebar",
+    ".related",
+    ".footer",
+)
 RAISED, LOWERED = "\ue001", "\ue002"  # around superscripts and subscripts until they become 2^10 and H_2O
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
@@ -84,7 +95,9 @@ def convert_epub(raw: bytes) -> Converted:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
         package = ElementTree.fromstring(archive.read(name))
-        files = {one.get("id"): unquote(str(one.get("href"))) for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))}
+        files = {
+            one.get("id"): unquote(str(one.get("href"))) for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
+        }
         spine = [str(one.get("idref")) for one in package.iterfind(".//{*}itemref") if one.get("linear") != "no"]
         chapters = [posixpath.normpath(posixpath.join(posixpath.dirname(name), files[one])) for one in spine if one in files]
         if "META-INF/encryption.xml" in archive.namelist():

@@ -73,7 +73,9 @@ class OutputFolder:
             else:  # sources take an empty file for a mistake
                 self._shard(number).unlink()
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        listed = [{"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail} for one in failed]
+        listed = [
+            {"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail} for one in failed
+        ]
         write_whole(self.failed_file, (orjson.dumps(line) + b"\n" for line in listed))
         write_whole(self._journal, (orjson.dumps(asdict(entry)) + b"\n" for entry in self.entries.values()))
 

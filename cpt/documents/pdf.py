@@ -139,11 +139,14 @@ class Layout:
         if not outline:  # then what is larger than the text is a title, but for sentences, numbers and initials
             groups = [list(group) for _, group in groupby(lines, key=lambda line: (line.page, line.size))]
             groups = [group for group in groups if group[0].size >= HEADING_RATIO * self.body and len(group) < 4]
-            titles = [(group[0], text) for group in groups if sum(map(str.isalpha, text := self.joined(group))) > 1 and text[-1] not in ".,;"]
+            titles = [
+                (group[0], text) for group in groups if sum(map(str.isalpha, text := self.joined(group))) > 1 and text[-1] not in ".,;"
+            ]
             levels = {size: min(level, 4) for level, size in enumerate(sorted({line.size for line, _ in titles}, reverse=True), 1)}
-            self.outline = defaultdict(dict)
-            for line, text in titles:
-                self.outline[line.page][key_of(text)] = levels[line.size]
+            self.outline = {
+                page: {key_of(text): levels[line.size] for line, text in here}
+                for page, here in groupby(titles, key=lambda one: one[0].page)
+            }
 
     def text(self) -> str:
         """All blocks."""
@@ -229,7 +232,10 @@ class Layout:
             first, second = WORD.findall(whole.rstrip("".join(HYPHENS))), WORD.findall(line.text)
             if not (whole.endswith(HYPHENS) and whole[-2:-1].isalpha() and first and second):
                 whole += " " + line.text
-            elif not line.text[0].islower() or self.words[f"{first[-1]}-{second[0]}".casefold()] > self.words[(first[-1] + second[0]).casefold()]:
+            elif (
+                not line.text[0].islower()
+                or self.words[f"{first[-1]}-{second[0]}".casefold()] > self.words[(first[-1] + second[0]).casefold()]
+            ):
                 whole = whole[:-1] + "-" + line.text
             else:
                 whole = whole[:-1] + line.text

@@ -56,7 +56,10 @@ def test_cells_at_the_same_places_are_a_table(tmp_path):
 
 def test_items_of_lists_stand_on_lines_of_their_own(tmp_path):
     lines = ["It needs:", "\u2022 a metal", "\u2022 some heat that", "lasts", "1. patience"]
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text == "It needs:\n\n- a metal\n- some heat that lasts\n1. patience"
+    assert (
+        convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text
+        == "It needs:\n\n- a metal\n- some heat that lasts\n1. patience"
+    )
 
 
 def test_the_ligatures_of_fonts_become_letters_and_nothing_else_is_changed(tmp_path):
