@@ -146,10 +146,11 @@ ingest([Path(sys.argv[1])], Path(sys.argv[2]), shard_mb=1)
 """
 
 
-def num_lines(own):
-    """Of all files that are dealt with."""
+def num_recorded(own):
+    """Files whose outcome is on the disk."""
     with suppress(FileNotFoundError):  # a log that has just become a shard
-        return sum(file.read_bytes().count(b"\n") for file in own.glob("*.jsonl"))
+        lines = [line for file in own.glob("*.jsonl") for line in file.read_text().splitlines(keepends=True)]
+        return len({json.loads(line).get("entry", json.loads(line))["path"] for line in lines if line.endswith("\n")})
     return 0
 
 
@@ -161,7 +162,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, moment):
         (library / f"{number:02}.txt").write_text(f"{number} {SENTENCE}\n" * 2500)
     ingest([library], tmp_path / "straight", shard_mb=1)
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(library), str(tmp_path / "out")])
-    while process.poll() is None and num_lines(tmp_path / "out/.ingest") < moment:
+    while process.poll() is None and num_recorded(tmp_path / "out/.ingest") < moment:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
