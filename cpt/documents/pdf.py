@@ -195,7 +195,8 @@ class Layout:
             line, below = self.lines[end], self.lines[end - 1].bottom - self.lines[end].bottom
             places = [[n for n, (left, right) in enumerate(columns) if one[0] < right and one[1] > left] for one in line.cells]
             flat = sorted({place for found in places for place in found})
-            if line.is_entry or not 0 < below < 2.5 * self.pitch or [[place] for place in flat] != places:
+            is_near = line.page == first.page and abs(below) <= 4 * self.pitch
+            if not is_near or line.is_entry or [[place] for place in flat] != places or self.heading_at(end):
                 break
             if flat[0] == 0 and not (len(flat) == 1 and line.text[0].islower()):
                 rows.append([""] * len(columns))
@@ -203,6 +204,7 @@ class Layout:
                 rows[-1][place] = f"{rows[-1][place]} {text}".strip()
                 columns[place] = min(columns[place][0], left), max(columns[place][1], right)
             end, num_full = end + 1, num_full + (len(flat) > 1)
+        rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         lines = [f"| {' | '.join(row)} |" for row in [*rows[:1], ["---"] * len(columns), *rows[1:]]]
         return (end - start, "\n".join(lines)) if num_full > 1 else None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 from reportlab.lib.pdfencrypt import StandardEncryption
+from reportlab.pdfbase.cidfonts import UnicodeCIDFont
 from reportlab.pdfbase.pdfmetrics import registerFont
 from reportlab.pdfbase.ttfonts import TTFont
 from tiny_documents import SENTENCE, write_pdf
@@ -52,6 +53,68 @@ def test_cells_at_the_same_places_are_a_table(tmp_path):
 
     text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]], draw).read_bytes()).text
     assert text.endswith("| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |\n| Platinum | Cars |")
+
+
+def test_a_wrapped_cell_stays_in_its_row(tmp_path):
+    cells = [(72, 600, "Metal"), (222, 600, "Use"), (72, 576, "Nickel"), (222, 588, "Margarine, which"), (222, 576, "is a spread")]
+
+    def draw(canvas, number):
+        for left, height, text in [*cells, (72, 562, "Platinum"), (222, 562, "Cars")]:
+            canvas.drawString(left, height, text)
+
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]], draw).read_bytes()).text
+    assert text.endswith("| Metal | Use |\n| --- | --- |\n| Nickel | Margarine, which is a spread |\n| Platinum | Cars |")
+
+
+def test_lines_of_equal_character_widths_are_code(tmp_path):
+    def draw(canvas, number):
+        canvas.setFont("Courier", 10)
+        for row, line in enumerate(["def double(number):", "    if number:", "        return 2 * number   # twice"]):
+            canvas.drawString(72, 600 - 12 * row, line)
+
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE, SENTENCE]], draw).read_bytes()).text
+    assert text.endswith("```\ndef double(number):\n    if number:\n        return 2 * number   # twice\n```")
+
+
+def test_bookmarks_are_headings_of_their_level(tmp_path):
+    def draw(canvas, number):
+        for level, title in enumerate(["The part", "Its section"]):
+            canvas.bookmarkPage(title)
+            canvas.addOutlineEntry(title, title, level=level)
+
+    lines = ["2 The part", SENTENCE, "2.1 Its section", SENTENCE]
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines], draw).read_bytes()).text == (
+        f"# 2 The part\n\n{SENTENCE}\n\n## 2.1 Its section\n\n{SENTENCE}"
+    )
+
+
+def test_entries_of_a_table_of_contents_lose_dots_and_pages(tmp_path):
+    lines = ["1 Metals . . . . . . . . . . . 7", "1.1 Nickel ............ 12", SENTENCE]
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text.startswith("- 1 Metals\n- 1.1 Nickel\n")
+
+
+def test_headers_that_change_with_the_section_go(tmp_path):
+    def draw(canvas, number):
+        canvas.drawString(72, 800, f"On {['nickel', 'platinum', 'iron'][(number - 1) // 2]}")
+
+    pages = [[f"{letter} is text.", f"{letter} ends."] for letter in "abcdef"]
+    assert "On " not in convert_pdf(write_pdf(tmp_path / "a.pdf", pages, draw).read_bytes()).text
+
+
+def test_a_line_that_recurs_at_other_heights_stays(tmp_path):
+    pages = [[*[letter] * number, "Again.", "text"] for number, letter in enumerate("abcde", 1)]
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", pages).read_bytes()).text.count("Again.") == 5
+
+
+def test_lines_of_japanese_are_joined_without_blanks(tmp_path):
+    registerFont(UnicodeCIDFont("HeiseiMin-W3"))
+
+    def draw(canvas, number):
+        canvas.setFont("HeiseiMin-W3", 10)
+        for row, line in enumerate(["触媒は化学反応の", "速度を上げる物質である。"]):
+            canvas.drawString(72, 700 - 12 * row, line)
+
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text == "触媒は化学反応の速度を上げる物質である。"
 
 
 def test_items_of_lists_stand_on_lines_of_their_own(tmp_path):
