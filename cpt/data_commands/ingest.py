@@ -24,7 +24,7 @@ COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 
 def ingest_command(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Files and folders (with all below them) of pdf, html, docx, epub, md and txt, also .gz and .zst.")
+        list[Path], typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst.")
     ],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")],
     on_bad: Annotated[Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")] = "error",
