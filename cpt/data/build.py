@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from cpt.data.quality.duplicates import Repeated, repeated_documents
 from cpt.data.selection import Selection
 from cpt.data.store.fill import Wanted, make_shards
 from cpt.data.store.folder import default_cache_dir, key_of
+from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.windows.bounded import disk_limit, is_ready, refuse_small_disk, why_all
@@ -165,7 +167,7 @@ class Builder:
         deduplicate = self.data.deduplicate
         if deduplicate is None:
             return [None] * len(sources)
-        all_documents = [source.documents(range(len(source.plan.shards))) for source in sources]
+        all_documents = [partial(documents_of, source) for source in sources]
         kind, _, across = deduplicate.partition("_")
         groups = [all_documents] if across else [[documents] for documents in all_documents]
         return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
@@ -232,6 +234,11 @@ class Builder:
                 "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )
+
+
+def documents_of(source: TokenizedSource, verified: bool) -> StoredDocuments:
+    """All documents of a source."""
+    return source.documents(range(len(source.plan.shards)), verified=verified)
 
 
 def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:

@@ -12,6 +12,7 @@ from cpt.data.plan import ORDERED_PARTS
 from cpt.data.quality.duplicates import Repeated
 from cpt.data.store.token_files import StoredDocuments
 
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
 ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
 
 
@@ -69,7 +70,7 @@ class Selection:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))
             if number < len(chosen):
-                left_out["after max_tokens"] = len(chosen) - number
+                left_out[AFTER_MAX_TOKENS] = len(chosen) - number
         held_out = int(is_first.sum()) - len(chosen)
         return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
 

@@ -4,7 +4,6 @@ Accuracy is the share of pairs in which the better answer has the higher reward.
 that the run began with, so before the first step they are all 0; then half of the pairs is what no change at all would come to.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cpt.evaluation.paired import LEVEL, accuracy_interval
+from cpt.runs.read_back import read_objects
 
 PREFIX, COUNT = "eval_", "_examples"
 ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
@@ -72,8 +72,7 @@ class ExampleSet:
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last one."""
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    logs = [json.loads(line) for line in lines if line.endswith("}")]  # a crash may have cut the last one off
+    logs = [log for log in read_objects(metrics, []) if "step" in log]
     evaluated = {log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)}
     if 0 not in evaluated or len(evaluated) < 2:
         return []

@@ -1,20 +1,23 @@
 """Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a finished run."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpt.data.checking.contamination import Contamination
+from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
 from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
 from cpt.evaluation.source_facts import SourceFacts, sources_of
+from cpt.files import DAMAGED
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.events import record_event
+from cpt.runs.read_back import read_lines
 from cpt.runs.record import RECIPE, Run
 
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
@@ -166,9 +169,6 @@ def verdict_of_run(
         frontier: name of the picture beside the page.
         not_run: further things that were left out, and why.
         is_complete: False while things that will be measured are not.
-
-    Raises:
-        CheckpointError: kept losses are damaged.
     """
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     course = read_course(folder / METRICS)
@@ -209,11 +209,15 @@ def unmentioned(general: Sequence[NotRun], special: Sequence[NotRun]) -> list[No
 
 
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
-    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them."""
+    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them, or a file is damaged."""
     files = kept_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
-    return load_losses(files[0]), load_losses(files[max(files)])
+    try:
+        return load_losses(files[0]), load_losses(files[max(files)])
+    except CheckpointError as problem:
+        record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
+        return {}, {}
 
 
 def judged_sets(
@@ -235,8 +239,7 @@ def judged_sets(
 
 def samples_of(folder: Path) -> list[Sample]:
     """What was written before the first and after the last step, prompt by prompt."""
-    path = folder / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = [line for line in read_lines(folder / "samples.jsonl") if {"step", "prompt", "continuation"} <= line.keys()]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
     return [

@@ -115,7 +115,7 @@ def keep_lines_until(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = [line for line in lines if is_until(line, step)]
     if kept == lines[: len(kept)]:  # as always but for lines added by hand: shorter needs no room
         os.truncate(path, len("".join(kept).encode()))
@@ -127,5 +127,5 @@ def is_until(line: str, step: int) -> bool:
     """Whether it is a whole line, of a step that is not after `step`."""
     try:
         return line.endswith("\n") and json.loads(line)["step"] <= step
-    except json.JSONDecodeError:
+    except (ValueError, KeyError, TypeError):  # a damaged line
         return False

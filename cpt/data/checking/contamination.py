@@ -23,6 +23,7 @@ from cpt.data.store.shards import ShardWork, keep
 from cpt.data.store.tokenized import order_of, reading_content
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
+from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
 from cpt.recipe.sense_data import reported_name
 
@@ -202,13 +203,15 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     names = [reported_name(source) for _, source in read]
     limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, [source.max_documents for _, source in read]]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
-    if all(states.values()) and known.exists():
-        path = folder / known.read_text(encoding="utf-8")
+    if all(states.values()) and (written := read_sealed(known)) is not None:
+        path = folder / written["index"]
         if path.exists():
-            return path
+            if size_and_hash(path)[1] == written["digest"]:
+                return path
+            report_damage(path)
     path = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))).save(folder)
     if all(states.values()):
-        write_once(known, path.name)
+        write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
 
 

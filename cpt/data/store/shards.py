@@ -19,7 +19,7 @@ from cpt.data.readers.values import score_column
 from cpt.data.sources import read_piece
 from cpt.data.store.bucket import bucket
 from cpt.data.store.folder import publish_once
-from cpt.data.store.token_files import ShardDescription, TokenWriter, read_shard_description
+from cpt.data.store.token_files import ShardDescription, TokenWriter, is_sound_shard, read_shard_description
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
 from cpt.errors import DataError, UserCodeError
@@ -59,7 +59,7 @@ class ShardWork:
             if not fetch_shard(self, name, folder):
                 fill_shard(self, shard, folder)
 
-        publish_once(self.folder / name, fill, durable=False)
+        publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
 
     def accepts(self, shard: ShardDescription) -> bool:
         """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
