@@ -313,10 +313,11 @@ def beside(function: Callable[[], Result]) -> "Future[Result]":
 
 
 def read_bad_rows(folder: Path) -> Iterator[Listed]:
-    """The bad rows of a shard."""
+    """The bad rows of a shard; a damaged line is skipped, since the rows are counted in its description."""
     file = folder / FILE_NAME
-    if file.exists():
-        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:
