@@ -11,7 +11,7 @@ from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
-from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, verdict_of_run
+from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, dominated, percent, verdict_of_run
 from cpt.runs.events import record_event
 from cpt.runs.small_files import write_whole
 
@@ -112,11 +112,14 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{one.after:.4f}",
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
+            "" if one.difference is None or one.difference.num_worse is None else f"{100 * one.difference.num_worse / one.difference.items:.0f} %",
             judged(one.difference, higher_is_better=False),
         )
         for one in ordered
     ]
-    return table(("set", "kind", "documents", "before", "after", "change", "95 % interval", "verdict"), rows)
+    titles = ("set", "kind", "documents", "before", "after", "change", "95 % interval", "documents worse", "verdict")
+    warnings = [f"`{one.name}`: {dominated(one.difference)}" for one in ordered if one.difference is not None and one.difference.is_dominated]
+    return "\n\n".join([table(titles, rows), *warnings])
 
 
 def scores_table(scores: Sequence[ScoreFinding]) -> str:
@@ -190,18 +193,15 @@ def in_a_cell(text: str, longest: int = 200) -> str:
 
 
 def judged(difference: Difference | None, *, higher_is_better: bool) -> str:
-    """Better, worse, or no clear difference."""
+    """The outcome, marked where few documents were compared."""
     if difference is None:
-        return "not known"
-    if not difference.is_clear:
-        return "no clear difference"
-    is_better = (difference.low > 0) == higher_is_better
-    return ("better" if is_better else "worse") + (" (few)" if difference.is_on_few else "")
+        return "unknown"
+    return difference.outcome(higher_is_better=higher_is_better) + (" (few)" if difference.is_clear and difference.is_on_few else "")
 
 
 def percent_interval(difference: Difference) -> str:
     """Of the value before."""
-    low, high = (100 * value / difference.before for value in (difference.low, difference.high))
+    low, high = (percent(value, difference) for value in (difference.low, difference.high))
     return f"{low:+.1f} to {high:+.1f} %"
 
 
