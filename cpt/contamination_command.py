@@ -25,9 +25,10 @@ def command(
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every place that is known to this file.")] = None,
 ) -> None:
-    """Search all training sources for the evaluation's documents; the exit code is 2 where any is found.
+    """Search all training sources for the evaluation's documents.
 
-    Exit code 2 where any is found.
+    Exit code 2 where a training document holds half of one or is half made of one. Exact copies are listed too; no run trains on them, so they
+    alone give exit code 0.
 
     Example: cpt contamination recipe.yaml --task hellaswag --json found.json
     """
@@ -35,10 +36,11 @@ def command(
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
     found = contamination_of(loaded, task or (), task_folder)
-    for hit in found.hits[:SHOWN]:
-        typer.echo(str(hit))
-    if found.num_contaminated > SHOWN:
-        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more{'' if json_file else ': --json FILE lists up to 100 of each source'}")
+    for places, count in ((found.hits, found.num_contaminated), (found.exact_copies, found.num_exact_copies)):
+        for place in places[:SHOWN]:
+            typer.echo(str(place))
+        if count > SHOWN:
+            typer.echo(f"... and {count - SHOWN:,} more{'' if json_file else ': --json FILE lists up to 100 of each source'}")
     typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
     if json_file is not None:
         try:

@@ -47,9 +47,9 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     except OSError as problem:  # the model is whole, and has a card without the verdict
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
-    for one in verdict.sets:
-        if one.difference is not None and one.difference.is_dominated:
-            tell(f"  warning: `{one.name}`: {dominated(one.difference)}")
+    for of_set in verdict.sets:
+        if of_set.difference is not None and of_set.difference.is_dominated:
+            tell(f"  warning: `{of_set.name}`: {dominated(of_set.difference)}")
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")
     left_out = sum(source.decontaminated for source in verdict.sources)

@@ -37,6 +37,15 @@ def test_a_clean_recipe_ends_with_code_0(recipe, tmp_path, capsys):
     assert run(recipe, filters) == 0 and capsys.readouterr().out.startswith("0 of 123 training documents")
 
 
+def test_exact_copies_alone_are_listed_and_end_with_code_0(recipe, tmp_path, capsys):
+    (tmp_path / "dirty.jsonl").write_text((tmp_path / "exam.jsonl").read_text() + json.dumps({"text": "another document"}) + "\n")
+    assert run(recipe, f"data.sources=[{{path: {tmp_path / 'dirty.jsonl'}}}]", "--json", tmp_path / "found.json") == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'dirty.jsonl'}:1 " in shown and f"{tmp_path / 'exam.jsonl'}:1" in shown
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["contaminated"], found["num_exact_copies"]) == (0, 1)
+
+
 def test_a_recipe_that_is_judged_by_nothing_is_told(recipe, capsys):
     assert run(recipe, "evaluation.perplexity=[]") == 2
     assert "no evaluation document of 8 words or more" in capsys.readouterr().err

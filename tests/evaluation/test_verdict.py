@@ -87,14 +87,14 @@ def reported_case():
     sizes = np.full(20, 1000)
     sizes[0] = 15_000
     draw = np.random.default_rng(3)
-    changes = np.where(np.arange(20) == 0, -0.1, 0.3 + draw.normal(0, 0.1, 20))
+    changes = np.where(np.arange(20) == 0, -0.01, 0.12 + draw.normal(0, 0.03, 20))
     before = DocumentLosses(np.arange(20, dtype=np.uint64), sizes, 1.0 * sizes, sizes // 4, sizes // 10)
     return bits_per_byte_difference([before], [replace(before, nats=(1 + changes) * sizes)])
 
 
 def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before():
     found = reported_case()
-    assert found.outcome() == "unknown" and found.low < -0.05 * found.before and found.high > 0.2 * found.before
+    assert found.outcome() == "unknown" and found.low < -0.2 * found.before and found.high > 0.4 * found.before
     assert (found.num_worse, found.is_dominated) == (19, True) and found.largest_share == pytest.approx(0.44, abs=0.01)
     sentence = general_sentence(found)
     assert "unknown" in sentence and "as good as" not in sentence and "19 of them worse" in sentence and "44 % of the bytes" in sentence

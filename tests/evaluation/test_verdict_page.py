@@ -6,7 +6,7 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.data.checking.contamination import Contamination, Hit
+from cpt.data.checking.contamination import Contamination, ExactCopy, Hit
 from cpt.evaluation.findings import ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
@@ -49,6 +49,18 @@ def test_the_page_has_everything_on_it():
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
+
+
+def test_exact_copies_are_on_the_page():
+    found = replace(VERDICT.contamination, num_exact_copies=7, exact_copies=[ExactCopy("code", "b.jsonl:4", "code", "h.jsonl:9")])
+    page = verdict_page(replace(VERDICT, contamination=found))
+    assert "`b.jsonl:4`" in page and "`h.jsonl:9`" in page and "6 more exact copies" in page
+
+
+def test_one_document_with_much_of_the_bytes_is_warned_of():
+    domain = replace(BETTER, largest_share=0.44)
+    page = verdict_page(replace(VERDICT, sets=[replace(VERDICT.sets[1], difference=domain)]))
+    assert "44 % of the bytes" in page and "44 %" not in verdict_page(VERDICT)
 
 
 def test_it_is_one_page():

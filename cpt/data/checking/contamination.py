@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from cpt.data.checking.bad_rows import apply_policy
 from cpt.data.checking.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.checking.files import filters_of, keyed_sources, transforms_of
-from cpt.data.documents import Document, Piece
+from cpt.data.documents import Document, Origin, Piece
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.plan import plan_of
 from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
@@ -28,6 +28,10 @@ from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldO
 from cpt.recipe.sense_data import reported_name
 
 Function = TypeVar("Function")
+Places = dict[int, tuple[str, str]]
+"""Hash of an evaluation document's text -> its set, its file and line."""
+Equal = tuple[int, Origin, int]
+"""A training document that equals one of them: the hash of its text, where it comes from, its number there."""
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
 
@@ -54,6 +58,21 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class ExactCopy:
+    """A training document whose text is that of an evaluation document. Its hash keeps it from training."""
+
+    source: str
+    where: str
+    """The training document's file and line."""
+    set_name: str
+    evaluation_document: str
+    """Its file and line."""
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.source}) is an exact copy of {self.set_name}, {self.evaluation_document}"
+
+
+@dataclass(frozen=True)
 class Contamination:
     """What was found in all training sources."""
 
@@ -69,6 +88,10 @@ class Contamination:
     """Evaluation documents that were looked for."""
     too_short: int
     """Those of too few words, which were not."""
+    num_exact_copies: int = 0
+    """Training documents that equal an evaluation document. No run trains on them, so they do not count as contaminated."""
+    exact_copies: list[ExactCopy] = field(default_factory=list)
+    """The first hundred of each source."""
 
     @property
     def num_contaminated(self) -> int:
@@ -82,11 +105,13 @@ class Contamination:
     def summary(self) -> str:
         """One sentence."""
         read = sum(self.documents.values())
+        copies = "1 more is an exact copy" if self.num_exact_copies == 1 else f"{self.num_exact_copies:,} more are exact copies"
+        exact = f" {copies} of an evaluation document: dropped by their hash, never trained on." if self.num_exact_copies else ""
         touched = f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
         short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
         return (
             f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,} evaluation documents, "
-            f"or are half made of one.{touched}{short}"
+            f"or are half made of one.{exact}{touched}{short}"
         )
 
 
@@ -103,7 +128,10 @@ def find_contamination(
         DataError: there is nothing to look for, or a source cannot be read.
     """
     asked = (question._replace(is_held_out=False) for question in questions)
-    runs = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation), asked))
+    of_sets: Places = {}
+    of_sources: Places = {}
+    judged = noted(documents_of_sets(data, evaluation), of_sets), noted(held_out_documents(data, evaluation), of_sources)
+    runs = read_runs(chain(*judged, asked))
     if not runs.documents:
         raise DataError(
             f"there is no evaluation document of {WORDS} words or more to look for. Hold documents out "
@@ -113,13 +141,41 @@ def find_contamination(
     documents: dict[str, int] = {}
     counts: dict[str, dict[str, int]] = {}
     hits: list[Hit] = []
-    touched = 0
+    touched = num_copies = 0
+    copies: list[ExactCopy] = []
+    seen: set[int] = set()
     for number, source in enumerate(data.sources):
         name = reported_name(source)
         found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
         documents[name], counts[name] = found.documents, dict(found.counts)
         hits, touched = hits + found.hits, touched + found.touched
-    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short)
+        equal = list(copies_among(found.equal, of_sets, of_sources, seen))
+        num_copies += len(equal)
+        copies += [ExactCopy(name, origin.where(place), *judged) for origin, place, judged in equal[:LISTED]]
+    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short, num_copies, copies)
+
+
+def noted(documents: Iterable[Judged], places: Places) -> Iterator[Judged]:
+    """The documents; meanwhile note the place of each by the hash of its text."""
+    for judged in documents:
+        places.setdefault(xxh3_64_intdigest(judged.text.encode()), (judged.set_name, judged.where))
+        yield judged
+
+
+def copies_among(
+    equal: Iterable[Equal], of_sets: Places, of_sources: Places, seen: set[int]
+) -> Iterator[tuple[Origin, int, tuple[str, str]]]:
+    """The copies among training documents that equal an evaluation document, each with the place of the latter.
+
+    A document that `held_out_share` keeps for evaluation is in its source itself: the first one is no copy.
+
+    Args:
+        seen: hashes of such documents in the sources before; added to.
+    """
+    for digest, origin, number in equal:
+        if digest in of_sets or digest in seen:
+            yield origin, number, of_sets.get(digest) or of_sources[digest]
+        seen.add(digest)
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
@@ -240,6 +296,9 @@ class Searcher:
         runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
             found.documents += 1
+            if runs.is_own(text):
+                found.equal.append((xxh3_64_intdigest(text.encode()), document.origin, document.number))
+                continue
             overlap = runs.find(text)
             if overlap is None:
                 continue
@@ -262,6 +321,8 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     """Contaminated ones by evaluation set."""
     hits: list[Hit] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
+    """Those whose text is an evaluation document's."""
 
 
 def search_source(searcher: Searcher) -> Found:
@@ -276,6 +337,7 @@ def search_source(searcher: Searcher) -> Found:
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts
+        whole.equal += found.equal
         whole.hits += found.hits[: LISTED - len(whole.hits)]
     return whole
 
