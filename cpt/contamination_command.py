@@ -27,8 +27,8 @@ def command(
 ) -> None:
     """Search all training sources for the evaluation's documents.
 
-    Exit code 2 where a training document holds half of one or is half made of one. Exact copies are listed too; no run trains on them, so they
-    alone give exit code 0.
+    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are listed too. No run
+    trains on them, so they alone give exit code 0.
 
     Example: cpt contamination recipe.yaml --task hellaswag --json found.json
     """

@@ -112,13 +112,17 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{one.after:.4f}",
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
-            "" if one.difference is None or one.difference.num_worse is None else f"{100 * one.difference.num_worse / one.difference.items:.0f} %",
+            ""
+            if one.difference is None or one.difference.num_worse is None
+            else f"{100 * one.difference.num_worse / one.difference.items:.0f} %",
             judged(one.difference, higher_is_better=False),
         )
         for one in ordered
     ]
     titles = ("set", "kind", "documents", "before", "after", "change", "95 % interval", "documents worse", "verdict")
-    warnings = [f"`{one.name}`: {dominated(one.difference)}" for one in ordered if one.difference is not None and one.difference.is_dominated]
+    warnings = [
+        f"`{one.name}`: {dominated(one.difference)}" for one in ordered if one.difference is not None and one.difference.is_dominated
+    ]
     return "\n\n".join([table(titles, rows), *warnings])
 
 

@@ -42,7 +42,10 @@ def test_a_model_alone_has_figures_and_no_differences():
 def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
     found = findings(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5))
     text, cloze, continuation, quiz = found.verdicts()
-    assert text.startswith("domain: better: 2.0") and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs, 0 of them worse)." in text
+    assert (
+        text.startswith("domain: better: 2.0")
+        and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs, 0 of them worse)." in text
+    )
     assert cloze.startswith("domain cloze (accuracy): better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0")
     assert continuation.startswith("domain continuation") and quiz.startswith("quiz (acc,none): better: 0.5000 -> 1.0000")
 

@@ -1,12 +1,13 @@
 """Which training documents hold what the model will be judged by: counted before anything is trained, and left out by default."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -14,8 +15,10 @@ from cpt.data.checking.bad_rows import apply_policy
 from cpt.data.checking.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.checking.files import filters_of, keyed_sources, transforms_of
 from cpt.data.documents import Document, Origin, Piece
+from cpt.data.forms import form_of_source
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.plan import plan_of
+from cpt.data.selection import longest_held_out
 from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.store.fill import POOL_BYTES
 from cpt.data.store.folder import default_cache_dir, key_of, write_once
@@ -202,22 +205,43 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
     Args:
         only_local: leave out sources whose files are elsewhere, or that have no end.
     """
-    for number, source in enumerate(data.sources if evaluation.held_out_share is not None else []):
+    share = evaluation.held_out_share
+    for number, source in enumerate(data.sources if share is not None else []):
         if only_local and kind_of(source.path) != "local":
             continue
         work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
         is_ordered = order_of(source) is not None
         plan = plan_of(source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered)
-        chosen = partial(held_out_texts, work, int((evaluation.held_out_share or 0) * 2**64))
         jobs = [plan.shards[shard] for shard in plan.held_out]
         is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
-        for found in map_in_order(partial(same, chosen), jobs, 0 if is_small else num_workers(), ("cpt.data.checking.contamination",)):
-            yield from (Judged(name, where, text) for where, text in found)
+        workers, search = 0 if is_small else num_workers(), partial(held_out_texts, work, share or 0.0)
+        parts = list(map_in_order(partial(same, search), jobs, workers, ("cpt.data.checking.contamination",)))
+        # As `build_data` has it. The filter against these documents drops some later, which moves the limit a little.
+        is_document = form_of_source(source) == "document"
+        total, count = sum(part.total_bytes for part in parts), sum(part.documents for part in parts)
+        longest = longest_held_out(total, count, share or 0.0) if is_document else math.inf
+        yield from (Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest)
 
 
-def held_out_texts(work: ShardWork, limit: int, pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """(place, text) of those whose hash is below the limit."""
-    return [(document.where, text) for text, document in texts_of(work, pieces) if xxh3_64_intdigest(text.encode()) < limit]
+class ChosenTexts(NamedTuple):
+    """What the hash of their text holds out of some pieces, whatever its length."""
+
+    texts: list[tuple[str, str]]
+    """Place and text."""
+    documents: int
+    """All of them, in these pieces."""
+    total_bytes: int
+
+
+def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> ChosenTexts:
+    """Go through the documents of some pieces."""
+    texts, documents, total, limit = [], 0, 0, int(share * 2**64)
+    for text, document in texts_of(work, pieces):
+        raw = text.encode()
+        documents, total = documents + 1, total + len(raw)
+        if xxh3_64_intdigest(raw) < limit:
+            texts.append((document.where, text))
+    return ChosenTexts(texts, documents, total)
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
