@@ -124,8 +124,8 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
 
     A few large documents decide most of such a ratio. The usual error is then too small, and there are fewer degrees of freedom than
     documents. So the error is HC2 and the degrees are Bell and McCaffrey's (Imbens and Kolesar 2016, doi.org/10.1162/REST_a_00552).
-    Student's t still misses too often on the side of the long tail, so each end is moved out to that of Hall's transformation, which removes
-    the skewness (Hall 1992, doi.org/10.1111/j.2517-6161.1992.tb01876.x), where that lies further out. Documents are drawn within their
+    Student's t still misses too often on the side of the long tail. So each end moves out to that of Hall's transformation, which removes
+    the skewness (Hall 1992, doi.org/10.1111/j.2517-6161.1992.tb01876.x), where that is further out. Documents are drawn within their
     stratum (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates how often the truth is covered.
 
     Raises:

@@ -144,7 +144,7 @@ def domain_sentence(domain: Difference, other: str) -> str:
     if outcome in ("about the same", "not better"):
         gain = percent(max(0.0, -domain.low), domain)
         return f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded ({evidence(domain)})."
-    return f"Whether it worked is unknown: the interval of the change on held-out domain text includes zero ({evidence(domain)}).{more(domain)}"
+    return f"Whether it worked is unknown: held-out domain text may have become better or worse ({evidence(domain)}).{more(domain)}"
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
@@ -177,10 +177,8 @@ def more(difference: Difference) -> str:
 
 def dominated(difference: Difference) -> str:
     """The warning about one document that decides much of the result."""
-    return (
-        f"One document holds {100 * (difference.largest_share or 0):.0f} % of the bytes and decides much of this: split it or leave it out, "
-        "and hold out more documents."
-    )
+    share = 100 * (difference.largest_share or 0)
+    return f"One document holds {share:.0f} % of the bytes and decides much of this: split it or leave it out, and hold out more documents."
 
 
 def round_up(number: int, digits: int = 2) -> int:

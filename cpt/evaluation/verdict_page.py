@@ -112,9 +112,7 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{one.after:.4f}",
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
-            ""
-            if one.difference is None or one.difference.num_worse is None
-            else f"{100 * one.difference.num_worse / one.difference.items:.0f} %",
+            worse_share(one.difference),
             judged(one.difference, higher_is_better=False),
         )
         for one in ordered
@@ -207,6 +205,11 @@ def judged(difference: Difference | None, *, higher_is_better: bool) -> str:
     if difference is None:
         return "unknown"
     return difference.outcome(higher_is_better=higher_is_better) + (" (few)" if difference.is_clear and difference.is_on_few else "")
+
+
+def worse_share(difference: Difference | None) -> str:
+    """Of the documents, those that need more bits than before."""
+    return "" if difference is None or difference.num_worse is None else f"{100 * difference.num_worse / difference.items:.0f} %"
 
 
 def percent_interval(difference: Difference) -> str:

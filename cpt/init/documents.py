@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.checking.bad_rows import absurd_share
 from cpt.data.documents import BadRow, Document, Piece
 from cpt.data.files import CONVERTED
 from cpt.data.quality.language import language_identifier
@@ -82,14 +81,6 @@ class DocumentFacts:
     languages: Counter[str] | None = None
     """Of the sample; None where the package that tells them is missing."""
     sample: list[str] = field(default_factory=list)
-    largest: tuple[str, int] = ("", 0)
-    """Where the largest document is, and its bytes."""
-
-    @property
-    def giant(self) -> str | None:
-        """A warning where one document is an absurd part of all."""
-        where, size = self.largest
-        return absurd_share(self.source.path, where, size, self.text_bytes, self.documents, "bytes")
 
     @property
     def bad_share(self) -> float:
@@ -186,8 +177,6 @@ def take(facts: DocumentFacts, item: Document | BadRow, seen: set[int], draw: ra
     facts.documents_read += 1
     encoded = item.text.encode()
     facts.text_bytes += len(encoded)
-    if len(encoded) > facts.largest[1]:
-        facts.largest = item.near, len(encoded)
     digest = xxh3_64_intdigest(encoded)
     facts.repeats += digest in seen
     seen.add(digest)

@@ -25,7 +25,7 @@ def told_documents(facts: DocumentFacts) -> str:
         told.append(f"licence files: {files}")
     else:
         told.append("no licence file: make sure that you may train on them")
-    return "; ".join(told) + "." + (f" Warning: {facts.giant}" if facts.giant else "")
+    return "; ".join(told) + "."
 
 
 def told_tokens(estimate: TokenEstimate) -> str:

@@ -14,7 +14,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.checking.contamination import small_sets
 from cpt.data.checking.files import check_sources, unchecked_sources
-from cpt.data.checking.held_out_share import nothing_held_out, other_share, sizes_of
+from cpt.data.checking.held_out_share import size_warnings
 from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
@@ -107,7 +107,8 @@ def found_in(recipe: Recipe) -> PreflightReport:
     except CptError as problem:  # most often of the model, which the gate looks at by itself
         chosen, unchosen = with_any_values(recipe), problem
     found = check_reality(chosen)
-    found.run(lambda: check_sizes(chosen, found))
+    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.excused]):  # it would be reported twice
+        found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
     if unchosen is not None and not found.mistakes:
         found.mistakes.append(unchosen)
     return found
@@ -165,39 +166,6 @@ def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, foun
             if form_of_source(held_out) == "document":
                 needed += f", and the domain test needs {FEWEST_QUESTIONS}, of each a question"
             found.warnings.append(f"{holds}: {needed}. The verdict will do without, or say that it rests on few")
-
-
-def check_sizes(recipe: Recipe, found: PreflightReport) -> None:
-    """No document is an absurd part of a source, and `held_out_share` holds out documents enough; of sources that are quickly read.
-
-    Raises:
-        DataError: nothing would be held out.
-    """
-    if any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.excused]):  # it would be reported twice
-        return
-    data, evaluation = sections_of(recipe)
-    share, sizes = evaluation.held_out_share, []
-    for number, source in enumerate(data.sources):
-        if (of_source := sizes_of(data, source, f"data.sources[{number}]")) is not None:
-            sizes.append(of_source)
-    found.warnings += [warning.rstrip(".") for one in sizes if (warning := one.giant())]
-    if share is None:
-        return
-    held_out = {one.name: (one, chosen) for one in sizes if (chosen := one.held_out(share)) is not None}
-    if len(held_out) == len(data.sources) and not any(len(chosen) for _, chosen in held_out.values()):
-        raise DataError(nothing_held_out(share, sum(len(one.num_bytes) for one in sizes)))
-    for name, (one, chosen) in held_out.items():
-        if len(chosen) == len(one.num_bytes):
-            raise DataError(
-                f"{name}: `evaluation.held_out_share` holds out all {len(chosen)} documents, none is left to train on. Lower it, or add some."
-            )
-        if len(chosen) < FEW:
-            found.warnings.append(
-                f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {len(one.num_bytes):,} documents; an interval needs {FEWEST} "
-                f"at least and leans on {FEW} or more. Raise the share, add documents, or name files of their own: `evaluation.perplexity`"
-            )
-        elif warning := other_share(name, share, int(chosen.sum()), int(one.num_bytes.sum()), len(chosen)):
-            found.warnings.append(warning)
 
 
 def is_for_another_machine(recipe: Recipe) -> bool:

@@ -14,11 +14,41 @@ from cpt.data.readers.formats import TEXTS
 from cpt.data.readers.opening import format_of
 from cpt.data.selection import is_held_out, longest_held_out
 from cpt.data.sources import files_with_sizes, pieces_of
-from cpt.recipe.schema import Data, Source
+from cpt.errors import DataError
+from cpt.recipe.schema import Data, Evaluation, Source
 from cpt.recipe.sense_data import reported_name
 
-MOST_BYTES_READ = 16 * 2**20  # of a source's files by `cpt check`, which takes about a second
+MOST_BYTES_READ = 64 * 2**20  # of a source's files by `cpt check` and `cpt init`, which takes a second or two
 FAR_OFF = 2  # times
+REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
+
+
+def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
+    """Warnings about one huge document, and about what `held_out_share` holds out, for the sources that are quickly read.
+
+    Args:
+        few: held-out documents, below which an interval means little.
+
+    Raises:
+        DataError: nothing would be held out, or nothing trained on.
+    """
+    sizes = [sizes_of(data, source, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
+    warnings = [warning.rstrip(".") for one in sizes if one is not None and (warning := one.giant())]
+    share = evaluation.held_out_share
+    if share is None:
+        return warnings
+    held_out = [(one, chosen) for one in sizes if one is not None and (chosen := one.held_out(share)) is not None]
+    if len(held_out) == len(sizes) and not any(len(chosen) for _, chosen in held_out):
+        raise DataError(nothing_held_out(share, sum(len(one.num_bytes) for one, _ in held_out)))
+    for one, chosen in held_out:
+        count = f"{one.name}: `evaluation.held_out_share` holds out {len(chosen)} of {len(one.num_bytes):,} documents"
+        if len(chosen) == len(one.num_bytes):
+            raise DataError(f"{count}, so none is left to train on. Lower it, {REMEDY}.")
+        if len(chosen) < few:
+            warnings.append(f"{count}; below {few} the verdict's interval means little. Raise the share, {REMEDY}")
+        elif warning := other_share(one.name, share, int(chosen.sum()), int(one.num_bytes.sum()), len(chosen)):
+            warnings.append(warning)
+    return warnings
 
 
 @dataclass(frozen=True)
@@ -76,14 +106,10 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:
         return None
-    what = (
-        f"its {num_documents:,} held-out document{'s hold' if num_documents != 1 else ' holds'}"
-        if num_documents
-        else "held-out documents hold"
-    )
+    documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
-        f"{name}: `evaluation.held_out_share` is {asked:.2%}, but {what} {share:.2%} of the text. Documents are chosen by the hash of their "
-        "text, and very long ones never are. Split long documents, add documents, or name files of their own: `evaluation.perplexity`"
+        f"{name}: `evaluation.held_out_share` asks for {asked:.2%}, but {share:.2%} of the text is held out, in {documents}. "
+        f"Documents are chosen by their hash, and very long ones never are. Split long documents, {REMEDY}"
     )
 
 
