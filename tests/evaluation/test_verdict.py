@@ -130,6 +130,7 @@ def test_forgetting_of_5_percent_is_hardly_ever_called_as_good_as_before():
 
 def test_no_change_is_hardly_ever_called_a_success_and_a_gain_of_5_percent_no_failure():
     assert outcomes(0.0, (20, 200)).get("better", 0) < 0.05
+    assert outcomes(0.0, (2, 6)).get("better", 0) < 0.05, "nor with very few documents"
     said = outcomes(-0.05, (20, 200))
     assert sum(said.get(outcome, 0) for outcome in NO_GAIN) < 0.05
 

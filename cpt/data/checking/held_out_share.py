@@ -115,7 +115,8 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
 
 def nothing_held_out(share: float, num_documents: int) -> str:
     """What to say where no document of any source is held out."""
+    enough = min(0.5, 50 / num_documents)
     return (
         f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing can be evaluated. "
-        f"Make it {min(0.5, 50 / num_documents):.2g}, or name files of their own: `evaluation.perplexity`."
+        f"{f'Make it {enough:.2g}' if enough > share else 'Add documents'}, or name files of their own: `evaluation.perplexity`."
     )
