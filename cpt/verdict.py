@@ -48,7 +48,7 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
     for of_set in verdict.sets:
-        if of_set.difference is not None and of_set.difference.is_dominated:
+        if of_set.difference and of_set.difference.is_dominated and dominated(of_set.difference) not in verdict.headline():
             tell(f"  warning: `{of_set.name}`: {dominated(of_set.difference)}")
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")

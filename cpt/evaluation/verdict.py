@@ -10,7 +10,7 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
-from cpt.evaluation.paired import Difference, bits_per_byte_difference
+from cpt.evaluation.paired import Difference, Outcome, bits_per_byte_difference
 from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
 from cpt.evaluation.source_facts import SourceFacts, sources_of
 from cpt.files import DAMAGED
@@ -94,8 +94,8 @@ class Verdict:
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
-        outcome = "unknown" if self.domain is None else self.domain.outcome()
-        return None if outcome in ("unknown", "not worse") else outcome == "better"
+        outcome = "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
+        return None if outcome == "unknown" else outcome == "better"
 
     def headline(self) -> str:
         """What happened, in one or two sentences."""
@@ -130,18 +130,24 @@ class Verdict:
         return content
 
 
+def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
+    """As `Difference.outcome`; "unknown" also where only a gain of general text, or only a loss of the domain, is excluded."""
+    outcome = difference.outcome()
+    return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
+
+
 def domain_sentence(domain: Difference, other: str) -> str:
     """Whether the domain was learned.
 
     Args:
         other: what the model is compared with.
     """
-    outcome = domain.outcome()
+    outcome = outcome_of_set(domain, is_general=False)
     if outcome in ("better", "worse"):
         what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
         few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
         return f"{what}: on held-out domain text the model needs {relative(domain)} {how} bits per byte than {other}.{few}"
-    if outcome in ("about the same", "not better"):
+    if outcome != "unknown":
         gain = percent(max(0.0, -domain.low), domain)
         return f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded ({evidence(domain)})."
     return f"Whether it worked is unknown: held-out domain text may have become better or worse ({evidence(domain)}).{more(domain)}"
@@ -149,13 +155,13 @@ def domain_sentence(domain: Difference, other: str) -> str:
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
     """What became of text that the model should not forget."""
-    outcome, text = general.outcome(), what[0].upper() + what[1:]
+    outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
     if outcome == "better":
         return f"{text} became better, by {relative(general)}."
     if outcome == "worse":
         return f"It cost {relative(general)} more bits per byte on {what}."
     loss = percent(max(0.0, general.high), general)
-    if outcome in ("about the same", "not worse"):
+    if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
     return f"Whether {what} became worse is unknown: a loss of {loss:.1f} % cannot be excluded ({evidence(general)}).{more(general)}"
 

@@ -10,8 +10,8 @@ from cpt.errors import ResourceError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.held_out_examples import ExampleSet
-from cpt.evaluation.paired import Difference
-from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, dominated, percent, verdict_of_run
+from cpt.evaluation.paired import Difference, Outcome
+from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, dominated, outcome_of_set, percent, verdict_of_run
 from cpt.runs.events import record_event
 from cpt.runs.small_files import write_whole
 
@@ -113,7 +113,7 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
             worse_share(one.difference),
-            judged(one.difference, higher_is_better=False),
+            "unknown" if one.difference is None else marked(outcome_of_set(one.difference, is_general=one.is_general), one.difference),
         )
         for one in ordered
     ]
@@ -136,7 +136,7 @@ def scores_table(scores: Sequence[ScoreFinding]) -> str:
             "" if score.against is None else f"{score.against.before:.3f}",
             f"{score.value:.3f}",
             "none" if score.against is None else f"{score.against.low:+.3f} to {score.against.high:+.3f}",
-            judged(score.against, higher_is_better=score.higher_is_better),
+            "unknown" if score.against is None else marked(score.against.outcome(higher_is_better=score.higher_is_better), score.against),
         )
         for score in scores
     ]
@@ -200,11 +200,9 @@ def in_a_cell(text: str, longest: int = 200) -> str:
     return f"`{told}{'...' if len(text) > longest else ''}`" if told.strip() else "(nothing)"
 
 
-def judged(difference: Difference | None, *, higher_is_better: bool) -> str:
-    """The outcome, marked where few documents were compared."""
-    if difference is None:
-        return "unknown"
-    return difference.outcome(higher_is_better=higher_is_better) + (" (few)" if difference.is_clear and difference.is_on_few else "")
+def marked(outcome: Outcome, difference: Difference) -> str:
+    """The outcome, with a mark where few documents were compared."""
+    return outcome + (" (few)" if difference.is_clear and difference.is_on_few else "")
 
 
 def worse_share(difference: Difference | None) -> str:

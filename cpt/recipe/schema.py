@@ -167,7 +167,8 @@ class Evaluation(Section):
     every_steps: Positive | None = None
     """Or each so many optimizer steps. Neither: before the first and after the last step."""
     held_out_share: Share | None = None
-    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated."""
+    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated. Very long documents are
+    never held out."""
     perplexity: list[HeldOut] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
     retain: dict[str, Annotated[float, Field(gt=0)] | None] = {}

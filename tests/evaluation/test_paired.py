@@ -25,7 +25,7 @@ def documents(draw, count, spread, shape):
     z = draw.normal(size=count)
     noise = draw.exponential(size=count) - 1 if "skewed" in shape else draw.normal(size=count)
     sizes = np.exp(7 + spread * z)
-    return (0.05 + 0.05 * noise - 0.02 * z * ("sized" in shape)) * sizes, sizes
+    return (0.05 + 0.05 * noise + 0.04 * z * ("sized" in shape)) * sizes, sizes
 
 
 def coverage(strata, shape, repeats=400):
@@ -45,7 +45,7 @@ def coverage(strata, shape, repeats=400):
 )
 def test_intervals_cover_the_truth_at_the_stated_rate(strata, shape):
     """400 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be."""
-    assert 0.92 <= coverage(strata, shape) <= 1
+    assert 0.91 <= coverage(strata, shape) <= 0.99
 
 
 def test_skewed_differences_of_few_documents_widen_the_interval_on_the_side_of_the_tail():

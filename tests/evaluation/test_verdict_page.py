@@ -57,6 +57,12 @@ def test_exact_copies_are_on_the_page():
     assert "`b.jsonl:4`" in page and "`h.jsonl:9`" in page and "6 more exact copies" in page
 
 
+def test_the_table_and_the_sentence_agree_where_only_a_gain_of_general_text_is_excluded():
+    open_loss = Difference(1.5, 1.51, 0.01, -0.01, 0.09, 40, negligible=0.03, num_worse=20)
+    verdict = replace(VERDICT, sets=[replace(VERDICT.sets[0], difference=open_loss)], general=open_loss)
+    assert open_loss.outcome() == "not better" and "| 50 % | unknown |" in verdict_page(verdict) and "is unknown" in verdict.headline()
+
+
 def test_one_document_with_much_of_the_bytes_is_warned_of():
     domain = replace(BETTER, largest_share=0.44)
     page = verdict_page(replace(VERDICT, sets=[replace(VERDICT.sets[1], difference=domain)]))
