@@ -45,6 +45,13 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
     assert recipe.schedule.name == "rewarm_cosine" and recipe.evaluation.held_out_share
 
 
+def test_one_huge_document_is_warned_of(run, here, capsys):
+    with (here / "docs" / "domain.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "a long text " * 5000}) + "\n")
+    run()
+    assert "domain.jsonl:121" in "".join(capsys.readouterr())
+
+
 def test_each_choice_has_its_reason_above_it(run, here):
     run()
     lines = (here / "recipe.yaml").read_text().splitlines()
