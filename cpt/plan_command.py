@@ -169,10 +169,15 @@ def told_saves(planned: Planned, speed: Speed, checkpoint: float, storage_gbps: 
     saving = saving_of(
         checkpoint, gpus=setup.gpus, writers=writers, gigabytes=gigabytes, in_background=in_background, hours_between_failures=hours
     )
-    every, in_tokens = section.every_steps, None
+    steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
+    every, in_tokens = None if section.every_steps is None else int(section.every_steps), None
     if section.every_tokens is not None:
         every, in_tokens = max(1, round(section.every_tokens / setup.tokens_per_step)), setup.tokens_per_step
-    steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
+    elif section.every_steps is not None and section.every_steps < 1:
+        if tokens is None:
+            yield f"Saving: each {section.every_steps:.1%} of the run, whose length `cpt mixture` counts."
+            return
+        every = math.ceil(section.every_steps * steps_of_run)
     who = f"{writers} machines at {gigabytes:g} GB a second each" if writers > 1 else f"one machine at {gigabytes:g} GB a second"
     storage = who if storage_gbps is not None else f"{who}, assumed; --storage-gbps says yours"
     yield from told_saving(checkpoint, saving, speed, Saved(every, in_background, in_tokens, steps_of_run), storage)

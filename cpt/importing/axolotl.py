@@ -49,6 +49,8 @@ FLAGS = {
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
 }
+OFFLOADING = ("offload", "offload_disk", "unsloth")
+"""Values of `gradient_checkpointing` that move activations to host memory or disk."""
 LIGER = {
     "liger_rope": "rope",
     "liger_rms_norm": "rms_norm",
@@ -239,12 +241,12 @@ def write_profile(ledger: Ledger) -> None:
 def write_recomputing(ledger: Ledger) -> None:
     """Whether activations are recomputed in the backward pass."""
     asked = ledger.value("gradient_checkpointing", False)
-    on = ledger.is_on("gradient_checkpointing") or asked in ("offload", "offload_disk", "unsloth")
-    write_checkpointing(ledger, on=on)
-    ledger.skip_empty(["gradient_checkpointing"])
-    if asked in ("offload", "offload_disk", "unsloth"):
-        ledger.otherwise("gradient_checkpointing", "training.gradient_checkpointing: true; activations stay on the GPU")
+    offloads = {"gradient_checkpointing": asked in OFFLOADING, "activation_offloading": bool(ledger.value("activation_offloading"))}
+    on = ledger.is_on("gradient_checkpointing") or asked in OFFLOADING
+    write_checkpointing(ledger, on=on, offload=next((key for key, asks in offloads.items() if asks), ""))
+    ledger.skip_empty(offloads)
     ledger.enter("gradient_checkpointing", "carried", "training.gradient_checkpointing")
+    ledger.enter("activation_offloading", "carried", OFF)
 
 
 def write_liger_kernels(ledger: Ledger) -> None:

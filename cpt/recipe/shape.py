@@ -83,6 +83,8 @@ def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     }
     if kind in comparisons:
         return f"must be {comparisons[kind].format(**context)}, got {in_yaml(got)}"
+    if kind == "value_error":
+        return f"{context['error']}, got {in_words(got)}"
     if kind == "finite_number":
         return f"must be a finite number, got {in_yaml(got)}"
     if kind == "literal_error":

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 SUFFIXED = re.compile(r"(\d+(?:\.\d+)?) ?(k|K|M|G|B|T|kB|KB|MB|GB|TB)")
 SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
@@ -16,5 +16,13 @@ def whole_number(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def steps_or_share(value: float) -> float:
+    """A number from 1 on counts steps, so it is whole."""
+    if value >= 1 and not value.is_integer():
+        raise ValueError("expected a whole number of steps, or a share of the run below 1")
+    return int(value) if value >= 1 else value
+
+
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
+StepsOrShare = Annotated[float, Field(gt=0), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
 Share = Annotated[float, Field(gt=0, lt=1)]
