@@ -5,6 +5,7 @@ from typing import Any
 
 from cpt.importing.axolotl_data import stage_of, write_sources
 from cpt.importing.axolotl_keys import HANDLED, IDLE, KNOWN, NOT, PASSED
+from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.dialect import AXOLOTL
 from cpt.importing.engines import write_engines
 from cpt.importing.learning import write_optimizer, write_schedule
@@ -86,6 +87,7 @@ def import_axolotl(ledger: Ledger) -> None:
     write_recomputing(ledger)
     write_liger_kernels(ledger)
     write_engines(ledger)
+    resolve_conflicts(ledger)
     write_rewards(ledger, stage)
     write_special_tokens(ledger, "special_tokens")
     write_template(ledger, "chat_template", stage, own=("tokenizer_default",))

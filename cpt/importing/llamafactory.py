@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.dialect import LLAMAFACTORY
 from cpt.importing.engines import write_engines
 from cpt.importing.learning import write_optimizer, write_schedule
@@ -71,6 +72,7 @@ def import_llamafactory(ledger: Ledger) -> None:
     if asked:
         write_liger(ledger, asked, {})
     write_engines(ledger)
+    resolve_conflicts(ledger)
     write_preferences(ledger, stage)
     write_template(ledger, "template", stage, own=())
     trainers = trainer_keys()

@@ -78,11 +78,7 @@ def write_interval(ledger: Ledger, what: str, section: str, per_epoch: str, leng
     ledger.otherwise(steps, "no interval")
     ledger.otherwise(per_epoch, "no interval, or save_steps decides")
     for key in strategies:
-        told = (
-            f"`{section}.every_steps`"
-            if strategy in ("steps", "epoch")
-            else "in intervals; judge checkpoints by their losses"
-        )
+        told = f"`{section}.every_steps`" if strategy in ("steps", "epoch") else "in intervals; judge checkpoints by their losses"
         ledger.otherwise(key, told)
 
 

@@ -30,6 +30,8 @@ def test_a_deepspeed_file_that_is_here_is_taken(axolotl, tmp_path):
     file.write_text("{}")
     assert axolotl(deepspeed=str(file)).recipe["training"]["deepspeed"] == str(file)
     assert axolotl(deepspeed={"zero_optimization": {"stage": 1}}).recipe["training"]["deepspeed"] == {"zero_optimization": {"stage": 1}}
+    offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    assert axolotl(deepspeed=offload).recipe["training"]["deepspeed"] == {**offload, "zero_force_ds_cpu_optimizer": False}
     ledger = axolotl(deepspeed="other.json")
     assert "deepspeed" not in ledger.recipe["training"] and result(ledger)["deepspeed"][0] == "not"
     assert result(axolotl(deepspeed=False))["deepspeed"] == ("carried", "off there, as here")
