@@ -73,7 +73,10 @@ def command(
     """
     refuse_ignored({"--force": force and write is None}, "without --write")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, find_gpus(), links)
+    found = find_gpus()
+    if gpu is None and not found and gpus is None and gpus_per_node is None and nodes == 1 and trains_on_cpu(loaded):
+        gpu = "cpu"
+    machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, found, links)
     figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}
     target = find_target(machines.gpu, machines.gpus, host_memory, **figures)
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
@@ -104,6 +107,11 @@ def command(
     tell(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
     tell_what_would_fit(proposal, planned, partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None)
+
+
+def trains_on_cpu(recipe: Recipe) -> bool:
+    """Whether a recipe asks for nothing that only a GPU does, as one of `cpt init --gpu cpu`."""
+    return not any(recipe.training.get(key) for key in ("bf16", "fp16", "tf32", "deepspeed", "fsdp"))
 
 
 def tell_all(lines: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from cpt.launchers.processes import join_processes, leave_processes, start_deeps
 from cpt.launchers.supervise import supervise_run
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import refuse_mistakes
+from cpt.preflight.model import refuse_unreachable_model
 from cpt.preflight.places import placed
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
@@ -74,6 +75,7 @@ def train(
         CptError: one of its children, for whatever the user can mend.
     """
     launch = join_processes(recipe.training, compare_nodes=partial(check_launched_nodes, recipe))
+    refuse_unreachable_model(recipe)
     try:
         run = start_run(recipe, new=new)
     except RecipeError as problem:

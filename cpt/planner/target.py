@@ -108,7 +108,7 @@ def find_gpu_type(name: str) -> GpuType:
     hint = f" Did you mean `{by_name[near].name}`?" if near else ""
     raise ResourceError(
         f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. "
-        "For another: --memory-gib and --peak-tflops (dense bf16)."
+        "For another, `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as much memory."
     )
 
 

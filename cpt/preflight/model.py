@@ -17,6 +17,7 @@ from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.hub import TOKENIZER, WEIGHTS, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config
@@ -105,6 +106,19 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
                 raise
     found.unchecked.append(f"`model.path`: {model.path} (Hub)")
     return config_from(model.config) if model.config and "model_type" in model.config else None
+
+
+def refuse_unreachable_model(recipe: Recipe) -> None:
+    """Refuse a model or tokenizer that neither the Hub cache nor the Hub can give, before a run's folder is made.
+
+    Raises:
+        ResourceError: with what to give instead.
+    """
+    model, tokenizer = recipe.model, recipe.tokenizer
+    if model.path is not None and not is_local(model.path):
+        refuse_unreachable("`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS)
+    if tokenizer.path is not None and not is_local(tokenizer.path):
+        refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
 def hub_is_reachable() -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored
-from cpt.console import open_console, while_working
+from cpt.console import open_console, show_step, while_working
 from cpt.errors import LaunchError, RehearsalError, ResourceError
 from cpt.launchers.attempts import BY_THE_LAUNCHER, refuse_more_than_the_machine_holds
 from cpt.recipe.load import load_with_places
@@ -73,7 +73,7 @@ def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
     status = open_console(stderr=True).status("")
     if not silent:
         rehearsal.tell = lambda finding: typer.echo(shown(finding))
-        rehearsal.begin = lambda what: status.update(f"{what} ...")
+        rehearsal.begin = lambda what: show_step(status, f"{what} ...")
     try:
         with while_working(status):
             return rehearsal.rehearse()

@@ -59,6 +59,7 @@ def extend_command(
     logging.getLogger("transformers").setLevel(logging.ERROR)
     sources, read = named_texts(text, text_column), dict[str, Read]()
     new_folder(output)
+    typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
     tokenizer = from_folder_or_hub(model, revision, trust_remote_code=False)
@@ -69,10 +70,13 @@ def extend_command(
         raise RecipeError(f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {there:,} rows. Put its own there.")
     if rows == "token_distillation":
         check_can_distill(built)
+    typer.echo(f"Adding {add:,} tokens ...", err=True)
     extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
     grown = add_rows(built, pieces, known, multiple)
     sample = [one[:SAMPLE_CHARACTERS] for one in islice(read_texts(sources, max_mb * 10**6, {}), SAMPLE_DOCUMENTS)]
+    if rows == "token_distillation":
+        typer.echo("Training the new rows ...", err=True)
     taught = distill(built, pieces, extension.tokenizer, sample) if rows == "token_distillation" else None
     record = {"base": model, "revision": revision, "learned_from": {name: asdict(one) for name, one in read.items()}, "rows": asdict(grown)}
     lengths = write_extended(output, built, tokenizer, extension, sample, record | {"distilled": taught and asdict(taught)})
