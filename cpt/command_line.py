@@ -162,9 +162,13 @@ def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
         )
 
 
-def show_log() -> None:
-    """Print what cpt logs: all of it from the main process, warnings from the others."""
-    handler = logging.StreamHandler(sys.stdout)
+def show_log(*, stderr: bool = False) -> None:
+    """Print what cpt logs: all of it from the main process, warnings from the others.
+
+    Args:
+        stderr: where programs read stdout.
+    """
+    handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(NotAgain())
     logger = logging.getLogger("cpt")

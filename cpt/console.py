@@ -37,18 +37,16 @@ def open_console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def while_working(status: Status) -> Iterator[None]:
-    """Show what is being done: on a terminal as a status line, elsewhere as a plain line on stderr."""
-    if not status.console.is_interactive:
-        show_step(status, str(status.status))
+    """Show what is being done while it is done, where somebody watches; elsewhere nothing."""
     with status if status.console.is_interactive else nullcontext():
         yield
 
 
 def show_step(status: Status, text: str) -> None:
-    """What is being done now."""
+    """What is being done now: in the status line of a terminal, elsewhere as a line of its own."""
     if status.console.is_interactive:
         status.update(text)
-    elif text:
+    else:
         status.console.file.write(f"{text}\n")
         status.console.file.flush()
 

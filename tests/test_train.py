@@ -5,7 +5,7 @@ from launching import BIN, launch
 from tiny import write_recipe
 
 from cpt.checkpoints.verify import verify_path
-from cpt.errors import CptError
+from cpt.errors import CptError, ResourceError
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -16,6 +16,14 @@ def test_a_failed_run_says_so_in_its_status(tiny_recipe, tmp_path):
         train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")))
     status = json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize("section", [{"model": {"path": "lab/never"}}, {"tokenizer": {"path": "lab/never"}}])
+def test_without_the_hub_a_model_is_refused_at_once_and_no_run_is_left(tiny_recipe, tmp_path, section):
+    recipe = load_recipe(write_recipe({**tiny_recipe, **section}, tmp_path / "r.yaml"))
+    with pytest.raises(ResourceError, match="lab/never.*the Hub cannot be reached.*hf download lab/never"):
+        train(recipe)
+    assert not (tmp_path / "runs" / "tiny").exists()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ OTHER_JOBS = {
     "export_dir": "writes a model: `cpt merge`, `cpt export`",
     "eval_dataset": "judges a model: `cpt evaluate`",
     "infer_backend": "talks to a model: `cpt chat`, `cpt serve`",
-    "task": "judges a model: `cpt evaluate --tasks`",
+    "task": "judges a model: `cpt evaluate --task`",
 }
 """Keys of configs that do not train, and what does it here."""
 ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")

@@ -40,7 +40,7 @@ def command(
         list[str] | None, typer.Option(help="--probe: a source that is replay; by default named in evaluation.retain.")
     ] = None,
     launcher: Annotated[str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")] = None,
-    dry: Annotated[bool, typer.Option("--dry", help="--probe: only list the runs and their cost.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
     """Count what a run will see of each source.
 

@@ -26,13 +26,13 @@ def command(
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
     launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check all recipes and show where each run stands; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")] = False,
 ) -> None:
     """Run recipes one after the other; give the same command again to go on.
 
     What is finished is skipped: give the same command again to go on.
 
-    Example: cpt pipeline pipeline.yaml --check
+    Example: cpt pipeline pipeline.yaml --dry-run
     """
     show_log()
     if problem := refuse_a_launcher():
@@ -45,7 +45,7 @@ def command(
     if mistakes := sum(check_step(pipeline, step, steps) for step in steps):
         tell(f"{mistakes} of {len(steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
-    for step in [] if check else steps:
+    for step in [] if dry_run else steps:
         if step.run.is_finished:
             tell(f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}.")
             continue
@@ -56,7 +56,7 @@ def command(
         code = process.wait()
         if code != 0 or not step.run.is_finished:
             end(pipeline, step, file, code, process.told)
-    if not check:
+    if not dry_run:
         show(pipeline)
 
 
