@@ -76,6 +76,11 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
+LONG = (  # commands whose work is worth more than what they print
+    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export", "merge", "serve"),
+    *("data ingest", "data rewrite", "tokenizer extend", "tokenizer train", "mixture"),
+)
+
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
 
 New here? [bold]cpt demo[/bold] does the whole path in minutes, offline, on a CPU. With documents of your own:
@@ -92,7 +97,8 @@ five-minute start."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `cpt` with these words, or with those of the command line."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    run_app(application(next(iter(words or completed_words()), "")), words, name="cpt")
+    app = application(next(iter(words or completed_words()), ""))
+    run_app(app, words, name="cpt", outlives_readers=" ".join(words[:2]).startswith(LONG))
 
 
 def completed_words() -> list[str]:

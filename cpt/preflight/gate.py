@@ -14,6 +14,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.checking.contamination import small_sets
 from cpt.data.checking.files import check_sources, keyed_sources, unchecked_sources
+from cpt.data.checking.held_out_share import size_warnings
 from cpt.data.files import kind_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
@@ -21,8 +22,9 @@ from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST
 from cpt.evaluation.tasks import check_tasks
-from cpt.extend import check_options, did_you_mean, find
+from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
+from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
@@ -37,7 +39,7 @@ from cpt.preflight.disk import small_disk
 from cpt.preflight.examples import check_conversations
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import check_memory
-from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, hub_is_reachable, with_key
+from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, with_key
 from cpt.preflight.places import placed
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
@@ -49,7 +51,7 @@ from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
-from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
+from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile
 from cpt.stages.find import find_stage
 from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
@@ -109,6 +111,8 @@ def found_in(recipe: Recipe) -> PreflightReport:
     except CptError as problem:  # most often of the model, which the gate looks at by itself
         chosen, unchosen = with_any_values(recipe), problem
     found = check_reality(chosen)
+    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):  # it would be reported twice
+        found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         found.unchecked.append(f"{keys}: chosen at the start of the run, since the model's config cannot be read here")
@@ -247,8 +251,7 @@ def section_without_layers(section: Optimizer) -> Optimizer:
 
 def try_schedule(recipe: Recipe) -> None:
     """Ask for the factor of the first step, and where it comes to the learning rates that phases end at."""
-    factor = with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
-    check_options(factor, recipe.schedule.options, "schedule")
+    with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
@@ -278,6 +281,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
+    found.warnings += profile_warnings(given)
     if not torch.accelerator.is_available():
         found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
     elif offloads(profile, "optimizer"):

@@ -1,15 +1,10 @@
 """Model and tokenizer at the gate: they exist, fit each other, and can read the rows that the recipe makes."""
 
-import os
-import socket
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
-from huggingface_hub import constants as hub
-from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +14,7 @@ from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
 from cpt.models.config import config_from, load_config, read_config
@@ -109,24 +105,17 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
     return config_from(model.config) if model.config and "model_type" in model.config else None
 
 
-def is_cached(path: str, file: str, revision: str | None) -> bool:
-    """Whether a file of a model is in the Hub's cache on this machine."""
-    return isinstance(try_to_load_from_cache(path, file, revision=revision), str)
+def refuse_unreachable_model(recipe: Recipe) -> None:
+    """Refuse a model or tokenizer that neither the Hub cache nor the Hub can give, before a run's folder is made.
 
-
-@cache
-def hub_is_reachable() -> bool:
-    """One connection, tried for two seconds: the Hub's own client would try for most of a minute."""
-    if hub.HF_HUB_OFFLINE:
-        return False
-    if "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ:
-        return True
-    address = urlparse(hub.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS_TO_REACH_THE_HUB).close()
-    except OSError:
-        return False
-    return True
+    Raises:
+        ResourceError: with what to give instead.
+    """
+    model, tokenizer = recipe.model, recipe.tokenizer
+    if model.path is not None and not is_local(model.path):
+        refuse_unreachable("`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS)
+    if tokenizer.path is not None and not is_local(tokenizer.path):
+        refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
 def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:

@@ -11,7 +11,7 @@ from cpt.recipe.schema_data import Phase as Phase
 from cpt.recipe.schema_data import Source as Source
 from cpt.recipe.section import Component as Component
 from cpt.recipe.section import Section as Section
-from cpt.recipe.written_numbers import LearningRate, Length, Positive, Share, Times, Tokens, whole_number
+from cpt.recipe.written_numbers import LearningRate, Length, Positive, Share, StepsOrShare, Times, Tokens, whole_number
 
 LORA_PRESETS = ("cpt",)
 LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
@@ -123,8 +123,8 @@ class Checkpoints(Section):
 
     every_tokens: Tokens | None = None
     """Save each time so many tokens were trained."""
-    every_steps: Positive | None = None
-    """Or each so many optimizer steps. Neither: only the end is saved."""
+    every_steps: StepsOrShare | None = None
+    """Or each so many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither: only the end is saved."""
     keep: Positive | Keep | None = 3
     """Which checkpoints stay: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also those whose step is a
     multiple of `every`, and the one where a figure of the evaluation was lowest. Null keeps all."""
@@ -188,10 +188,11 @@ class Evaluation(Section):
 
     every_tokens: Tokens | None = None
     """Evaluate each time so many tokens were trained."""
-    every_steps: Positive | None = None
-    """Or each so many optimizer steps. Neither: before the first and after the last step."""
+    every_steps: StepsOrShare | None = None
+    """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the last step."""
     held_out_share: Share | None = None
-    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated."""
+    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated. Very long documents are
+    never held out."""
     perplexity: list[HeldOut] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
     retain: dict[str, Annotated[float, Field(gt=0, le=1)] | None] = {}
@@ -216,7 +217,8 @@ class Safety(Section):
     """What may go wrong without the run being lost."""
 
     loss_guard: LossGuard | None = LossGuard()
-    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped. Options: `window` (the last 128 steps),
+    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss above 10 x
+    ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps),
     `sigmas` (6 robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
     `rollbacks` (3, then the run stops). Null applies every update."""
     on_oom: Literal["split_batch", "abort"] = "split_batch"

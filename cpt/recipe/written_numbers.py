@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
 THOUSANDS = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -58,7 +58,15 @@ def number_of_positions(value: object) -> object:
     return whole_number(value)
 
 
+def steps_or_share(value: float) -> float:
+    """A number from 1 on counts steps, so it is whole."""
+    if value >= 1 and not value.is_integer():
+        raise ValueError("expected a whole number of steps, or a share of the run below 1")
+    return int(value) if value >= 1 else value
+
+
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
+StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
 Tokens = Annotated[int, Field(gt=0, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)]
 Bytes = Annotated[int, Field(gt=0, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
 Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(number_of_positions)]

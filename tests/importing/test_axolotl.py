@@ -92,7 +92,13 @@ def test_rope_and_rates_of_embeddings(axolotl, loaded):
 def test_recomputing_and_profile(axolotl, loaded):
     ledger = axolotl(gradient_checkpointing="offload", gradient_checkpointing_kwargs={"use_reentrant": False}, profiler_steps=3)
     recipe = loaded(ledger)
-    assert recipe.training["gradient_checkpointing"] is True and recipe.training["gradient_checkpointing_kwargs"] == {
-        "use_reentrant": False
-    }
+    assert recipe.training["gradient_checkpointing"] is True
+    assert recipe.training["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "offload": True}
     assert recipe.monitoring.profile == Profile(at_step=1, steps=3) and result(ledger)["gradient_checkpointing"][0] == "otherwise"
+
+
+def test_activations_are_offloaded(axolotl, llamafactory, loaded):
+    offload = {"offload": True}
+    assert loaded(axolotl(activation_offloading="legacy")).training["gradient_checkpointing_kwargs"] == offload
+    assert loaded(llamafactory(use_unsloth_gc=True)).training["gradient_checkpointing_kwargs"] == offload
+    assert result(axolotl(activation_offloading=False))["activation_offloading"][0] == "carried"

@@ -235,3 +235,16 @@ def test_held_out_conversations_are_counted_as_such(load, tmp_path):
     sections = {"stage": "sft", "evaluation": {"perplexity": [{"path": str(tmp_path / "held.jsonl")}]}}
     found = gate.check_reality(load(data={"sequence_length": 64, "sources": [{"path": str(tmp_path / "talks.jsonl")}]}, **sections))
     assert not [mistake for mistake in found.mistakes if "held.jsonl" in str(mistake)]
+
+
+def test_one_huge_document_and_few_held_out_ones_are_warned_of(load, tiny_recipe, tmp_path):
+    texts = [f"document {number} " + "x" * 90 for number in range(50)] + ["y" * 9000]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = {**tiny_recipe["data"], "sources": [{"path": str(tmp_path / "a.jsonl"), "name": "a"}]}
+    giant, few = [line for line in gate.found_in(load(data=data, evaluation={"held_out_share": 0.2})).warnings if line.startswith("a: ")]
+    assert "a.jsonl:51" in giant and "`evaluation.held_out_share`" in few
+
+
+def test_a_share_that_holds_nothing_out_is_a_mistake(load):
+    found = gate.found_in(load(evaluation={"held_out_share": 1e-9}))
+    assert ["held_out_share" in str(mistake) for mistake in found.mistakes] == [True]
