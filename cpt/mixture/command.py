@@ -49,7 +49,7 @@ def command(
     Example: cpt mixture recipe.yaml --plot shares.png
     """
     options = Options(shares, rates, probe_tokens, replay or (), launcher, dry)
-    refuse_ignored({"--plot": plot is not None and dry}, "with --dry, which measures nothing")
+    refuse_ignored({"--plot": plot is not None and dry}, "with --dry-run, which measures nothing")
     if probe:
         raise typer.Exit(run_probe(load_recipe(recipe, overrides or ()), options, as_json=as_json, picture=plot))
     if options.given():

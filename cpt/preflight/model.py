@@ -34,7 +34,6 @@ from cpt.stages.teacher import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 
 TEACHER = "teacher_model_name_or_path"
-SECONDS_TO_REACH_THE_HUB = 2
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
