@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-llama-cpp test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-llama-cpp test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-documents bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,11 @@ bench-monitoring: $(INSTALLED) ## what watching a run costs in a step: 10 minute
 
 bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 3 minutes on 4 cores
 	$(BIN)/python -m benchmarks.comparing $(ARGS)
+
+# DOCUMENTS holds these Debian packages: for name in postgresql-doc-15 python3.11-doc debian-policy installation-guide-amd64; do
+#   apt-get download $name && dpkg -x ${name}_*.deb FOLDER; done
+bench-documents: $(INSTALLED) ## what `cpt data ingest` keeps of real documents: 2 minutes on a core; make bench-documents DOCUMENTS=FOLDER
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.documents $(DOCUMENTS) $(ARGS)
 
 bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how long training stands still: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from cpt.command_line import NAMES_OF_HELP, app_of, run_app
 from cpt.command_signature import command_of, constant
+from cpt.errors import RecipeError
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
@@ -74,6 +76,11 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
+LONG = (  # commands whose work is worth more than what they print
+    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export", "merge", "serve"),
+    *("data ingest", "data rewrite", "tokenizer extend", "tokenizer train", "mixture"),
+)
+
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
 
 New here? [bold]cpt demo[/bold] does the whole path in minutes, offline, on a CPU. With documents of your own:
@@ -90,7 +97,8 @@ five-minute start."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `cpt` with these words, or with those of the command line."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    run_app(application(next(iter(words or completed_words()), "")), words, name="cpt")
+    app = application(next(iter(words or completed_words()), ""))
+    run_app(app, words, name="cpt", outlives_readers=" ".join(words[:2]).startswith(LONG))
 
 
 def completed_words() -> list[str]:
@@ -111,8 +119,28 @@ def application(command: str) -> typer.Typer:
             else:
                 function = recipe_read_first(command_of(target))
                 about, _, more = (function.__doc__ or "").partition("\n\n")
-                app.command(name, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
+                app.command(name, cls=Command, help=f"{summary}\n\n{more}", rich_help_panel=group)(function)
     return app
+
+
+class Command(TyperCommand):
+    """A command that knows keys of the recipe among wrong options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Show how `--epochs 3` is written where a command takes `key.path=value`.
+
+        Raises:
+            RecipeError: an option is none, and a key of the recipe.
+        """
+        known = {word for parameter in self.params for word in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        for word in args if any(parameter.name == "overrides" for parameter in self.params) else ():
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in known:
+                from cpt.recipe.shape import key_called  # which a help page does not need
+
+                if key := key_called(option.removeprefix("--").replace("-", "_")):
+                    raise RecipeError(f"there is no option {option}. It is a key of the recipe: write {key}=VALUE, without dashes.")
+        return super().parse_args(ctx, args)
 
 
 def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,14 +9,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from cpt.command_signature import command_of
 from cpt.console import settle
-from cpt.errors import CptError, Interrupted, ResourceError
+from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
+from cpt.output import make_output_safe
 from cpt.ranks import has_process_group, is_main_process, leave, rank
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
@@ -29,6 +30,9 @@ for library in QUIET:
 logging.getLogger("DeepSpeed").addFilter(lambda record: not record.getMessage().startswith("Setting accelerator to CPU"))
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+# Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA starts.
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 NO_TELEMETRY = {
     "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
@@ -40,10 +44,19 @@ NO_TELEMETRY = {
 """What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own environment asks for it."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
-settle(os.environ, on_terminal=sys.stderr.isatty())
+settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
 MISTYPED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LONGEST_PATH = 200
+CACHES = {
+    "CPT_CACHE": "~/.cache/cpt",
+    "HF_HOME": "~/.cache/huggingface",
+    "TORCH_EXTENSIONS_DIR": "~/.cache/torch_extensions",
+    "TRITON_CACHE_DIR": "~/.triton",
+    "XDG_CACHE_HOME": "~/.cache",
+}
+"""Variables that move what cpt and its libraries keep below the home folder, the innermost folder first."""
 
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
@@ -52,19 +65,28 @@ def run_command(function: Callable[..., None]) -> None:
     """Run a function's command line, as `python cpt/train.py` does."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=NAMES_OF_HELP)(function)
-    run_app(app)
+    run_app(app, outlives_readers=True)
 
 
-def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None) -> None:
+def run_app(
+    app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None, outlives_readers: bool = False
+) -> None:
     """Run a whole application.
 
     Args:
         name: what help pages and messages call it; by default the program's.
+        outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in `| head`.
     """
-    make_output_safe()
+    make_output_safe(outlives_readers)
     try:
         with mistyped_paths_told():
-            app(list(arguments) if arguments is not None else None, prog_name=name)
+            try:
+                app(list(arguments) if arguments is not None else None, prog_name=name)
+            finally:
+                sys.stdout.flush()  # a full disk is reported here, and not by Python's shutdown
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave(1)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
             # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
@@ -80,16 +102,6 @@ def run_app(app: Callable[..., Any], arguments: Sequence[str] | None = None, *, 
         leave(1)
 
 
-def make_output_safe() -> None:
-    """Nothing that is printed may end a command: neither what a terminal's encoding lacks, nor an output that is closed."""
-    if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
-
-
 @contextmanager
 def mistyped_paths_told() -> Iterator[None]:
     """A path that names nothing on any disk was typed wrong, wherever it is found out, and an output on a full disk is nobody's bug.
@@ -102,9 +114,20 @@ def mistyped_paths_told() -> Iterator[None]:
     except OSError as problem:
         if problem.errno == errno.ENOSPC and problem.filename is None:
             raise ResourceError("a file or the output cannot be written: no space left on its disk. Free some.") from problem
+        if problem.errno in UNWRITABLE and problem.filename is not None:
+            raise ResourceError(f"{problem.filename}: {problem.strerror}. {other_place(str(problem.filename))}") from problem
         if problem.errno not in MISTYPED or problem.filename is None:
             raise
         raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem
+
+
+def other_place(path: str) -> str:
+    """The remedy for a path that cannot be read or written."""
+    for variable, default in CACHES.items():
+        folder = Path(os.environ.get(variable) or default).expanduser()
+        if folder in (Path(path), *Path(path).parents):
+            return f"Name a folder that you can write: export {variable}=/path/to/folder"
+    return "Name another path, change its permissions, or free space."
 
 
 def shortened(path: str) -> str:
@@ -125,9 +148,30 @@ def app_of(commands: Mapping[str, str], wrapped: Callable[[Callable[..., None]],
     return app
 
 
-def show_log() -> None:
-    """Print what cpt logs: all of it from the main process, warnings from the others."""
-    handler = logging.StreamHandler(sys.stdout)
+def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
+    """An option that would do nothing is a misunderstanding.
+
+    Args:
+        given: option -> whether it was given.
+        because: ends the sentence "--steps has no effect ...".
+
+    Raises:
+        RecipeError: one was given.
+    """
+    if names := [name for name, is_given in given.items() if is_given]:
+        several = len(names) > 1
+        raise RecipeError(
+            f"{' and '.join(names)} {'have' if several else 'has'} no effect {because}. Remove {'them' if several else 'it'}."
+        )
+
+
+def show_log(*, stderr: bool = False) -> None:
+    """Print what cpt logs: all of it from the main process, warnings from the others.
+
+    Args:
+        stderr: where programs read stdout.
+    """
+    handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(NotAgain())
     logger = logging.getLogger("cpt")

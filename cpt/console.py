@@ -42,6 +42,15 @@ def while_working(status: Status) -> Iterator[None]:
         yield
 
 
+def show_step(status: Status, text: str) -> None:
+    """What is being done now: in the status line of a terminal, elsewhere as a line of its own."""
+    if status.console.is_interactive:
+        status.update(text)
+    else:
+        status.console.file.write(f"{text}\n")
+        status.console.file.flush()
+
+
 def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
     """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process read it too.
 

@@ -1,17 +1,18 @@
 """`cpt contamination RECIPE`: which training documents hold what the model will be judged by."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.data.checking.contamination import Contamination, find_contamination, is_refused
 from cpt.data.checking.decontamination import Judged
 from cpt.data.form_of_stage import sections_of
-from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 
@@ -23,27 +24,29 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every place that is known to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
 ) -> None:
-    """Search all training sources for the evaluation's documents; the exit code is 2 where any is found.
+    """Search all training sources for the evaluation's documents.
 
-    Exit code 2 where any is found.
+    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are listed too. No run
+    trains on them, so they alone give exit code 0.
 
-    Example: cpt contamination recipe.yaml --task hellaswag --json found.json
+    Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
     """
-    show_log()
+    show_log(stderr=as_json)
+    refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
-    found = contamination_of(loaded, task or (), task_folder)
-    for hit in found.hits[:SHOWN]:
-        typer.echo(str(hit))
-    if found.num_contaminated > SHOWN:
-        typer.echo(f"... and {found.num_contaminated - SHOWN:,} more{'' if json_file else ': --json FILE lists up to 100 of each source'}")
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of lm-eval, and of the log
+        found = contamination_of(loaded, task or (), task_folder)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        raise typer.Exit(2 if found.num_contaminated else 0)
+    for places, count in ((found.hits, found.num_contaminated), (found.exact_copies, found.num_exact_copies)):
+        for place in places[:SHOWN]:
+            typer.echo(str(place))
+        if count > SHOWN:
+            typer.echo(f"... and {count - SHOWN:,} more: --json lists up to 100 of each source")
     typer.echo(f"{found.summary()}{what_becomes_of_them(found, loaded)}")
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as problem:
-            raise RecipeError(f"--json {json_file}: {problem.strerror}. Name a file in a folder that you can write.") from problem
     raise typer.Exit(2 if found.num_contaminated else 0)
 
 

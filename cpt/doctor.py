@@ -22,6 +22,7 @@ from cpt.cluster.one_node import check_this_node
 from cpt.cluster.over_ssh import Wish, check_over_ssh
 from cpt.cluster.place import place_of_node
 from cpt.cluster.showing import show_complaints
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
@@ -30,6 +31,7 @@ from cpt.versions import CUDAS, CXX20_TORCH, FOR_ANY_LINE, LINES, STACK, Install
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
+PORT = 29500
 EXTRAS = {  # package -> (what is missing without it, install line)
     "tensorboard": ("curves in TensorBoard", "pip install tensorboard"),
     "wandb": ("curves in Weights & Biases", "pip install wandb"),
@@ -64,7 +66,7 @@ def command(
     recipe: Annotated[Path | None, typer.Argument(help="With --nodes: the recipe that they shall train.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     nodes: Annotated[str | None, typer.Option(help="Compare these nodes by ssh: host-0,host-1, or a hostfile.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")] = 29500,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")] = PORT,
     node_rank: Annotated[int | None, typer.Option(help="Started on each of --nodes, without ssh: which of them this is.")] = None,
     master: Annotated[str | None, typer.Option(help="With --node-rank: HOST:PORT where the nodes meet.")] = None,
     folder: Annotated[Path | None, typer.Option(help="With --nodes: the working folder there; by default as here.")] = None,
@@ -80,9 +82,14 @@ def command(
     if nodes is None:
         if recipe is not None or node_rank is not None or master is not None:
             raise LaunchError("cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1")
+        refuse_ignored({"--port": port != PORT, "--folder": folder is not None, "--python": python != sys.executable}, "without --nodes")
         raise typer.Exit(run_doctor())
     names = read_nodes(nodes)
     if node_rank is not None:
+        refuse_ignored(
+            {"--folder": folder is not None, "--python": python != sys.executable}, "with --node-rank, which starts nothing elsewhere"
+        )
+        refuse_ignored({"--port": port != PORT and master is not None}, "with --master HOST:PORT")
         place = place_of_node(node_rank, names, master or f"{names[0]}:{port}")
         raise typer.Exit(check_this_node(place, recipe, overrides or (), report=report))
     if master is not None:

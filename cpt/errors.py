@@ -35,6 +35,10 @@ class RehearsalError(CptError):
     """Mend what the rehearsal found before the run is started; each of its rows names the remedy."""
 
 
+class UserCodeError(CptError):
+    """Fix your own function: the recipe names it, and it raised an error. The message ends with its traceback."""
+
+
 class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
     """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its checkpoint."""
 

@@ -1,19 +1,22 @@
 """`cpt evaluate MODEL [--against BASE]`: what a model can do, and what lies between it and its base."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError
 from cpt.evaluation.evaluate import Asked, Measured, known_positions, measure, model_at
 from cpt.evaluation.findings import Findings, findings
 from cpt.evaluation.judged_sets import DEFAULT_LENGTH, Judges, judges_of_recipe, judges_of_texts
@@ -41,7 +44,7 @@ def command(
     sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the domain test's questions.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure held-out text, a domain test and tasks; one line of verdict each.
 
@@ -49,8 +52,12 @@ def command(
 
     Example: cpt evaluate runs/my-run --against Qwen/Qwen2.5-1.5B --task hellaswag --limit 200
     """
-    show_log()
+    show_log(stderr=as_json)
     disable_progress_bar()
+    of_tasks = {"--task-folder": task_folder is not None, "--allow-code": allow_code, "--limit": limit is not None}
+    refuse_ignored({} if task else {**of_tasks, "--num-fewshot": num_fewshot is not None}, "without --task")
+    refuse_ignored({"--sequence-length": sequence_length is not None and not text}, "without --text: the sets of a recipe have its own")
+    refuse_ignored({"--seed": seed != 0 and not domain_test and not needle}, "without --domain-test or --needle")
     join_processes({})
     own = recipe_of(model, recipe)
     models = [model_at(path, None if own is None else own.model) for path in (model, against) if path is not None]
@@ -69,16 +76,17 @@ def command(
         seed=seed,
         is_compared=len(models) > 1,
     )
-    found = findings(*(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models))
-    needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
-    if is_main_process():
+    with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
+        found = findings(*(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models))
+        needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
+    if is_main_process() and as_json:
+        typer.echo(json.dumps(content_of(found, needles), indent=2, ensure_ascii=False))
+    elif is_main_process():
         console = open_console()
         show(found, console)
         for path, of_model in needles.items():
             console.print(f"Needles that {path} found:", highlight=False, soft_wrap=True, markup=False)
             console.print(needle_table(of_model))
-        if json_file is not None:
-            write(found, needles, json_file)
     leave_processes()
 
 
@@ -95,9 +103,16 @@ def judges_asked(recipe: Recipe | None, texts: list[str], sequence_length: int |
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
         return judges_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    if sequence_length is not None:
-        raise RecipeError("`--sequence-length` goes with `--text`; the sets of a recipe have its `data.sequence_length`.")
     return None if recipe is None else judges_of_recipe(recipe)
+
+
+@contextmanager
+def told_as_texts(texts: list[str] | None) -> Iterator[None]:
+    """Name the option in complaints about a held-out set of the command line, which has no key of a recipe."""
+    try:
+        yield
+    except DataError as problem:
+        raise DataError(re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem)) if texts else str(problem)) from problem
 
 
 def show(found: Findings, console: Console) -> None:
@@ -125,16 +140,7 @@ def needle_table(found: Sequence[Found]) -> Table:
     return table
 
 
-def write(found: Findings, needles: Mapping[str, Sequence[Found]], path: Path) -> None:
-    """As JSON.
-
-    Raises:
-        RecipeError: the file cannot be written.
-    """
-    content = found.to_json()
-    if needles:
-        content["needles"] = {model: [asdict(one) for one in of_model] for model, of_model in needles.items()}
-    try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise RecipeError(f"--json {path}: {problem.strerror}. Name a file in a folder that you can write.") from problem
+def content_of(found: Findings, needles: Mapping[str, Sequence[Found]]) -> dict[str, Any]:
+    """What --json prints."""
+    of_needles = {model: [asdict(one) for one in of_model] for model, of_model in needles.items()}
+    return found.to_json() | ({"needles": of_needles} if of_needles else {})

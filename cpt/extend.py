@@ -3,16 +3,17 @@
 import inspect
 import re
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-from cpt.errors import RecipeError
+from cpt.errors import CptError, RecipeError, UserCodeError
 
 IN_WORDS = {
     bool: "true or false",
@@ -41,8 +42,33 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
     found = import_named(name)
     if not callable(found):
         raise RecipeError(f"`{name}` is a {type(found).__name__}, but a function is needed for the {kind}.")
-    function: Callable[..., Any] = found
-    return function
+    return named_in_errors(found, f"the {kind} `{name}`") if inspect.isfunction(found) else found  # type: ignore[no-any-return]
+
+
+def named_in_errors(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """The user's function; an error that it raises becomes one that names it.
+
+    Raises:
+        UserCodeError: with the traceback of the user's code.
+    """
+
+    @wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except Exception as problem:
+            if isinstance(problem, CptError | MemoryError) or "memory" in str(problem):  # the run reacts to lack of memory
+                raise
+            raise user_code_error(what, problem) from problem
+
+    return called
+
+
+def user_code_error(what: str, problem: Exception) -> UserCodeError:
+    """What to raise where the user's code raised something; to be called in the frame that called it."""
+    below = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
+    trace = "".join(traceback.format_exception(type(problem), problem, below)).rstrip()
+    return UserCodeError(f"{what} raised {type(problem).__name__}: {problem}\n{trace}")
 
 
 def import_named(name: str) -> Any:
@@ -159,7 +185,7 @@ def closest(name: str, choices: Iterable[str]) -> str | None:
     word = simplified(name)
     num_slips = {choice: slips(word, simplified(choice)) for choice in sorted(choices)}
     fewest = min(num_slips.values(), default=len(word))
-    if fewest <= (1 if len(word) < 4 else 2 if len(word) < 8 else 3):
+    if fewest <= (1 if len(word) < 5 else 2 if len(word) < 8 else 3):
         return max((choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None)
     alike = max(num_slips, key=partial(likeness, word), default="")
     return alike if likeness(word, alike) > 0.75 else None

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +167,14 @@ def nearest_existing(folder: Path) -> Path:
 def find_program(name: str) -> str | None:
     """Where `name` is: on the PATH, or beside this Python (a virtual environment that is not activated)."""
     return shutil.which(name) or shutil.which(name, path=scripts_folder())
+
+
+def announce_compiling(extension: str, what: str) -> None:
+    """Say that an extension of torch is compiled now, if it was never compiled on this machine: it takes minutes in silence."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions")).expanduser()
+    if not any(folder.rglob(f"{extension}*.so")):
+        sys.stderr.write(f"{what}. This takes minutes, once on this machine ...\n")
 
 
 def require_programs(*names: str, reason: str) -> None:

@@ -1,5 +1,6 @@
 """`cpt plan`: does it fit, how long does it take, and what is the cheapest change where it does not fit?"""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -38,6 +40,8 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.stages.fsdp_profile import refuse_for_any_machine
+
+log = logging.getLogger("cpt")
 
 DOES_NOT_FIT = 3  # the exit code: 2 is a mistake in the recipe
 
@@ -70,11 +74,18 @@ def command(
 
     Example: cpt plan recipe.yaml --gpu "RTX 4090" --gpus 1 --write fits.yaml
     """
+    refuse_ignored({"--force": force and write is None}, "without --write")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, find_gpus(), links)
+    found = find_gpus()
+    if gpu is None and not found and gpus is None and gpus_per_node is None and nodes == 1 and trains_on_cpu(loaded):
+        gpu = "cpu"
+    machines = machines_that_are_meant(gpu, gpus, nodes, gpus_per_node, found, links)
     figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}
-    planned = planned_run(loaded, machines, find_target(machines.gpu, machines.gpus, host_memory, **figures), max_memory)
-    setup, target, facts = planned.setup, planned.target, planned.facts
+    target = find_target(machines.gpu, machines.gpus, host_memory, **figures)
+    of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
+    refuse_ignored(of_gpus if target.on_cpu else {"--links": links is not None and machines.gpus == 1}, f"with 1 x {target.name}")
+    planned = planned_run(loaded, machines, target, max_memory)
+    setup, facts = planned.setup, planned.facts
     tell(f"{told_setup(facts, setup, target)}\n")
     tell_all(told_plan(planned.memory, setup, target, max_memory))
     if exact:
@@ -99,6 +110,11 @@ def command(
     tell(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
     tell_what_would_fit(proposal, planned, partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None)
+
+
+def trains_on_cpu(recipe: Recipe) -> bool:
+    """Whether a recipe asks for nothing that only a GPU does, as one of `cpt init --gpu cpu`."""
+    return not any(recipe.training.get(key) for key in ("bf16", "fp16", "tf32", "deepspeed", "fsdp"))
 
 
 def tell_all(lines: Iterable[str]) -> None:
@@ -164,10 +180,15 @@ def told_saves(planned: Planned, speed: Speed, checkpoint: float, storage_gbps: 
     saving = saving_of(
         checkpoint, gpus=setup.gpus, writers=writers, gigabytes=gigabytes, in_background=in_background, hours_between_failures=hours
     )
-    every, in_tokens = section.every_steps, None
+    steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
+    every, in_tokens = None if section.every_steps is None else int(section.every_steps), None
     if section.every_tokens is not None:
         every, in_tokens = max(1, round(section.every_tokens / setup.tokens_per_step)), setup.tokens_per_step
-    steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
+    elif section.every_steps is not None and section.every_steps < 1:
+        if tokens is None:
+            yield f"Saving: each {section.every_steps:.1%} of the run, whose length `cpt mixture` counts."
+            return
+        every = math.ceil(section.every_steps * steps_of_run)
     who = f"{writers} machines at {gigabytes:g} GB a second each" if writers > 1 else f"one machine at {gigabytes:g} GB a second"
     storage = who if storage_gbps is not None else f"{who}, assumed; --storage-gbps says yours"
     yield from told_saving(checkpoint, saving, speed, Saved(every, in_background, in_tokens, steps_of_run), storage)
@@ -207,6 +228,7 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
     except ResourceError as problem:
         if model.config is None:
             raise ResourceError(f"{problem} Or write the model's shape as `model.config`: recipes/models has some.") from problem
+        log.warning(f"model.path: {model.path} cannot be read here. The plan is for the shape in `model.config`, which was not compared.")
         return config_from(model.config)
 
 

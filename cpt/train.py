@@ -9,7 +9,7 @@ from typing import Annotated
 if not __package__:  # started as a file: import from the repository root, not from inside cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cpt.command_line import run_command, show_log  # first: it keeps libraries quiet that the others import
+from cpt.command_line import refuse_ignored, run_command, show_log  # first: it keeps libraries quiet that the others import
 
 # isort: split
 import typer
@@ -22,10 +22,12 @@ from cpt.cluster.launched import check_launched_nodes
 from cpt.errors import RecipeError
 from cpt.evaluation.after_training import needs_judging
 from cpt.evaluation.verdict_page import write_verdict
+from cpt.launchers.attempts import BY_THE_LAUNCHER, MOST_RESTARTS
 from cpt.launchers.processes import join_processes, leave_processes, start_deepspeed
 from cpt.launchers.supervise import supervise_run
 from cpt.preflight.automatic import with_chosen_values
 from cpt.preflight.gate import refuse_mistakes
+from cpt.preflight.model import refuse_unreachable_model
 from cpt.preflight.places import placed
 from cpt.ranks import is_main_process, tell
 from cpt.recipe.load import load_with_places
@@ -73,6 +75,7 @@ def train(
         CptError: one of its children, for whatever the user can mend.
     """
     launch = join_processes(recipe.training, compare_nodes=partial(check_launched_nodes, recipe))
+    refuse_unreachable_model(recipe)
     try:
         run = start_run(recipe, new=new)
     except RecipeError as problem:
@@ -111,9 +114,9 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="With --supervise: processes on this machine, one per GPU.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='With --supervise: what starts them, such as "accelerate launch".')] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = 10,
+    processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = MOST_RESTARTS,
     resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
     allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,
     trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")] = False,
@@ -129,11 +132,13 @@ def command(
     """
     show_log()
     disable_progress_bar()  # of transformers, for each file it reads or writes; the run has its own
+    refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
-    if supervise:
+    if supervise or processes > 1 or launcher is not None:
         options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
         words = [str(recipe), *(overrides or ()), *(name for name, given in options.items() if given), "--resume", resume]
-        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts)
+        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None)
         return
     wanted = wanted_checkpoint(resume)
     final = train(loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint)

@@ -12,6 +12,7 @@ from cpt.checkpoints.model_card import write_model_card
 from cpt.command_line import run_command, show_log
 from cpt.errors import CheckpointError
 from cpt.evaluation.after_training import judge_run
+from cpt.evaluation.verdict import dominated
 from cpt.evaluation.verdict_page import PAGE
 from cpt.ranks import tell
 from cpt.runs.record import Run
@@ -46,6 +47,9 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     except OSError as problem:  # the model is whole, and has a card without the verdict
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
+    for of_set in verdict.sets:
+        if of_set.difference and of_set.difference.is_dominated and dominated(of_set.difference) not in verdict.headline():
+            tell(f"  warning: `{of_set.name}`: {dominated(of_set.difference)}")
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")
     left_out = sum(source.decontaminated for source in verdict.sources)

@@ -16,5 +16,4 @@ FACTS = ModelFacts(
     is_tied=False,
     flops_per_token=6000,
     has_fused_loss=True,
-    is_left_to_liger=True,
 )

@@ -1,8 +1,21 @@
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from shutil import copy
 
 import pytest
-from tiny import write_recipe
+from tiny import TINY_LLAMA, write_recipe
+from torch.optim import Optimizer
+from transformers import AutoConfig, Gemma2ForCausalLM
+
+from cpt.cli import main
+from cpt.errors import RecipeError
+from cpt.extend import import_named
+from cpt.models.attention import choose_attention
+from cpt.optim.build import find_optimizer
+from cpt.recipe.load import load_recipe
 
 
 def check(path, *more):
@@ -30,7 +43,7 @@ def test_the_quick_check_ends_with_shape_and_sense(tiny_recipe, tmp_path):
     code = f"import sys; from cpt.cli import main\ntry: main({words})\nfinally: assert 'torch' not in sys.modules"
     checked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    assert "shape and sense hold. Not looked at: what is really there" in " ".join(checked.stdout.split())
+    assert "Not checked: files, model" in " ".join(checked.stdout.split())
     (tmp_path / "r.yaml").write_text(path.read_text() + "optimiser: {name: adamw}\n")
     assert check(path, "--quick").returncode == 2
 
@@ -56,8 +69,69 @@ def test_four_planted_mistakes_stand_in_one_listing_with_their_lines(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_an_earlier_run_is_to_make_is_no_mistake_yet(tiny_recipe, tmp_path):
+def test_what_an_earlier_run_has_to_make_is_a_blocker(tiny_recipe, tmp_path):
     tiny_recipe["model"] = {"path": f"{tiny_recipe['output_dir']}/base/final"}
     tiny_recipe["stage"] = "cpt"
     checked = check(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
-    assert checked.returncode == 0 and "before it can start" in checked.stdout and "base/final" in checked.stdout
+    assert checked.returncode == 3 and "blocker on this machine" in checked.stdout and "base/final" in checked.stdout
+
+
+@pytest.mark.slow
+def test_a_shape_that_is_not_that_of_the_model_in_the_hub_cache_is_an_error(tiny_recipe, tmp_path):
+    snapshot = tmp_path / "home/hub/models--lab--model/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("abc")
+    for file in Path(tiny_recipe["tokenizer"]["path"]).iterdir():
+        copy(file, snapshot)
+    (snapshot / "config.json").write_text(json.dumps(TINY_LLAMA))
+    offline = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+
+    def check_shape(**changed):
+        model = {"path": "lab/model", "config": {**TINY_LLAMA, **changed}}
+        path = write_recipe({**tiny_recipe, "stage": "cpt", "model": model, "tokenizer": {}}, tmp_path / "r.yaml")
+        return subprocess.run([sys.executable, "-m", "cpt.cli", "check", str(path)], capture_output=True, text=True, env=offline)
+
+    same, other = check_shape(), check_shape(num_hidden_layers=7)
+    assert same.returncode == 0, same.stdout
+    assert other.returncode == 2 and "num_hidden_layers: 7" in other.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("base_model: a/b\ndatasets: [{path: c}]\n", "cpt import"),
+        ("model_name_or_path: a/b\ndataset: c\n", "cpt import"),
+        ("model_name_or_path: a/b\ndataset_name: c\n", "cpt init"),
+        ("model: a/b\ntrain_type: lora\ndataset: [c]\n", "cpt init"),
+    ],
+)
+def test_a_config_of_another_tool_is_one_sentence_with_the_command(tmp_path, text, remedy):
+    (tmp_path / "other.yaml").write_text(text)
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(tmp_path / "other.yaml")
+    assert remedy in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("option", "key"), [("--epochs", "budget.epochs"), ("--learning-rate=1", "optimizer.learning_rate")])
+def test_an_option_that_is_a_key_of_the_recipe_names_the_key(tmp_path, capsys, option, key):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path / "r.yaml"), option])
+    assert ended.value.code == 2 and f"{key}=" in capsys.readouterr().err
+
+
+def test_an_optimizer_of_an_installed_library_is_named_by_its_class():
+    with pytest.raises(RecipeError, match="torch.optim:NAdam"):
+        find_optimizer("nadam")
+    assert issubclass(import_named("torch.optim:NAdam"), Optimizer)
+    with pytest.raises(RecipeError) as refused:
+        find_optimizer("nothing_like_it")
+    assert "Did you mean" not in str(refused.value)
+
+
+def test_the_remedy_for_an_attention_that_a_model_lacks_is_one_that_it_has():
+    config = AutoConfig.for_model("gemma2")
+    for wanted in ("varlen", "sdpa"):
+        with pytest.raises(RecipeError, match="`model.attention: auto`"):
+            choose_attention(wanted, Gemma2ForCausalLM, config=config, packed=True)
+    assert choose_attention("auto", Gemma2ForCausalLM, config=config, packed=True) == "eager"

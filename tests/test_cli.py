@@ -54,6 +54,57 @@ def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_exa
     assert said.count("Example: cpt") == 1
 
 
+TINY = "recipes/tiny/pretrain.yaml"
+WITHOUT_EFFECT = [
+    ("train", TINY, "--restarts", "3"),
+    ("train", TINY, "--launcher", "torchrun", "--processes", "2"),
+    ("train", TINY, "--launcher", "torchrun", "--supervise", "--processes", "2"),
+    ("pipeline", "recipes/pipelines/tiny.yaml", "--only", "2", "--from", "1"),
+    ("pipeline", "recipes/pipelines/tiny.yaml", "--launcher", "torchrun", "--processes", "2"),
+    ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
+    ("reproduce", "runs/x", "--launcher", "torchrun", "--processes", "2"),
+    ("search", TINY, "--space", "x.yaml", "--steps", "50"),
+    ("search", TINY, "--space", "x.yaml", "--ray", "--parallel", "2"),
+    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--dry-run"),
+    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--parallel", "2"),
+    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--ray"),
+    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--launcher", "torchrun", "--processes", "2"),
+    ("doctor", "--port", "29501"),
+    ("doctor", "--nodes", "a,b", "--node-rank", "0", "--folder", "/tmp"),
+    ("doctor", "--nodes", "a,b", "--node-rank", "0", "--master", "a:29500", "--port", "29501"),
+    ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x.yaml", "--gpus", "2"),
+    ("plan", TINY, "--gpu", "H100", "--force"),
+    ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
+    ("plan", TINY, "--gpu", "H100", "--links", "nvlink4"),
+    ("launch", TINY, "--interface", "eth0"),
+    ("launch", TINY, "--port", "29501"),
+    ("launch", TINY, "--no-ssh"),
+    ("data", "check", TINY, "--truncated-share", "0.2"),
+    ("data", "rewrite", "x.jsonl", "--model", "x/y", "--output", "/nonexistent/x", "--temperature", "0", "--top-p", "0.5"),
+    ("data", "rewrite", "x.jsonl", "--output", "/nonexistent/x", "--model", "recipes/tiny/tokenizer", "--revision", "main"),
+    ("tokenizer", "report", "--recipe", TINY, "--text-column", "body"),
+    ("tokenizer", "extend", "recipes/tiny/tokenizer", "--add", "5", "--output", "/nonexistent/x", "--revision", "main"),
+    ("mixture", TINY, "--plot", "x.png", "--probe", "--dry-run"),
+    ("contamination", TINY, "--task-folder", "tasks"),
+    ("evaluate", "x/y", "--needle", "4096", "--sequence-length", "512"),
+    ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
+    ("evaluate", "x/y", "--text", "a=b.txt", "--seed", "5"),
+    ("export", "runs/x", "--push-to-hub", "me/x", "--quantize", "int8"),
+    ("export", "runs/x", "--output", "/nonexistent/x", "--adapter-only", "--dtype", "float32"),
+    ("export", "runs/x", "--output", "/nonexistent/x", "--gguf", "f16", "--max-shard-size", "1GB"),
+]
+
+
+@pytest.mark.parametrize("words", WITHOUT_EFFECT, ids=" ".join)
+def test_an_option_without_effect_is_refused_and_named(words, capsys, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "no effect" in said, said
+    assert next(word for word in reversed(words) if word.startswith("--")) in said
+
+
 @pytest.mark.parametrize("words", PAGES, ids=" ".join)
 def test_the_example_of_a_command_can_be_typed(words):
     import shlex

@@ -1,3 +1,5 @@
+import errno
+import json
 import logging
 import os
 import subprocess
@@ -7,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from tiny import write_recipe
 
-from cpt.command_line import NO_TELEMETRY, run_app, show_log
-from cpt.errors import DataError
+from cpt.command_line import CACHES, NO_TELEMETRY, mistyped_paths_told, run_app, show_log
+from cpt.errors import DataError, ResourceError
 
 
 def failing(message):
@@ -54,11 +57,89 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
         run_app(app, [])
 
 
+@pytest.mark.parametrize(
+    ("path", "variable"),
+    [
+        (".cache/cpt/tokens/x", "CPT_CACHE"),
+        (".cache/huggingface/hub", "HF_HOME"),
+        (".cache/torch_extensions/py311", "TORCH_EXTENSIONS_DIR"),
+        (".cache", "XDG_CACHE_HOME"),
+        (".triton/cache", "TRITON_CACHE_DIR"),
+    ],
+)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_below_home_that_cannot_be_written_is_named_with_the_variable_that_moves_it(path, variable, number, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ResourceError, match=f"export {variable}=") as error, mistyped_paths_told():
+        raise OSError(number, os.strerror(number), str(tmp_path / path))
+    assert str(tmp_path / path) in str(error.value)
+
+
+def test_a_home_without_a_cache_folder_ends_a_run_with_the_remedy_and_the_remedy_works(tiny_recipe, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".cache").touch()  # a file in its place: root may write everywhere else
+    words = [sys.executable, "-m", "cpt", "prepare", str(write_recipe(tiny_recipe, tmp_path / "r.yaml"))]
+    environment = {name: value for name, value in os.environ.items() if name != "CPT_CACHE"} | {"HOME": str(tmp_path / "home")}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "export CPT_CACHE=" in ended.stderr and "Traceback" not in ended.stderr
+    moved = subprocess.run(words, env={**environment, "CPT_CACHE": str(tmp_path / "store")}, capture_output=True, text=True, check=False)
+    assert moved.returncode == 0, moved.stderr
+
+
 def test_an_output_on_a_full_disk_is_told_in_a_line():
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr == "ResourceError: a file or the output cannot be written: no space left on its disk. Free some.\n"
+
+
+NOBODY_READS = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, *{1!r}])"
+
+
+def run_unread(*words):
+    """Both outputs are a pipe whose reader is gone."""
+    program = NOBODY_READS.format(sys.executable, words)
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+PRINTS = """
+import sys, typer
+from cpt.command_line import run_app
+app = typer.Typer()
+@app.command()
+def command():
+    for line in range(10_000):
+        print(line), print(line, file=sys.stderr)
+    sys.exit(7)
+run_app(app, [], outlives_readers={})
+"""
+
+
+@pytest.mark.parametrize(("outlives_readers", "code"), [(True, 7), (False, 1)])
+def test_a_long_command_ends_as_usual_where_nobody_reads_it_and_a_short_one_at_once(outlives_readers, code):
+    assert run_unread("-c", PRINTS.format(outlives_readers)) == code
+    assert run_unread("-u", "-c", PRINTS.format(outlives_readers)) == code
+
+
+def test_a_long_command_on_a_full_disk_ends_as_usual():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", PRINTS.format(True)], stdout=full, stderr=full, check=False)
+    assert ended.returncode == 7
+
+
+@pytest.mark.parametrize("words", ["schema", "--help"])
+def test_a_short_command_whose_reader_is_gone_ends_quietly(words):
+    ended = subprocess.run(["sh", "-c", f'"{sys.executable}" -m cpt {words} | true'], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == ""
+
+
+def test_a_run_that_nobody_reads_is_trained_to_its_end(tiny_recipe, tmp_path):
+    recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    assert run_unread("-m", "cpt", "train", str(recipe)) == 0
+    status = json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())
+    assert status["state"] == "finished" and (tmp_path / "runs" / "tiny" / "final" / "model.safetensors").exists()
 
 
 def test_an_output_that_is_closed_is_no_error():

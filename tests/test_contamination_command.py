@@ -25,16 +25,26 @@ def recipe(tiny_recipe, corpus, tmp_path):
 
 
 def test_what_is_found_is_told_by_place_and_ends_with_code_2(recipe, tmp_path, capsys):
-    assert run(recipe, "--json", tmp_path / "found.json") == 2
+    assert run(recipe) == 2
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'dirty.jsonl'}:4 (dirty) has 100% of the words of exam, {tmp_path / 'exam.jsonl'}:1" in shown
     assert "1 of 124 training documents hold half or more of one of 1 evaluation documents" in shown and "A run leaves out" in shown
-    assert json.loads((tmp_path / "found.json").read_text())["contaminated"] == 1
+    assert run(recipe, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["contaminated"] == 1
 
 
 def test_a_clean_recipe_ends_with_code_0(recipe, tmp_path, capsys):
     filters = f"data.filters=[{{name: decontaminate, against: [{tmp_path / 'exam.jsonl'}]}}]"
     assert run(recipe, filters) == 0 and capsys.readouterr().out.startswith("0 of 123 training documents")
+
+
+def test_exact_copies_alone_are_listed_and_end_with_code_0(recipe, tmp_path, capsys):
+    (tmp_path / "dirty.jsonl").write_text((tmp_path / "exam.jsonl").read_text() + json.dumps({"text": "another document"}) + "\n")
+    assert run(recipe, f"data.sources=[{{path: {tmp_path / 'dirty.jsonl'}}}]", "--json", tmp_path / "found.json") == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'dirty.jsonl'}:1 " in shown and f"{tmp_path / 'exam.jsonl'}:1" in shown
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["contaminated"], found["num_exact_copies"]) == (0, 1)
 
 
 def test_a_recipe_that_is_judged_by_nothing_is_told(recipe, capsys):

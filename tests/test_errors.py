@@ -14,6 +14,7 @@ def test_every_error_is_a_cpt_error_that_says_its_remedy():
         "TrainingError",
         "LaunchError",
         "RehearsalError",
+        "UserCodeError",
         "Interrupted",
         "RestartNeeded",
     }

@@ -26,13 +26,14 @@ def run(*words):
     return ended.value.code
 
 
-def test_a_model_against_its_base_has_a_line_of_verdict_for_each_set(models, corpus, tmp_path, capsys, monkeypatch):
+def test_a_model_against_its_base_has_a_line_of_verdict_for_each_set(models, corpus, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     texts = [f"--text=domain={corpus / 'held_out.jsonl'}", f"--text=general={corpus / 'general.jsonl'}"]
-    options = [*texts, "--sequence-length", 64, "--json", tmp_path / "found.json"]
-    assert run(models / "trained", "--against", models / "base", *options) == 0
+    words = [models / "trained", "--against", models / "base", *texts, "--sequence-length", 64]
+    assert run(*words) == 0
     shown = capsys.readouterr().out
-    content = json.loads((tmp_path / "found.json").read_text())
+    assert run(*words, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
     for one in content["sets"]:
         assert one["verdict"] in shown and one["against"]["low"] < one["against"]["difference"] < one["against"]["high"]
     assert [one["name"] for one in content["sets"]] == ["domain", "general"] and content["base"] == str(models / "base")
@@ -57,7 +58,7 @@ def test_a_runs_own_recipe_is_taken(models, corpus, tiny_recipe, tmp_path, capsy
         ([], "nothing to evaluate"),
         (["--text", "x"], "write it as name=path"),
         (["--text", "x=/no/such/file.txt"], "/no/such/file.txt"),
-        (["--sequence-length", 64], "goes with `--text`"),
+        (["--sequence-length", 64], "--sequence-length has no effect without --text"),
         (["--recipe", "no.yaml"], "no.yaml"),
     ],
 )
@@ -66,6 +67,7 @@ def test_what_cannot_be_evaluated_is_told(models, options, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_json_file_that_cannot_be_written_is_told(models, corpus, capsys):
-    options = [f"--text=a={corpus / 'held_out.jsonl'}", "--sequence-length", 64, "--json", "/no/such/folder/x.json"]
-    assert run(models / "base", *options) == 2 and "Name a file in a folder that you can write" in capsys.readouterr().err
+def test_a_text_that_is_not_there_is_named_by_its_option(models, capsys):
+    assert run(models / "base", "--text=a=nosuch.jsonl") == 2
+    said = capsys.readouterr().err
+    assert "`--text`" in said and "evaluation.perplexity" not in said

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, UserCodeError
 from cpt.extend import check_options, closest, did_you_mean, find, import_named, import_user_module, slips
 
 BUILT_IN = {"adamw": dict, "sgd": list}
@@ -16,6 +16,23 @@ def my_lab(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_lab_of_doors.py").write_text("def build(): return 'mine'\n\nNUMBER = 3\n")
     (tmp_path / "my_broken_lab.py").write_text("import nothing_like_this\n")
+
+
+def test_an_error_of_a_users_function_names_it_and_keeps_its_traceback(my_lab, tmp_path):
+    (tmp_path / "my_failing_lab.py").write_text("def inner():\n    return 1 / 0\n\ndef build(x, *, rho=1):\n    return inner()\n")
+    build = find("optimizer", "my_failing_lab:build", BUILT_IN)
+    check_options(build, {"rho": 2}, "optimizer")
+    with pytest.raises(UserCodeError) as error:
+        build(1)
+    said = str(error.value)
+    assert "optimizer `my_failing_lab:build`" in said.splitlines()[0] and "ZeroDivisionError" in said
+    assert f'{tmp_path / "my_failing_lab.py"}", line 2' in said and "extend.py" not in said
+
+
+def test_lack_of_memory_in_a_users_function_stays_what_it_is(my_lab, tmp_path):
+    (tmp_path / "my_large_lab.py").write_text("def build():\n    raise RuntimeError('CUDA out of memory.')\n")
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        find("optimizer", "my_large_lab:build", BUILT_IN)()
 
 
 def test_a_built_in_is_found_by_its_name():

@@ -95,3 +95,13 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives(name, kind):
 def test_each_precision_has_its_own_peak():
     a100 = hardware.known_gpu("A100-80GB")
     assert [a100.tflops(precision) for precision in ("half", "tf32", "fp32")] == [312, 156, 19.5]
+
+
+def test_a_first_compilation_is_announced_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")
+    assert capsys.readouterr().err.startswith("DeepSpeed compiles.")
+    (tmp_path / "py311_cpu" / "cpu_adam").mkdir(parents=True)
+    (tmp_path / "py311_cpu" / "cpu_adam" / "cpu_adam.so").touch()
+    hardware.announce_compiling("cpu_adam", "DeepSpeed compiles")
+    assert not capsys.readouterr().err

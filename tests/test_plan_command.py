@@ -110,6 +110,13 @@ def test_without_a_gpu_one_has_to_be_named(plan, monkeypatch):
     assert isinstance(result.exception, ResourceError) and "--gpu cpu" in str(result.exception)
 
 
+def test_without_a_gpu_a_recipe_for_a_cpu_is_planned_for_it(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr("cpt.plan_command.find_gpus", list)
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace(", bf16: true", ""))
+    result = plan("budget.tokens=1_000_000")
+    assert not isinstance(result.exception, ResourceError) and "CPU" in result.output
+
+
 def test_released_gradients_are_for_one_gpu(plan):
     releases = ("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0")
     assert isinstance(plan("--gpu", "H100", "--gpus", "2", *releases).exception, RecipeError)

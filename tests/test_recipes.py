@@ -149,6 +149,12 @@ def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
     check_rounding(recipe)
 
 
+@pytest.mark.parametrize("name", ["prototype_rtx4090", "production_multi_gpu"])
+def test_another_model_is_the_name_of_its_file(name):
+    model = load_recipe(FOLDER / f"{name}.yaml", ["model=models/qwen/7b.yaml"]).model
+    assert model.path == "Qwen/Qwen2.5-7B" and model.config["model_type"] == "qwen2"
+
+
 def test_production_takes_half_a_million_tokens_in_a_step_on_4_gpus():
     recipe = load_recipe(FOLDER / "production_multi_gpu.yaml")
     rows = 4 * recipe.training["per_device_train_batch_size"] * recipe.training["gradient_accumulation_steps"]

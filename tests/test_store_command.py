@@ -1,7 +1,6 @@
-import json
 import os
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.data.store.folder import hold, publish_once
-from cpt.data.store.source_description import SourceDescription, read_description
-from cpt.data.store.token_files import TokenFiles, TokenWriter
+from cpt.data.store.source_description import SourceDescription, as_text, read_description
+from cpt.data.store.token_files import FORMAT, TokenFiles, TokenWriter
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 
@@ -27,7 +26,7 @@ def write(folder):
     """A source of one shard."""
     shard = publish_once(folder / "shard", write_shard)
     description = replace(DESCRIPTION, shards={"shard": TokenFiles(shard).description.digest})
-    (folder / "description.json").write_text(json.dumps(asdict(description)))
+    (folder / "description.json").write_text(as_text(description))
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def cache(tmp_path):
     publish_once(tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000))
     (tmp_path / "tokens" / "killed").mkdir()
     description = tmp_path / "tokens" / "foreign" / "description.json"
-    description.write_text(description.read_text().replace('"format": 3', '"format": 1'))
+    description.write_text(description.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
     os.utime(tmp_path / "tokens" / "old", (0, time.time() - 30 * 86_400))
     return tmp_path
 
@@ -112,7 +111,7 @@ def test_prune_needs_something_to_go_by(cache):
 
 
 def test_a_store_of_another_version_is_not_read(cache):
-    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 3\).*cpt store prune"):
+    with pytest.raises(DataError, match=r"another version of cpt \(format 1, ours is 4\).*cpt store prune"):
         read_description(cache / "tokens" / "foreign")
 
 

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from launching import launch
+from launching import BIN, launch
 from tiny import write_recipe
 
 from cpt.checkpoints.verify import verify_path
-from cpt.errors import CptError
+from cpt.errors import CptError, ResourceError
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -16,6 +16,14 @@ def test_a_failed_run_says_so_in_its_status(tiny_recipe, tmp_path):
         train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")))
     status = json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+@pytest.mark.parametrize("section", [{"model": {"path": "lab/never"}}, {"tokenizer": {"path": "lab/never"}}])
+def test_without_the_hub_a_model_is_refused_at_once_and_no_run_is_left(tiny_recipe, tmp_path, section):
+    recipe = load_recipe(write_recipe({**tiny_recipe, **section}, tmp_path / "r.yaml"))
+    with pytest.raises(ResourceError, match="lab/never.*the Hub cannot be reached.*hf download lab/never"):
+        train(recipe)
+    assert not (tmp_path / "runs" / "tiny").exists()
 
 
 @pytest.mark.slow
@@ -32,6 +40,27 @@ def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, 
     ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
     assert ended.returncode != 0 and ended.stderr.count("Did you mean `adamw`") == 1
     assert json.loads((tmp_path / "runs" / "tiny" / "status.json").read_text())["exit_code"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--processes", "2"),
+        pytest.param(("--launcher", f"{BIN / 'torchrun'} --standalone --nproc-per-node 2"), marks=pytest.mark.long),
+    ],
+)
+def test_processes_and_launcher_start_so_many_without_supervision_and_pass_the_exit_code_on(tiny_recipe, tmp_path, how):
+    recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    ended = launch(recipe, way="cpt", arguments=how)
+    assert ended.returncode == 0, ended.stderr
+    run = tmp_path / "runs" / "tiny"
+    environment = json.loads((run / "environment.json").read_text())
+    assert (environment["processes"], environment["launcher"]) == (2, "torchrun") and not (run / "starts.jsonl").exists()
+    assert {path.name for path in (run / "heartbeats").iterdir()} == {"rank-0.json", "rank-1.json"}
+    tiny_recipe["data"]["sources"][0]["text_column"] = "body"
+    wrong = launch(write_recipe(tiny_recipe, recipe), way="cpt", arguments=(*how, "name=wrong"))
+    assert wrong.returncode == 2 and "body" in wrong.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[fl
     paths = [str(folder) for folder in folders]
     commands = {
         "cpt compare": ["-m", "cpt.cli", "compare", *paths],
-        "cpt compare --html --markdown --json": [
+        "cpt compare --html --markdown": [
             *("-m", "cpt.cli", "compare", *paths, "--html", str(scratch / "x.html")),
-            *("--markdown", str(scratch / "x.md"), "--json", str(scratch / "x.json")),
+            *("--markdown", str(scratch / "x.md")),
         ],
         "cpt runs": ["-m", "cpt.cli", "runs", str(folders[0].parent)],
     }

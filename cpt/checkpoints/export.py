@@ -24,6 +24,7 @@ from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
 from cpt.ranks import is_main_process, main_process_decides
 from cpt.recipe.schema import Recipe
+from cpt.runs.read_back import read_object
 from cpt.runs.record import INPUTS, RECIPE, write_json
 
 ADAPTER = "adapter"
@@ -109,9 +110,8 @@ def not_exported(folder: Path, failure: OSError | SafetensorError) -> Checkpoint
 
 def record_base_weights(run: Path, adapter: Path) -> None:
     """Put the base's hashes beside the adapter, so that it is never merged into another model."""
-    record = run / INPUTS
-    if record.is_file():
-        write_json(adapter / BASE_WEIGHTS, json.loads(record.read_text())["weights"])
+    if weights := read_object(run / INPUTS, []).get("weights"):
+        write_json(adapter / BASE_WEIGHTS, weights)
 
 
 def finish(folder: Path) -> None:

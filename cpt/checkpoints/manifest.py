@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from xxhash import xxh3_128, xxh3_128_hexdigest
+from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import CheckpointError
+from cpt.files import size_and_hash
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-CHUNK = 1 << 20  # stays in the processor's cache between reading and hashing
-READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
 HASHED_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")  # one more may change what is loaded
 
@@ -175,23 +174,8 @@ def hash_files(folder: Path, names: Iterable[str], threads: int = HASHED_AT_ONCE
 
 
 def hash_file(path: Path) -> FileEntry:
-    """Size and xxh3-128 of a file; other threads run meanwhile."""
-    digest, size = xxh3_128(), 0
-    buffer = memoryview(bytearray(CHUNK))
-    with path.open("rb", buffering=0) as stream:
-        read_ahead(stream.fileno(), 0)
-        while count := stream.readinto(buffer):
-            if size % READ_AHEAD == 0:
-                read_ahead(stream.fileno(), size + READ_AHEAD)
-            digest.update(buffer[:count])
-            size += count
-    return FileEntry(size, digest.hexdigest())
-
-
-def read_ahead(file: int, start: int) -> None:
-    """Ask the system to fetch the next stretch of the file; where it cannot, reading is only slower."""
-    if "posix_fadvise" in vars(os):
-        os.posix_fadvise(file, start, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+    """Size and xxh3-128 of a file."""
+    return FileEntry(*size_and_hash(path))
 
 
 def make_durable(path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_local
 from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
 from cpt.runs.read_back import read_object, read_objects

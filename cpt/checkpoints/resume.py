@@ -12,6 +12,7 @@ from cpt.checkpoints.verify import defects, lacking_state
 from cpt.errors import CheckpointError
 from cpt.ranks import main_process_decides
 from cpt.runs.events import record_event
+from cpt.runs.read_back import read_object
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
@@ -80,7 +81,12 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     if bad:
         record_event(folder, "restarted", f"No checkpoint of {folder} is sound: it begins anew, as --allow-restart says.", step=0)
     began = folder / BEGAN
-    return named_point(folder, Path(json.loads(began.read_text())["checkpoint"]), trust=trust) if began.exists() else ResumePoint()
+    if not began.exists():
+        return ResumePoint()
+    other = read_object(began, []).get("checkpoint")
+    if not isinstance(other, str):
+        raise CheckpointError(f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT.")
+    return named_point(folder, Path(other), trust=trust)
 
 
 def newest_sound(folder: Path, *, up_to: int | None = None) -> Path | None:

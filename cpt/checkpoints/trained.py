@@ -21,6 +21,7 @@ from cpt.models.build import build_model
 from cpt.models.families.register import register_families
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe
+from cpt.runs.read_back import read_object
 from cpt.runs.record import EXPORT, INPUTS, RECIPE, Run
 from cpt.tokenizer.load import from_folder_or_hub, load_tokenizer
 
@@ -76,7 +77,7 @@ class Trained:
         if beside.is_file():
             return dict(json.loads(beside.read_text())["sha256"])
         record = None if self.run is None else self.run / INPUTS
-        return dict(json.loads(record.read_text())["weights"]["sha256"]) if record is not None and record.is_file() else {}
+        return dict(read_object(record, []).get("weights", {}).get("sha256", {})) if record is not None else {}
 
 
 def find_trained(path: Path) -> Trained:

@@ -20,7 +20,7 @@ def command(
     ],
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write it as Markdown too.")] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML page with curves too.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write it as JSON too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed, memory, events.
 
@@ -31,10 +31,12 @@ def command(
     if len(runs) < 2:
         raise CheckpointError(f"one run has nothing to be compared with. Name another one: cpt compare {runs[0]} RUN")
     comparison = compare([find_run(run) for run in runs])
-    print_comparison(comparison)
+    if as_json:
+        typer.echo(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print_comparison(comparison)
     write(markdown_file, lambda: markdown(comparison))
     write(html_file, lambda: comparison_page(comparison))
-    write(json_file, lambda: json.dumps(comparison.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 def write(path: Path | None, content: Callable[[], str]) -> None:

@@ -4,12 +4,15 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from cpt.data.checking.contamination import with_decontamination
+from cpt.data.checking.held_out_share import nothing_held_out, other_share
 from cpt.data.checking.report import SourceReport, report_on, tell
 from cpt.data.forms import form_of_source, refuse_layout, with_form
 from cpt.data.held_out import HeldOutSet, held_out_set
@@ -22,9 +25,10 @@ from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats, 
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData
 from cpt.data.quality.duplicates import Repeated, repeated_documents
-from cpt.data.selection import Selection
+from cpt.data.selection import Selection, is_held_out, longest_held_out
 from cpt.data.store.fill import Wanted, make_shards
 from cpt.data.store.folder import default_cache_dir, key_of
+from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.windows.bounded import disk_limit, is_ready, refuse_small_disk, why_all
@@ -147,10 +151,18 @@ class Builder:
         judged = [judge.documents(judge.plan.held_out).hashes for judge in judges]
         hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *judged]))
         repeated = self.repeated(sources)
+        longest = [self.longest_held_out(source) for source in sources]
+        also_held_out = self.held_out_of_others(sources, longest)
         return [
             WindowedRows(
                 source,
-                Selection(self.evaluation.held_out_share, hashes, repeated[number], recipe.max_tokens),
+                Selection(
+                    self.evaluation.held_out_share,
+                    np.union1d(hashes, also_held_out[number]),
+                    repeated[number],
+                    recipe.max_tokens,
+                    longest[number],
+                ),
                 self.layout,
                 self.seed,
                 self.cache_dir,
@@ -160,12 +172,32 @@ class Builder:
             for number, (source, recipe) in enumerate(zip(sources, self.data.sources, strict=True))
         ]
 
+    def longest_held_out(self, source: TokenizedSource) -> int | None:
+        """Bytes of the longest document that may be held out of a source; None where its rows are examples, which are short."""
+        if self.evaluation.held_out_share is None or form_of_source(source.work.source) != "document":
+            return None
+        documents = source.documents(source.plan.held_out)
+        return longest_held_out(int(documents.num_bytes.sum()), len(documents), self.evaluation.held_out_share)
+
+    def held_out_of_others(self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]) -> list[NDArray[np.uint64]]:
+        """For each source the texts that are held out of another one and too long to be held out of this one: neither trains on them."""
+        share = self.evaluation.held_out_share
+        if share is None or len(sources) == 1:
+            return [np.empty(0, np.uint64)] * len(sources)
+        held_out = []
+        for source, limit in zip(sources, longest, strict=True):
+            documents = source.documents(source.plan.held_out)
+            which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
+            held_out.append((documents.hashes[which], documents.num_bytes[which]))
+        hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
+        return [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
+
     def repeated(self, sources: Sequence[TokenizedSource]) -> Sequence[Repeated | None]:
         """Of each source, the documents that were there before."""
         deduplicate = self.data.deduplicate
         if deduplicate is None:
             return [None] * len(sources)
-        all_documents = [source.documents(range(len(source.plan.shards))) for source in sources]
+        all_documents = [partial(documents_of, source) for source in sources]
         kind, _, across = deduplicate.partition("_")
         groups = [all_documents] if across else [[documents] for documents in all_documents]
         return [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
@@ -207,13 +239,14 @@ class Builder:
             chosen = rows.selection.held_out(documents, shards)
             if len(chosen):
                 sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
+                if not documents.are_examples and is_main_process():
+                    share, sizes = self.evaluation.held_out_share or 0.0, documents.num_bytes
+                    if warning := other_share(name, share, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)):
+                        log.warning(f"{warning}.")
             else:
                 log.warning(f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is not evaluated.")
         if self.evaluation.held_out_share is not None and not sets:
-            raise DataError(
-                f"`evaluation.held_out_share` is {self.evaluation.held_out_share:g}, and none of {looked_at:,} documents fell into it, so "
-                f"nothing can be evaluated. Make it {min(0.5, 50 / looked_at):.2g}, or name files of their own: `evaluation.perplexity`."
-            )
+            raise DataError(nothing_held_out(self.evaluation.held_out_share, looked_at))
         for judge in judges:
             documents, name = judge.documents(judge.plan.held_out), reported_name(judge.work.source)
             layout = replace(self.layout, form=form_of_source(judge.work.source))
@@ -232,6 +265,11 @@ class Builder:
                 "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
             }
         )
+
+
+def documents_of(source: TokenizedSource, verified: bool) -> StoredDocuments:
+    """All documents of a source."""
+    return source.documents(range(len(source.plan.shards)), verified=verified)
 
 
 def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, UserCodeError
 from cpt.extend import check_options, find
 from cpt.recipe.schema import Component
 
@@ -22,6 +22,18 @@ def build_components(kind: str, lists: ComponentLists, built_in: BuiltIn) -> lis
             check_options(function, component.options, f"{key}[{number}]")
             functions.append(partial(function, **component.options))
     return functions
+
+
+def called_on(function: Callable[..., Any], document: Mapping[str, str]) -> Any:
+    """What a filter or transform returns for a document.
+
+    Raises:
+        UserCodeError: the user's function raised an error; with the file and row of the document.
+    """
+    try:
+        return function(document)
+    except UserCodeError as problem:
+        raise UserCodeError(f"{document['where']}: {problem}") from problem.__cause__
 
 
 def module_text(kind: str, name: str, built_in: BuiltIn) -> str:

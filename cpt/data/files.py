@@ -24,6 +24,7 @@ from cpt.data.readers.remote import is_http, persistently
 from cpt.data.readers.values import first_line
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.ranks import is_main_process
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import DocumentSource
 
 log = logging.getLogger("cpt")
@@ -41,20 +42,7 @@ def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
         return "url"
     if is_function(path):
         return "function"
-    return "local" if is_local(path) else "hub"
-
-
-def is_local(path: str) -> bool:
-    """True for what can only be a local path; the rest must look like `owner/dataset`."""
-    if is_url(path) or is_function(path):
-        return False
-    return (
-        path.startswith((".", "/", "~"))
-        or bool(GLOB.search(path))
-        or format_of(path) in READERS
-        or Path(path).exists()
-        or not HUB_ID.fullmatch(path)
-    )
+    return "local" if is_local(path) or not HUB_ID.fullmatch(path) else "hub"
 
 
 def files_of(source: DocumentSource, key: str) -> list[File]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from cpt.data.checking.decontamination import decontaminate
-from cpt.data.components import ComponentLists, build_components, module_text, name_of
+from cpt.data.components import ComponentLists, build_components, called_on, module_text, name_of
 from cpt.data.documents import DocumentView
 from cpt.data.quality.c4 import c4
 from cpt.data.quality.fineweb import fineweb
@@ -38,7 +38,7 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
     if not document["text"].strip():
         return "empty"
     for check in filters:
-        reason = check(document)
+        reason = called_on(check, document)
         if reason is None:
             continue
         if not isinstance(reason, str) or not reason:

@@ -12,7 +12,7 @@ from cpt.data.examples.segments import fitting
 from cpt.data.layout import Layout
 from cpt.data.packing import FORMAT
 from cpt.data.rows import Row
-from cpt.data.store.folder import hold, key_of, publish_once
+from cpt.data.store.folder import hold, key_of, publish_derived
 from cpt.data.store.token_files import StoredDocuments
 
 
@@ -50,7 +50,7 @@ def held_out_set(name: str, documents: StoredDocuments, chosen: NDArray[np.int64
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
         "layout": [layout.sequence_length, packing, stride, *([] if layout.form == "document" else [layout.form, "whole"])],
     }
-    folder = publish_once(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
+    folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
     rows = layout.open(documents, folder)
     hold(folder, rows)
     return HeldOutSet(name, rows, len(chosen), int(read.sum()), int(documents.num_bytes[chosen].sum()), chosen, layout.form)

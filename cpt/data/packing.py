@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.store.folder import open_array
 
-FORMAT = 2  # of the stored packing; counts up when the same documents are packed another way, or change places another way
+FORMAT = 3  # of the stored packing; counts up when the same documents are packed another way, or change places another way
 Int64 = NDArray[np.int64]
 
 

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from cpt.errors import ResourceError
+from cpt.output import make_output_safe
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -169,7 +170,9 @@ def work() -> None:
     """What a worker process does until nothing more comes."""
     # What a user's filter prints must not come between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere if sys.stderr is None else sys.stderr.fileno(), sys.stdout.fileno())
+    make_output_safe(outlives_readers=True)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # the parent is gone, or this is its wish
         for module in sys.argv[1:]:
             with suppress(ImportError):

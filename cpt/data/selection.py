@@ -12,7 +12,11 @@ from cpt.data.plan import ORDERED_PARTS
 from cpt.data.quality.duplicates import Repeated
 from cpt.data.store.token_files import StoredDocuments
 
+AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
 ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would rest on it. With fewer
+# than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four of these are allowed.
+LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Selection:
     """Which of a source's documents are trained on.
 
     Attributes:
-        held_out_share: of the documents that is kept from training, by the hash of their text: an equal text in any source, any run, has
-            the same fate.
+        held_out_share: of the documents that is kept from training, by the hash of their text.
+        longest_held_out: bytes; a longer document is trained on whatever its hash is.
         judged: hashes of documents that the model is judged by, sorted.
         repeated: what was there before, if it is to be left out.
         max_tokens: of the source; its documents come in the order of the windows.
@@ -43,6 +47,7 @@ class Selection:
     judged: NDArray[np.uint64]
     repeated: Repeated | None
     max_tokens: int | None
+    longest_held_out: int | None = None
 
     def content(self) -> dict[str, Any]:
         """All that decides it, for a key."""
@@ -51,6 +56,7 @@ class Selection:
             "judged": xxh3_128_hexdigest(self.judged.tobytes()),
             "repeated": self.repeated and self.repeated.name,
             "max_tokens": self.max_tokens,
+            "longest_held_out": self.longest_held_out,
         }
 
     def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
@@ -62,32 +68,48 @@ class Selection:
         hashes = documents.hashes
         repeated = self.is_repeated(shards)
         is_first = ~np.logical_or.reduce([*repeated.values(), np.zeros(len(hashes), bool)])
-        is_allowed = is_first & ~self.is_held_out(hashes) & ~np.isin(hashes, self.judged)
+        is_allowed = is_first & ~self.is_held_out(documents) & ~np.isin(hashes, self.judged)
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
         chosen, number = np.flatnonzero(is_allowed), int(is_allowed.sum())
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))
             if number < len(chosen):
-                left_out["after max_tokens"] = len(chosen) - number
+                left_out[AFTER_MAX_TOKENS] = len(chosen) - number
         held_out = int(is_first.sum()) - len(chosen)
         return Chosen(chosen[:number], held_out, left_out, is_limit_reached=number < len(chosen))
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> NDArray[np.int64]:
         """The documents that the hash of their text keeps from training, each text once."""
-        hashes = documents.hashes
-        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(hashes), bool)])
-        return np.flatnonzero(self.is_held_out(hashes) & ~is_repeated)
+        is_repeated = np.logical_or.reduce([*self.is_repeated(shards).values(), np.zeros(len(documents), bool)])
+        return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
-    def is_held_out(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def is_held_out(self, documents: StoredDocuments) -> NDArray[np.bool_]:
         """Which documents the hash of their text keeps from training."""
         if self.held_out_share is None:
-            return np.zeros(len(hashes), bool)
-        return hashes < np.uint64(int(self.held_out_share * 2**64))
+            return np.zeros(len(documents), bool)
+        return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
     def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
         """Documents of these shards that were there before, by reason."""
         return {} if self.repeated is None else self.repeated.of_shards(shards)
+
+
+def is_held_out(hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None) -> NDArray[np.bool_]:
+    """Which documents are held out.
+
+    Args:
+        hashes, num_bytes: xxh3-64 of each document's text and its UTF-8 bytes.
+        share: of the documents.
+        longest: bytes of the longest that may be; None: any.
+    """
+    is_chosen = hashes < np.uint64(int(share * 2**64))
+    return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
+
+
+def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
+    """Bytes of the longest document that may be held out, so that no single one decides what the others say."""
+    return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
 
 
 def part_by_score(documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int) -> NDArray[np.int64]:

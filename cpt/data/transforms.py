@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from cpt.data.components import ComponentLists, build_components, module_text, name_of
+from cpt.data.components import ComponentLists, build_components, called_on, module_text, name_of
 from cpt.data.documents import DocumentView
 from cpt.data.quality.personal_data import mask_pii
 from cpt.errors import RecipeError
@@ -77,7 +77,7 @@ def apply_transforms(document: DocumentView, transforms: Sequence[Transform], dr
     """
     documents = [document]
     for transform in transforms:
-        documents = [made for one in documents for made in checked(transform, transform(one))]
+        documents = [made for one in documents for made in checked(transform, called_on(transform, one))]
         if not documents:
             dropped[f"the transform {name_of(transform)} left nothing"] += 1
             break

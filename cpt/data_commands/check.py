@@ -11,40 +11,55 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.checking.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.checking.rows import FileCounts, count_source, reasons
 from cpt.data.forms import form_of_source
+from cpt.data.readers.formats import READERS
+from cpt.data.readers.opening import format_of
 from cpt.data_commands.example_gate import ExampleGate
-from cpt.data_commands.showing import OneSource, Overrides, RecipePath, chosen_sources
-from cpt.errors import CptError, DataError
+from cpt.data_commands.showing import OneSource, Overrides, chosen_sources
+from cpt.errors import CptError, DataError, RecipeError
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Data, DocumentSource
+from cpt.recipe.schema import Data, DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
 FILES_SHOWN, BAD_ROWS_SHOWN = 20, 20
+TRUNCATED_SHARE = 0.05
 
 
 def check_command(
-    recipe: RecipePath,
+    path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")],
     overrides: Overrides = None,
     source: OneSource = None,
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")] = None,
     truncated_share: Annotated[
         float, typer.Option(min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake.")
-    ] = 0.05,
+    ] = TRUNCATED_SHARE,
 ) -> None:
     """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong.
 
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
-    loaded, console = load_recipe(recipe, overrides or ()), open_console()
-    gate = ExampleGate(console, loaded, truncated_share)
+    console = open_console()
+    if path.is_dir() or format_of(path.name) in READERS:
+        if overrides or source:
+            raise RecipeError(f"{path} holds documents; key=value and --source need a recipe.")
+        data, gate = Data(sources=[Source(path=str(path))]), None
+        sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
+    else:
+        loaded = load_recipe(path, overrides or ())
+        data, gate, sources = loaded.data, ExampleGate(console, loaded, truncated_share), list(chosen_sources(loaded, source))
+    has_examples = any(form_of_source(one) != "document" for _, one in sources)
+    refuse_ignored(
+        {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples}, "on documents: a long one continues in the next row"
+    )
     found: list[Listed] = []
     mistakes: list[CptError] = []
-    for key, one in chosen_sources(loaded, source):
-        checks: list[Callable[[], None]] = [partial(check_source, console, loaded.data, one, key, found)]
-        if form_of_source(one) != "document":
+    for key, one in sources:
+        checks: list[Callable[[], None]] = [partial(check_source, console, data, one, key, found)]
+        if gate is not None and form_of_source(one) != "document":
             checks.append(partial(gate.check, one, key))  # of the good rows, also where others are bad
         for check in checks:
             try:
@@ -55,7 +70,7 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False)
+    console.print(f"{path}: {len(mistakes)} mistake(s)." if mistakes else f"{path}: a run can read all of it.", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
 

@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from cpt.console import open_console
-from cpt.documents.libraries import require_libraries
+from cpt.data.readers.opening import format_of
+from cpt.documents.convert import require_libraries
 from cpt.recipe.sense_data import DOCUMENT_FILES
 
 if TYPE_CHECKING:  # needs the libraries of the extra `documents`
@@ -22,14 +23,16 @@ COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 
 
 def ingest_command(
-    inputs: Annotated[list[Path], typer.Argument(help="Files and folders (with all below them) of pdf, html, docx, epub, md and txt.")],
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst.")
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")],
     on_bad: Annotated[Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
     shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes after which a new jsonl file begins.")] = 64,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")] = False,
 ) -> None:
-    """Convert documents into text that a recipe reads: headings, lists and tables kept, headers and footers of PDFs taken out.
+    """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and running headers.
 
     All files are tried; those that give no document are listed with the reason. Started again, it converts what is new.
 
@@ -71,7 +74,7 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         more = ", ..." if len(done.passed_over) > KINDS_SHOWN else ""
         console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).", markup=False)
-        if as_they_are := sorted(done.passed_over.keys() & DOCUMENT_FILES):
+        if as_they_are := sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES):
             console.print(f"A recipe reads {', '.join(as_they_are)} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
     if done.failed:
         show_failed(console, done)

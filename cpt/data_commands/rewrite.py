@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 from rich.table import Column, Table
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
@@ -17,6 +17,7 @@ from cpt.synthesis.prompts import PROMPTS, find_prompt
 from cpt.synthesis.rewrite import WRAP_TOKENS, Rewritten, Task, rewrite
 from cpt.synthesis.sampling import Sampling
 
+TOP_P, SEED = 0.95, 42
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -34,8 +35,8 @@ def rewrite_command(
     max_input_tokens: Annotated[int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")] = WRAP_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = 42,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")] = TOP_P,
+    seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = SEED,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")] = 8,
     cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
@@ -51,6 +52,10 @@ def rewrite_command(
     Example: cpt data rewrite 'corpus/*.jsonl' max_documents=1000 --model Qwen/Qwen2.5-1.5B-Instruct --prompt question_answers --output qa
     """
     show_log()
+    refuse_ignored(
+        {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {}, "with --temperature 0, which draws nothing"
+    )
+    refuse_ignored({"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder")
     task = Task(
         source=source_of(source, source_keys or []),
         model=Model(path=model, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code),

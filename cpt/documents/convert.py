@@ -1,108 +1,107 @@
-"""Convert one file: find out what it is, run its converter by itself within limits, and clean up the text."""
+"""Convert one file: find out what it is, run its converter within limits, and clean up the text."""
 
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from cpt.documents.converted import Converted, NotConverted
-from cpt.documents.epub import convert_epub
+from cpt.data.readers.opening import compression_of, open_file
 from cpt.documents.isolation import run_isolated
-from cpt.documents.kinds import kind_of_document
+from cpt.documents.kinds import Converted, NotConverted, decode, kind_of
+from cpt.documents.markup import MAX_UNPACKED_BYTES, convert_docx, convert_epub, convert_html
+from cpt.documents.output import Entry
 from cpt.documents.pdf import convert_pdf
-from cpt.documents.plain import convert_plain
-from cpt.documents.web_page import convert_html
-from cpt.documents.word import convert_docx
+from cpt.errors import ResourceError
 
+LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}  # module -> package
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
-BLANK_LINES = re.compile(r"\n{3,}")
 
 
-@dataclass(frozen=True)
-class Converter:
-    """What reads a kind of file."""
-
-    convert: Callable[[Path], Converted]
-    library: str | None = None
-    """As it is called on PyPI."""
-    module: str | None = None
-    """As it is imported."""
+def convert_plain(raw: bytes) -> Converted:
+    """Text as it is, with one kind of line end."""
+    if "\0" in (text := decode(raw)):
+        raise NotConverted("not text", "it contains a NUL byte")
+    return Converted(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-CONVERTERS = {
-    "pdf": Converter(convert_pdf, "pypdfium2", "pypdfium2"),
-    "html": Converter(convert_html, "trafilatura", "trafilatura"),
-    "docx": Converter(convert_docx, "python-docx", "docx"),
-    "epub": Converter(convert_epub, "lxml", "lxml"),
-    "md": Converter(convert_plain),
-    "txt": Converter(convert_plain),
+def convert_markdown(raw: bytes) -> Converted:
+    """The same; a heading at the beginning is the title."""
+    title = re.match(r"\s*# +(.+)", (plain := convert_plain(raw)).text)
+    return replace(plain, title=title and title[1])
+
+
+CONVERTERS: dict[str, tuple[Callable[[bytes], Converted], tuple[str, ...]]] = {  # with the modules that they import
+    "pdf": (convert_pdf, ("pypdfium2",)),
+    "html": (convert_html, ("html_to_markdown",)),
+    "docx": (convert_docx, ("mammoth", "html_to_markdown")),
+    "epub": (convert_epub, ("html_to_markdown",)),
+    "md": (convert_markdown, ()),
+    "txt": (convert_plain, ()),
 }
-PASSED_ON = ("md", "txt")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a file."""
-
-    path: Path
-    size: int = 0
-    mtime_ns: int = 0
-    sha256: str | None = None
-    kind: str | None = None
-    document: Converted | None = None
-    reason: str | None = None
-    """Why there is no document."""
-    detail: str | None = None
 
 
 @dataclass(frozen=True)
 class FileConverter:
-    """Converts files in a worker process, each in a child of it; documents that are there already are not converted again."""
+    """Converts files in a worker process, each in a child of it, except those whose sha256 is known."""
 
     seconds: float
     memory_bytes: int
     known: frozenset[str]
-    """sha256 of files of which there is a document."""
 
-    def __call__(self, path: Path) -> Outcome:
-        """What becomes of a file; nothing that is wrong with it is raised."""
-        kind, state = None, Outcome(path)
+    def __call__(self, path: Path) -> tuple[Entry, dict[str, Any] | None]:
+        """What became of a file, and the line of a shard; nothing that is wrong with the file is raised."""
+        entry = Entry(str(path).encode("utf-8", "backslashreplace").decode())
         try:
             found = path.stat()
-            with path.open("rb") as file:
-                state = Outcome(path, found.st_size, found.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest())
-            kind = kind_of_document(path)
-            if state.sha256 in self.known:
-                return Outcome(path, state.size, state.mtime_ns, state.sha256, kind)
-            if module := CONVERTERS[kind].module:
+            entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
+            raw = read_whole(str(path))
+            entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
+            entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
+            if entry.sha256 in self.known:
+                return entry, None
+            convert, modules = CONVERTERS[kind]
+            for module in modules:
                 import_module(module)  # once, before the fork
-            document = run_isolated(CONVERTERS[kind].convert, path, self.seconds, self.memory_bytes)
-            cleaned = with_clean_text(document, tidy=kind not in PASSED_ON)
-            return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, cleaned)
+            document = with_clean_text(run_isolated(convert, raw, self.seconds, self.memory_bytes), tidy=kind not in ("md", "txt"))
         except NotConverted as problem:
-            return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, None, problem.reason, problem.detail)
+            return replace(entry, reason=problem.reason, detail=problem.detail), None
         except OSError as problem:
-            return Outcome(path, state.size, state.mtime_ns, state.sha256, kind, None, "cannot be read", problem.strerror or str(problem))
+            return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
+        converter = ", ".join(f"{name} {version(name)}" for name in ["cpt", *(LIBRARIES[module] for module in modules)])
+        pages = {} if document.pages is None else {"pages": document.pages}
+        row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind, "title": document.title}
+        return entry, {**row, **pages, "converter": converter}
+
+
+def read_whole(path: str) -> bytes:
+    """The file's bytes, decompressed where its name ends with .gz or .zst."""
+    with open_file(path) as stream:
+        raw = stream.read(MAX_UNPACKED_BYTES + 1 if compression_of(path) else -1)
+    if compression_of(path) and len(raw) > MAX_UNPACKED_BYTES:
+        raise NotConverted("too large when unpacked", f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB")
+    return raw
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
-    """Without what no text has: control characters, halves of characters, soft hyphens.
-
-    Args:
-        tidy: take out blanks at the ends of lines, and all but one of several blank lines, too.
-    """
+    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank lines."""
     text = NOT_TEXT.sub("", document.text)
     if tidy:
-        text = BLANK_LINES.sub("\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
     if not text.strip():
         raise NotConverted("no text", "there is no text in it")
-    return Converted(text, NOT_TEXT.sub("", document.title) if document.title else None, document.pages)
+    return replace(document, text=text, title=" ".join(NOT_TEXT.sub("", document.title or "").split()) or None)
 
 
-def name_of_converter(kind: str) -> str:
-    """`cpt 0.1.0, pypdfium2 5.0.0`: both have a say in what the text is."""
-    library = CONVERTERS[kind].library
-    return f"cpt {version('cpt')}" + (f", {library} {version(library)}" if library else "")
+def require_libraries() -> None:
+    """Stop before anything is converted.
+
+    Raises:
+        ResourceError: libraries are missing; with the command that installs them.
+    """
+    if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
+        raise ResourceError(f"documents are read with {', '.join(missing)}, not installed here. Run: pip install 'cpt[documents]'")

@@ -1,81 +1,59 @@
-"""Run a function on what strangers made: in a process of its own that may crash, and must end in time and within its memory."""
+"""Run a function on untrusted input in a process of its own, with limits on time and memory; the process may crash."""
 
 import logging
-import os
-import pickle
+import multiprocessing
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from cpt.documents.converted import NotConverted
+from cpt.documents.kinds import NotConverted
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
+FORK = multiprocessing.get_context("fork")
 
 
 def run_isolated(function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int) -> Result:
-    """What the function returns, or raises as NotConverted.
-
-    Call it in a process without threads: it forks, so that libraries which are imported already need not be imported again.
+    """What the function returns. Call it in a process without threads: it forks, so that imported libraries need no second import.
 
     Raises:
-        NotConverted: by the function itself; or it took too long, too much memory, crashed, or failed at something it did not foresee.
+        NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
     """
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(receiving)
-        answer(function, argument, sending, seconds, memory_bytes)
-    os.close(sending)
+    receiving, sending = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=answer, args=(function, argument, sending, seconds, memory_bytes))
+    child.start()
+    sending.close()
     try:
-        with os.fdopen(receiving, "rb") as stream:
-            raw = stream.read()
-    finally:
-        _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status) != 0 or not raw:
-        raise why_it_ended(os.waitstatus_to_exitcode(status), seconds)
-    is_result, given = pickle.loads(raw)
-    if is_result:
-        return given
-    raise NotConverted(*given)
+        is_result, given = receiving.recv()
+    except EOFError:
+        is_result, given = False, None
+    child.join()
+    if given is None and child.exitcode == -signal.SIGALRM:
+        raise NotConverted("took too long", f"more than {seconds:g} seconds")
+    if given is None:
+        code = child.exitcode or 0
+        raise NotConverted("the converter crashed", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+    if not is_result:
+        raise NotConverted(*given)
+    return given
 
 
-def answer(function: Callable[[Argument], Any], argument: Argument, sending: int, seconds: float, memory_bytes: int) -> None:
-    """What the child does; it never returns."""
-    code = 1
-    try:
-        limit(seconds, memory_bytes)
-        try:
-            raw = pickle.dumps((True, function(argument)))
-        except NotConverted as problem:
-            raw = pickle.dumps((False, (problem.reason, problem.detail)))
-        except MemoryError:
-            raw = pickle.dumps((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
-        except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
-            said = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
-            raw = pickle.dumps((False, ("the converter failed", said)))
-        with os.fdopen(sending, "wb") as stream:
-            stream.write(raw)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def limit(seconds: float, memory_bytes: int) -> None:
-    """Let the kernel end this process when its time is over, whatever code it is in, and refuse it more memory."""
+def answer(function: Callable[[Argument], Any], argument: Argument, sending: Connection, seconds: float, memory_bytes: int) -> None:
+    """In the child: the kernel ends it after its time, whatever code it is in, and refuses it more memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    if sys.platform == "linux":  # elsewhere the limit is not kept
+    if sys.platform == "linux":  # elsewhere the limit has no effect
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    logging.disable()  # what a library has to say is in what it raises
-
-
-def why_it_ended(code: int, seconds: float) -> NotConverted:
-    """What to say of a process that gave no answer."""
-    if code == -signal.SIGALRM:
-        return NotConverted("took too long", f"more than {seconds:g} seconds")
-    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-    return NotConverted("the converter crashed", how)
+    logging.disable()
+    try:
+        sending.send((True, function(argument)))
+    except NotConverted as problem:
+        sending.send((False, (problem.reason, problem.detail)))
+    except MemoryError:
+        sending.send((False, ("too much memory", f"more than {memory_bytes / 2**30:.1f} GiB")))
+    except Exception as problem:  # libraries raise anything at what they were not made for; the file is listed with it
+        sending.send((False, ("the converter failed", " ".join(f"{type(problem).__name__}: {problem}".split())[:500])))

@@ -1,186 +1,137 @@
-"""The folder that documents are converted into: shards that a recipe's source reads, and a journal of what was done.
+"""The folder that documents are converted into: shards that a recipe's source reads, and in `.ingest` a journal of what was done.
 
-`documents-00000.jsonl` and so on are complete when they are there. The shard that is being filled, the journal and failed.jsonl stand
-in `.ingest`, which sources pass over. A document is written first and then its line of the journal, so whatever moment a process dies at,
-the next one knows what is done, cuts off the rest, and goes on: the bytes are the same as without the interruption.
+`documents-00000.jsonl` and so on are complete once they exist. Until a shard is full, its documents and what became of each file are in a
+log; a process that is killed loses nothing but the last line of it, and the next one writes the same bytes as without the interruption.
 """
 
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import orjson
 
 from cpt.errors import LaunchError, ResourceError
 
-OWN_FOLDER = ".ingest"
+DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of a file: a line of the journal."""
+    """What became of a file."""
 
     path: str
-    size: int
-    mtime_ns: int
-    sha256: str | None
+    size: int = 0
+    mtime_ns: int = 0
+    sha256: str | None = None
     kind: str | None = None
-    shard: int | None = None
-    """Number of the shard that holds the document."""
-    end: int = 0
-    """Where the document ended in the shard when it was written."""
-    reason: str | None = None
-    """Why there is no document."""
-    detail: str | None = None
-
-    @property
-    def is_duplicate(self) -> bool:
-        """True for a file whose bytes were those of another one."""
-        return self.reason == DUPLICATE
-
-
-DUPLICATE = "duplicate"
+    shard: int | None = None  # number of the shard that holds the document
+    reason: str | None = None  # why there is no document
+    detail: str | None = None  # for a duplicate: the other file
 
 
 class OutputFolder:
     """The shards and the journal of one output folder, while they are written."""
 
     def __init__(self, folder: Path, max_shard_bytes: int) -> None:
-        """Take up what an earlier run left."""
-        self.folder, self._own, self._max_shard_bytes = folder, folder / OWN_FOLDER, max_shard_bytes
-        self._journal_file = self._own / "journal.jsonl"
-        written = list(read_whole_lines(self._journal_file))
-        self.history = [entry for entry in written if self._is_kept(entry)]
-        if len(self.history) < len(written):  # or they would seem right again once another shard has the number
-            write_journal(self._journal_file, self.history)
-        self.entries = {entry.path: entry for entry in self.history}
-        self._journal = self._journal_file.open("ab")
-        self._shard_number = self._next_number()
-        self._shard = self._open_shard()
+        self.folder, self._own, self._max_shard_bytes = folder, folder / ".ingest", max_shard_bytes
+        self._journal, self.failed_file = self._own / "journal.jsonl", self._own / "failed.jsonl"
+        self.entries: dict[str, Entry] = {}
+        self._stale, self._num_bytes, self._number = set[int](), 0, 0
+        for line in whole_lines(self._journal):
+            entry = Entry(**{key: value for key, value in line.items() if key in Entry.__dataclass_fields__})
+            self._number = max(self._number, -1 if entry.shard is None else entry.shard + 1)
+            if entry.shard is None or self._shard(entry.shard).exists():  # else its file is converted again
+                self._take(entry)
+        self._number = max((int(log.stem[4:]) for log in self._own.glob("log-*.jsonl")), default=self._number)
+        for line in whole_lines(self._log_file):
+            self._take(Entry(**line["entry"]), line["row"])
+        self._log = self._log_file.open("ab")
         self._seal_if_full()  # where the earlier run died just before
 
-    def add(self, document: dict[str, object], entry: Entry) -> None:
-        """Write a document, and that it is written."""
-        self._shard.write(orjson.dumps(document) + b"\n")
-        self._shard.flush()
-        self.record(Entry(**{**asdict(entry), "shard": self._shard_number, "end": self._shard.tell()}))
+    def record(self, entry: Entry, row: dict[str, Any] | None = None) -> None:
+        """Write what became of a file, with its document."""
+        entry = entry if row is None else replace(entry, shard=self._number)
+        self._log.write(orjson.dumps({"entry": asdict(entry), "row": row}) + b"\n")
+        self._log.flush()
+        self._take(entry, row)
         self._seal_if_full()
-
-    def record(self, entry: Entry) -> None:
-        """Write what became of a file."""
-        self._journal.write(orjson.dumps(asdict(entry)) + b"\n")
-        self._journal.flush()
-        self.history.append(entry)
-        self.entries[entry.path] = entry
 
     def finish(self) -> None:
         """Complete the last shard, take out documents of files that have changed since, and list what failed."""
-        if self._shard.tell():
-            self._seal()
-        self._shard.close()
-        self._unfinished(self._shard_number).unlink(missing_ok=True)
-        self._take_out_stale()
+        self._seal()
+        self._log.close()
+        self._log_file.unlink()
+        for number in sorted(self._stale):
+            with self._shard(number).open("rb") as stream:
+                lines = [(line, self.entries[(row := orjson.loads(line))["path"]], row["sha256"]) for line in stream]
+            if kept := [line for line, entry, sha256 in lines if (entry.shard, entry.sha256) == (number, sha256)]:
+                write_whole(self._shard(number), kept)
+            else:  # sources take an empty file for a mistake
+                self._shard(number).unlink()
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
-        write_whole(self.failed_file, b"".join(orjson.dumps(listed(entry)) + b"\n" for entry in failed))
-        self._journal.close()
-        write_journal(self._journal_file, self.entries.values())
-
-    @property
-    def failed_file(self) -> Path:
-        """Where the files are listed that gave no document."""
-        return self._own / "failed.jsonl"
+        listed = [
+            {"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail} for one in failed
+        ]
+        write_whole(self.failed_file, (orjson.dumps(line) + b"\n" for line in listed))
+        write_whole(self._journal, (orjson.dumps(asdict(entry)) + b"\n" for entry in self.entries.values()))
 
     def shard_files(self) -> list[Path]:
         """The complete shards."""
         return sorted(self.folder.glob("documents-*.jsonl"))
 
-    def _sealed(self, number: int) -> Path:
+    def _shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"
 
-    def _unfinished(self, number: int) -> Path:
-        return self._own / f"documents-{number:05}.jsonl.part"
+    @property
+    def _log_file(self) -> Path:
+        return self._own / f"log-{self._number:05}.jsonl"
 
-    def _is_kept(self, entry: Entry) -> bool:
-        """False where the shard that an entry speaks of was removed: the file is converted again."""
-        if entry.shard is None or self._sealed(entry.shard).exists():
-            return True
-        file = self._unfinished(entry.shard)
-        return file.exists() and file.stat().st_size >= entry.end
-
-    def _next_number(self) -> int:
-        """The shard that was being filled, or a new one after the last."""
-        last = max((entry.shard for entry in self.history if entry.shard is not None), default=-1)
-        return last if last >= 0 and not self._sealed(last).exists() else last + 1
-
-    def _open_shard(self) -> BinaryIO:
-        """The shard to write to, up to where the journal says that it is written."""
-        end = max((entry.end for entry in self.history if entry.shard == self._shard_number), default=0)
-        stream = self._unfinished(self._shard_number).open("ab")
-        stream.truncate(end)
-        stream.seek(end)
-        return stream
+    def _take(self, entry: Entry, row: dict[str, Any] | None = None) -> None:
+        before = self.entries.get(entry.path)
+        if before and before.shard is not None and (before.shard, before.sha256) != (entry.shard, entry.sha256):
+            self._stale.add(before.shard)
+        self.entries[entry.path] = entry
+        self._num_bytes += 0 if row is None else len(orjson.dumps(row)) + 1
 
     def _seal_if_full(self) -> None:
-        if self._shard.tell() >= self._max_shard_bytes:
+        if self._num_bytes >= self._max_shard_bytes:
             self._seal()
+            self._log.close()
+            self._log_file.unlink()
+            self._number, self._num_bytes = self._number + 1, 0
+            self._log = self._log_file.open("ab")
 
     def _seal(self) -> None:
-        """Give the filled shard its name, and begin the next."""
-        os.fsync(self._shard.fileno())
-        self._shard.close()
-        self._unfinished(self._shard_number).rename(self._sealed(self._shard_number))
-        self._shard_number += 1
-        self._shard = self._open_shard()
-
-    def _take_out_stale(self) -> None:
-        """Rewrite shards without the documents of files whose journal goes on to say something else."""
-        stale = {
-            (entry.shard, entry.path, entry.sha256)
-            for entry in self.history
-            if entry.shard is not None and (entry.shard, entry.sha256) != (self.entries[entry.path].shard, self.entries[entry.path].sha256)
-        }
-        for number in sorted({shard for shard, *_ in stale}):
-            file = self._sealed(number)
-            kept = []
-            if not file.exists():
-                continue
-            with file.open("rb") as lines:
-                for line in lines:
-                    row = orjson.loads(line)
-                    if (number, row["path"], row["sha256"]) not in stale:
-                        kept.append(line)
-            if kept:
-                write_whole(file, b"".join(kept))
-            else:  # sources take an empty file for a mistake
-                file.unlink()
+        """Write the log's documents as a shard, then its entries to the journal. Doing it twice does no harm."""
+        if self._num_bytes:
+            rows = (line["row"] for line in whole_lines(self._log_file))
+            write_whole(self._shard(self._number), (orjson.dumps(row) + b"\n" for row in rows if row is not None))
+        with self._journal.open("ab") as journal:
+            journal.writelines(orjson.dumps(line["entry"]) + b"\n" for line in whole_lines(self._log_file))
+            os.fsync(journal.fileno())
 
 
-def read_whole_lines(journal: Path) -> Iterator[Entry]:
-    """The entries of the journal; a last line that was not written to its end is cut off."""
-    if not journal.exists():
+def whole_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file that may be missing; a last line that was not written to its end is cut off."""
+    if not file.exists():
         return
-    raw = journal.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) < len(raw):
-        write_whole(journal, whole)
-    for line in whole.splitlines():
-        yield Entry(**orjson.loads(line))
+    with file.open("rb+") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                stream.truncate(stream.tell() - len(line))
+                return
+            yield orjson.loads(line)
 
 
-def write_journal(journal: Path, entries: Iterable[Entry]) -> None:
-    """A journal of these entries in the place of the old one."""
-    write_whole(journal, b"".join(orjson.dumps(asdict(entry)) + b"\n" for entry in entries))
-
-
-def write_whole(file: Path, raw: bytes) -> None:
-    """Put a file in the place of another at one moment."""
+def write_whole(file: Path, lines: Iterable[bytes]) -> None:
+    """Replace a file at one moment."""
     unfinished = file.with_name(f".{file.name}.unfinished")
     with unfinished.open("wb") as stream:
-        stream.write(raw)
+        stream.writelines(lines)
         stream.flush()
         os.fsync(stream.fileno())
     unfinished.replace(file)
@@ -191,12 +142,12 @@ def open_output(folder: Path, max_shard_bytes: int) -> Iterator[OutputFolder]:
     """The folder, for this process alone.
 
     Raises:
-        LaunchError: another process fills it.
+        LaunchError: another process writes there.
         ResourceError: the disk is full or not writable.
     """
     try:
-        (folder / OWN_FOLDER).mkdir(parents=True, exist_ok=True)
-        with (folder / OWN_FOLDER / "lock").open("a") as lock:
+        (folder / ".ingest").mkdir(parents=True, exist_ok=True)
+        with (folder / ".ingest/lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
             except BlockingIOError as problem:
@@ -206,13 +157,3 @@ def open_output(folder: Path, max_shard_bytes: int) -> Iterator[OutputFolder]:
         raise ResourceError(
             f"{folder}: cannot be written ({problem.strerror or problem}). Free space, or give another --output."
         ) from problem
-
-
-def listed(entry: Entry) -> dict[str, object]:
-    """A line of failed.jsonl."""
-    return {"path": entry.path, "sha256": entry.sha256, "format": entry.kind, "reason": entry.reason, "detail": entry.detail}
-
-
-def failures(entries: Iterable[Entry]) -> list[Entry]:
-    """The files that ought to have given a document."""
-    return [entry for entry in entries if entry.reason is not None and not entry.is_duplicate]

@@ -24,6 +24,7 @@ from cpt.evaluation.verdict import NotRun, Verdict
 from cpt.evaluation.verdict_page import CONTENT, write_verdict
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.read_back import read_object, read_objects
 from cpt.runs.record import RECIPE, Run
 from cpt.runs.small_files import LinesFile
 from cpt.tokenizer.load import load_tokenizer
@@ -36,7 +37,7 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a
 def needs_judging(run: Run) -> bool:
     """Whether a finished run's verdict rests on its losses alone so far."""
     page = run.folder / CONTENT
-    return run.is_finished and page.is_file() and not json.loads(page.read_text(encoding="utf-8")).get("is_complete", True)
+    return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
 
 
 def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
@@ -67,7 +68,7 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
 def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
     """Add the tasks' scores to the run's metrics: those of the base at step 0, those of the model at the last one."""
     path = run.folder / METRICS
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in read_objects(path, []) if {"step", "tokens"} <= line.keys()]
     ends: tuple[dict[str, Any], dict[str, Any]] = {"step": 0, "tokens": 0}, {key: lines[-1][key] for key in ("step", "tokens")}
     for score in scores:
         name = f"eval_task_{score.name}_{score.metric.removesuffix(',none').replace(',', '_')}"

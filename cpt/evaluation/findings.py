@@ -84,9 +84,8 @@ class Findings:
 
 def says(difference: Difference, *, better: str, what: str) -> str:
     """`better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
-    direction = "higher" if difference.difference > 0 else "lower"
-    judged = "no clear difference" if not difference.is_clear else "better" if direction == better else "worse"
-    few = f"; only {difference.items} pairs, so lean on it little" if difference.is_on_few else f", {difference.items:,} pairs"
+    outcome = difference.outcome(higher_is_better=better == "higher")
+    few = f"; only {difference.items} pairs" if difference.is_on_few else f", {difference.items:,} pairs"
     change, low, high = difference.difference, difference.low, difference.high
     if what and difference.before:  # a share of what was there before says more of bits per byte; of an accuracy it would mislead
         change, low, high = (100 * value / difference.before for value in (change, low, high))
@@ -94,8 +93,9 @@ def says(difference: Difference, *, better: str, what: str) -> str:
     else:
         told, spread = f"{change:+.4f}", f"{low:+.4f} to {high:+.4f}"
     unit = f" {what}" if what else ""
-    interval = f"{100 * difference.level:.0f} % interval {spread}{few}"
-    return f"{judged}: {difference.before:.4f} -> {difference.after:.4f}{unit}, {told} ({interval})."
+    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
+    interval = f"{100 * difference.level:.0f} % interval {spread}{few}{worse}"
+    return f"{outcome}: {difference.before:.4f} -> {difference.after:.4f}{unit}, {told} ({interval})."
 
 
 def findings(measured: Measured, base: Measured | None = None) -> Findings:

@@ -4,7 +4,6 @@ Accuracy is the share of pairs in which the better answer has the higher reward.
 that the run began with, so before the first step they are all 0; then half of the pairs is what no change at all would come to.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cpt.evaluation.paired import LEVEL, accuracy_interval
+from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, accuracy_interval
+from cpt.runs.read_back import read_objects
 
 PREFIX, COUNT = "eval_", "_examples"
 ACCURACIES, MARGINS = ("rewards/accuracies", "accuracy"), ("rewards/margins", "margin")
@@ -52,8 +52,11 @@ class ExampleSet:
 
     @property
     def worked(self) -> bool | None:
-        """Whether pairs are told apart clearly better than by chance; None where the stage measures nothing that would tell."""
-        return None if self.interval is None or not self.is_against_chance else self.interval[0] > CHANCE
+        """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures, leaves it open."""
+        if self.interval is None or not self.is_against_chance:
+            return None
+        low, high = self.interval
+        return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
 
     def sentence(self) -> str:
         """What happened to it."""
@@ -63,7 +66,8 @@ class ExampleSet:
             share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
             if not self.is_against_chance:
                 return f"In {share} the better answer is the likelier one; before the run in {100 * self.accuracy[0]:.0f} %."
-            outcome = "It worked" if low > CHANCE else "It did harm" if high < CHANCE else "It did not work clearly"
+            outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
+            outcome = "It did harm" if high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
         others = {"the mean reward": self.reward, "the margin of wanted over unwanted answers": self.margin, "the loss": self.loss}
         told = [f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}" for what, figure in others.items() if figure is not None]
@@ -72,8 +76,7 @@ class ExampleSet:
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last one."""
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    logs = [json.loads(line) for line in lines if line.endswith("}")]  # a crash may have cut the last one off
+    logs = [log for log in read_objects(metrics, []) if "step" in log]
     evaluated = {log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)}
     if 0 not in evaluated or len(evaluated) < 2:
         return []

@@ -1,6 +1,7 @@
 """What a model lost on each held-out document, as it is kept in a run's folder; read without torch."""
 
 import math
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -116,5 +117,5 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
                 str(name): DocumentLosses(*(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses)))
                 for number, name in enumerate(arrays["names"])
             }
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, zlib.error) as problem:
         raise CheckpointError(f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL.") from problem

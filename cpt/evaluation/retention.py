@@ -1,6 +1,5 @@
 """Follow what a model gains and what it forgets while it trains, and stop before it forgets too much."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.ranks import is_main_process
+from cpt.runs.read_back import read_lines, read_objects
 from cpt.runs.record import Run
 
 log = logging.getLogger("cpt")
@@ -77,31 +77,24 @@ def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def read_course(metrics: Path) -> list[Point]:
     """Every evaluation in a metrics.jsonl, in order; of a step that was evaluated twice the last one."""
-    if not metrics.exists():
-        return []
     points: dict[int, Point] = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        if not line.endswith("}"):  # a crash cut it off
-            continue
-        logged = json.loads(line)
+    for logged in read_lines(metrics):
         figures = bits_per_byte_of(logged)
-        if figures:
+        if figures and {"step", "tokens"} <= logged.keys():
             points[logged["step"]] = Point(logged["step"], logged["tokens"], figures)
     return [points[step] for step in sorted(points)]
 
 
 def last_tokens(metrics: Path) -> int:
     """Tokens that were read at the last evaluation; 0 where there was none."""
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    logs = [json.loads(line) for line in lines if line.endswith("}")]
-    return max((int(logged["tokens"]) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0)
+    logs = read_objects(metrics, [])
+    return max((int(logged.get("tokens", 0)) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0)
 
 
 def evaluated_steps(metrics: Path) -> set[int]:
     """Steps after which something held out was measured, whatever its figures are."""
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    logs = [json.loads(line) for line in lines if line.endswith("}")]
-    return {logged["step"] for logged in logs if any(key.startswith(FIGURE) for key in logged)}
+    logs = read_objects(metrics, [])
+    return {logged["step"] for logged in logs if "step" in logged and any(key.startswith(FIGURE) for key in logged)}
 
 
 def average(point: Point, names: Sequence[str]) -> float:

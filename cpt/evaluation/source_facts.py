@@ -1,11 +1,11 @@
 """A run's training sources as its verdict tells them: documents, share, licence, and what was left out as contaminated."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpt.data.checking.decontamination import REASON
+from cpt.runs.read_back import read_object
 from cpt.runs.record import INPUTS
 
 
@@ -24,8 +24,7 @@ class SourceFacts:
 
 def sources_of(folder: Path) -> list[SourceFacts]:
     """The training sources with their licences, as the run recorded them."""
-    path = folder / INPUTS
-    sources = json.loads(path.read_text())["data"]["sources"] if path.exists() else {}
+    sources = read_object(folder / INPUTS, []).get("data", {}).get("sources", {})
     return [
         SourceFacts(name, facts["documents"], facts["share"], facts["licence"], num_decontaminated(facts["dropped"]))
         for name, facts in sources.items()

@@ -1,20 +1,23 @@
 """Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a finished run."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cpt.data.checking.contamination import Contamination
+from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
-from cpt.evaluation.paired import Difference, bits_per_byte_difference
+from cpt.evaluation.paired import Difference, Outcome, bits_per_byte_difference
 from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
 from cpt.evaluation.source_facts import SourceFacts, sources_of
+from cpt.files import DAMAGED
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.events import record_event
+from cpt.runs.read_back import read_lines
 from cpt.runs.record import RECIPE, Run
 
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
@@ -87,11 +90,12 @@ class Verdict:
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain, or where there are pairs their choice, became clearly better; None where no interval tells."""
+        """Whether the domain, or where there are pairs their choice, became better; None where the interval leaves it open."""
         if self.examples:
-            told = [one.worked for one in self.examples]
-            return None if None in told else all(told)
-        return None if self.domain is None else self.domain.high < 0
+            results = [one.worked for one in self.examples]
+            return None if None in results else all(results)
+        outcome = "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
+        return None if outcome == "unknown" else outcome == "better"
 
     def headline(self) -> str:
         """What happened, in one or two sentences."""
@@ -99,20 +103,11 @@ class Verdict:
             return " ".join([*(one.sentence() for one in self.examples), *self.cost_of_text()])
         if self.domain is None:
             return "Whether it worked is not known: no domain documents were compared one by one, so no interval can be given."
-        change, other = relative(self.domain), "its base" if self.base is not None else "before its first step"
-        if self.domain.high < 0:
-            gain = f"It worked: on held-out domain text the model needs {change} fewer bits per byte than {other}."
-        elif self.domain.low > 0:
-            return f"It did harm: on held-out domain text the model needs {change} more bits per byte than {other}."
-        else:
-            return f"It did not work: on held-out domain text the model is not clearly better than {other}."
-        if self.general is None:
-            return f"{gain} What it forgot is not known: no general set was followed."
-        if self.general.low > 0:
-            return f"{gain} It cost {relative(self.general)} more bits per byte on general text."
-        if self.general.high < 0:
-            return f"{gain} General text became better too, by {relative(self.general)}."
-        return f"{gain} General text is as good as before, as far as {self.general.items:,} documents can tell."
+        return f"{domain_sentence(self.domain, 'its base' if self.base is not None else 'before its first step')} {self.forgetting()}"
+
+    def forgetting(self) -> str:
+        """What happened to general text."""
+        return general_sentence(self.general) if self.general else "What it forgot is not known: no general set was followed."
 
     @property
     def is_of_scores(self) -> bool:
@@ -126,13 +121,7 @@ class Verdict:
         followed = [(what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None]
         if not followed:
             return ["What it forgot is not known: no held-out text was followed."]
-        said = {True: "needs {} more bits per byte", False: "needs {} fewer bits per byte"}
-        return [
-            f"Held-out {what} text {said[found.low > 0].format(relative(found))} than before."
-            if found.is_clear
-            else f"Held-out {what} text is as good as before, as far as {found.items:,} documents can tell."
-            for what, found in followed
-        ]
+        return [general_sentence(found, f"held-out {what} text") for what, found in followed]
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -141,11 +130,78 @@ class Verdict:
         return content
 
 
+def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
+    """As `Difference.outcome`; "unknown" also where only a gain of general text, or only a loss of the domain, is excluded."""
+    outcome = difference.outcome()
+    return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
+
+
+def domain_sentence(domain: Difference, other: str) -> str:
+    """Whether the domain was learned.
+
+    Args:
+        other: what the model is compared with.
+    """
+    outcome = outcome_of_set(domain, is_general=False)
+    if outcome in ("better", "worse"):
+        what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
+        few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
+        return f"{what}: on held-out domain text the model needs {relative(domain)} {how} bits per byte than {other}.{few}"
+    if outcome != "unknown":
+        gain = percent(max(0.0, -domain.low), domain)
+        return f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded ({evidence(domain)})."
+    return f"Whether it worked is unknown: held-out domain text may have become better or worse ({evidence(domain)}).{more(domain)}"
+
+
+def general_sentence(general: Difference, what: str = "general text") -> str:
+    """What became of text that the model should not forget."""
+    outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
+    if outcome == "better":
+        return f"{text} became better, by {relative(general)}."
+    if outcome == "worse":
+        return f"It cost {relative(general)} more bits per byte on {what}."
+    loss = percent(max(0.0, general.high), general)
+    if outcome != "unknown":
+        return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
+    return f"Whether {what} became worse is unknown: a loss of {loss:.1f} % cannot be excluded ({evidence(general)}).{more(general)}"
+
+
+def evidence(difference: Difference) -> str:
+    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`."""
+    low, high = (percent(value, difference) for value in (difference.low, difference.high))
+    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
+    return f"{100 * difference.level:.0f} % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
+
+
+def more(difference: Difference) -> str:
+    """What would make an unknown change known."""
+    if difference.is_dominated:
+        return f" {dominated(difference)}"
+    needed = round_up(difference.items_for_negligible() - difference.items)
+    return f" Hold out about {needed:,} more documents for an interval of +-{percent(difference.negligible, difference):.0f} %."
+
+
+def dominated(difference: Difference) -> str:
+    """The warning about one document that decides much of the result."""
+    share = 100 * (difference.largest_share or 0)
+    return f"One document holds {share:.0f} % of the bytes and decides much of this: split it or leave it out, and hold out more documents."
+
+
+def round_up(number: int, digits: int = 2) -> int:
+    """1,234 becomes 1,300."""
+    step = 10 ** max(0, len(str(number)) - digits)
+    return -(-number // step) * step
+
+
+def percent(value: float, difference: Difference) -> float:
+    """Of the value before."""
+    return 100 * value / difference.before
+
+
 def relative(difference: Difference) -> str:
-    """`19.2 % (95 % interval 18.0 to 20.4 %)`, whichever way it went."""
-    change, *ends = (100 * value / difference.before for value in (difference.difference, difference.low, difference.high))
-    low, high = sorted(abs(end) for end in ends) if ends[0] * ends[1] > 0 else ends
-    return f"{abs(change):.1f} % ({100 * difference.level:.0f} % interval {low:.1f} to {high:.1f} %)"
+    """`19.2 % (95 % interval 18.0 to 20.4 %)`; the sign of both ends is that of the change."""
+    change, *ends = (abs(percent(value, difference)) for value in (difference.difference, difference.low, difference.high))
+    return f"{change:.1f} % ({100 * difference.level:.0f} % interval {min(ends):.1f} to {max(ends):.1f} %)"
 
 
 def verdict_of_run(
@@ -166,9 +222,6 @@ def verdict_of_run(
         frontier: name of the picture beside the page.
         not_run: further things that were left out, and why.
         is_complete: False while things that will be measured are not.
-
-    Raises:
-        CheckpointError: kept losses are damaged.
     """
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     course = read_course(folder / METRICS)
@@ -209,11 +262,15 @@ def unmentioned(general: Sequence[NotRun], special: Sequence[NotRun]) -> list[No
 
 
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
-    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them."""
+    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them, or a file is damaged."""
     files = kept_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
-    return load_losses(files[0]), load_losses(files[max(files)])
+    try:
+        return load_losses(files[0]), load_losses(files[max(files)])
+    except CheckpointError as problem:
+        record_event(folder, DAMAGED, f"The verdict has no intervals: {problem}")
+        return {}, {}
 
 
 def judged_sets(
@@ -235,8 +292,7 @@ def judged_sets(
 
 def samples_of(folder: Path) -> list[Sample]:
     """What was written before the first and after the last step, prompt by prompt."""
-    path = folder / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = [line for line in read_lines(folder / "samples.jsonl") if {"step", "prompt", "continuation"} <= line.keys()]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
     return [

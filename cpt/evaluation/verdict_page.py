@@ -10,8 +10,8 @@ from cpt.errors import ResourceError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.held_out_examples import ExampleSet
-from cpt.evaluation.paired import Difference
-from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, verdict_of_run
+from cpt.evaluation.paired import Difference, Outcome
+from cpt.evaluation.verdict import NotRun, SetVerdict, Verdict, dominated, outcome_of_set, percent, verdict_of_run
 from cpt.runs.events import record_event
 from cpt.runs.small_files import write_whole
 
@@ -112,11 +112,16 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{one.after:.4f}",
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
-            judged(one.difference, higher_is_better=False),
+            worse_share(one.difference),
+            "unknown" if one.difference is None else marked(outcome_of_set(one.difference, is_general=one.is_general), one.difference),
         )
         for one in ordered
     ]
-    return table(("set", "kind", "documents", "before", "after", "change", "95 % interval", "verdict"), rows)
+    titles = ("set", "kind", "documents", "before", "after", "change", "95 % interval", "documents worse", "verdict")
+    warnings = [
+        f"`{one.name}`: {dominated(one.difference)}" for one in ordered if one.difference is not None and one.difference.is_dominated
+    ]
+    return "\n\n".join([table(titles, rows), *warnings])
 
 
 def scores_table(scores: Sequence[ScoreFinding]) -> str:
@@ -131,7 +136,7 @@ def scores_table(scores: Sequence[ScoreFinding]) -> str:
             "" if score.against is None else f"{score.against.before:.3f}",
             f"{score.value:.3f}",
             "none" if score.against is None else f"{score.against.low:+.3f} to {score.against.high:+.3f}",
-            judged(score.against, higher_is_better=score.higher_is_better),
+            "unknown" if score.against is None else marked(score.against.outcome(higher_is_better=score.higher_is_better), score.against),
         )
         for score in scores
     ]
@@ -173,8 +178,14 @@ def contamination(verdict: Verdict) -> str:
         f"- `{hit.where}` ({hit.source}): {hit.share:.0%} of {hit.set_name}, `{hit.evaluation_document}`" for hit in found.hits[:HITS_SHOWN]
     ]
     more = found.num_contaminated - len(hits)
-    head = f"{found.summary()} {told}".strip()
-    return "\n".join([head, *([""] if hits else []), *hits, *([f"- and {more:,} more"] if more > 0 else [])])
+    copies = [
+        f"- `{copy.where}` ({copy.source}): exact copy of {copy.set_name}, `{copy.evaluation_document}`; not trained on"
+        for copy in found.exact_copies[:HITS_SHOWN]
+    ]
+    more_copies = found.num_exact_copies - len(copies)
+    lines = [*hits, *([f"- and {more:,} more"] if more > 0 else [])]
+    lines += [*copies, *([f"- and {more_copies:,} more exact copies"] if more_copies > 0 else [])]
+    return "\n".join([f"{found.summary()} {told}".strip(), *([""] if lines else []), *lines])
 
 
 def samples(verdict: Verdict) -> str:
@@ -189,19 +200,19 @@ def in_a_cell(text: str, longest: int = 200) -> str:
     return f"`{told}{'...' if len(text) > longest else ''}`" if told.strip() else "(nothing)"
 
 
-def judged(difference: Difference | None, *, higher_is_better: bool) -> str:
-    """Better, worse, or no clear difference."""
-    if difference is None:
-        return "not known"
-    if not difference.is_clear:
-        return "no clear difference"
-    is_better = (difference.low > 0) == higher_is_better
-    return ("better" if is_better else "worse") + (" (few)" if difference.is_on_few else "")
+def marked(outcome: Outcome, difference: Difference) -> str:
+    """The outcome, with a mark where few documents were compared."""
+    return outcome + (" (few)" if difference.is_clear and difference.is_on_few else "")
+
+
+def worse_share(difference: Difference | None) -> str:
+    """Of the documents, those that need more bits than before."""
+    return "" if difference is None or difference.num_worse is None else f"{100 * difference.num_worse / difference.items:.0f} %"
 
 
 def percent_interval(difference: Difference) -> str:
     """Of the value before."""
-    low, high = (100 * value / difference.before for value in (difference.low, difference.high))
+    low, high = (percent(value, difference) for value in (difference.low, difference.high))
     return f"{low:+.1f} to {high:+.1f} %"
 
 

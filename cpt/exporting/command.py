@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.checkpoints.own_code import import_own_code, refuse_unknown_code
 from cpt.checkpoints.proven_export import DTYPES, DtypeName, Wish, export_adapter, export_whole, refuse_odd_wishes
 from cpt.checkpoints.trained import find_trained
+from cpt.command_line import refuse_ignored
 from cpt.errors import RecipeError
 from cpt.exporting.gguf_export import export_gguf
 from cpt.exporting.gguf_types import GgufType, check_gguf
@@ -19,6 +20,7 @@ from cpt.exporting.quantised import Method, check_quantising
 from cpt.exporting.quantised_export import export_quantised
 from cpt.exporting.sealed import refuse_unsealed, seal_export
 
+LARGEST_FILE = "5GB"
 SERVE = "Serve it: cpt serve"
 
 
@@ -65,7 +67,7 @@ def command(
     dtype: Annotated[
         DtypeName | None, typer.Option(help="What the weights are written in.", show_default="bfloat16; float32 for --gguf f32 and f16")
     ] = None,
-    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
+    max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = LARGEST_FILE,
     quantize: Annotated[Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")] = None,
     gguf: Annotated[GgufType | None, typer.Option(help="One file for llama.cpp and Ollama, of this type.")] = None,
     max_rise: Annotated[
@@ -87,6 +89,13 @@ def command(
     disable_progress_bar()
     if (private or yes) and push_to_hub is None:
         raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")
+    of_adapters = {"--text": text is not None, "--import": module is not None}
+    of_models = {"--dtype": dtype is not None, "--tolerance": tolerance is not None, "--max-shard-size": max_shard_size != LARGEST_FILE}
+    of_ways = {"--quantize": quantize, "--gguf": gguf, "--max-rise": max_rise, "--pth": pth, "--adapter-only": adapter_only or None}
+    if output is None and push_to_hub is not None:
+        refuse_ignored(of_adapters | of_models | {name: value is not None for name, value in of_ways.items()}, "without --output")
+    refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
+    refuse_ignored({"--max-shard-size": of_models["--max-shard-size"] and gguf is not None}, "with --gguf, which writes one file")
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:

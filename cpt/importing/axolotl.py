@@ -5,6 +5,7 @@ from typing import Any
 
 from cpt.importing.axolotl_data import stage_of, write_sources
 from cpt.importing.axolotl_keys import HANDLED, IDLE, KNOWN, NOT, PASSED
+from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.dialect import AXOLOTL
 from cpt.importing.engines import write_engines
 from cpt.importing.learning import write_optimizer, write_schedule
@@ -49,6 +50,8 @@ FLAGS = {
     "eager_attention": "eager",
     "flex_attention": "flex_attention",
 }
+OFFLOADING = ("offload", "offload_disk", "unsloth")
+"""Values of `gradient_checkpointing` that move activations to host memory or disk."""
 LIGER = {
     "liger_rope": "rope",
     "liger_rms_norm": "rms_norm",
@@ -84,6 +87,7 @@ def import_axolotl(ledger: Ledger) -> None:
     write_recomputing(ledger)
     write_liger_kernels(ledger)
     write_engines(ledger)
+    resolve_conflicts(ledger)
     write_rewards(ledger, stage)
     write_special_tokens(ledger, "special_tokens")
     write_template(ledger, "chat_template", stage, own=("tokenizer_default",))
@@ -239,12 +243,12 @@ def write_profile(ledger: Ledger) -> None:
 def write_recomputing(ledger: Ledger) -> None:
     """Whether activations are recomputed in the backward pass."""
     asked = ledger.value("gradient_checkpointing", False)
-    on = ledger.is_on("gradient_checkpointing") or asked in ("offload", "offload_disk", "unsloth")
-    write_checkpointing(ledger, on=on)
-    ledger.skip_empty(["gradient_checkpointing"])
-    if asked in ("offload", "offload_disk", "unsloth"):
-        ledger.otherwise("gradient_checkpointing", "training.gradient_checkpointing: true; activations stay on the GPU")
+    offloads = {"gradient_checkpointing": asked in OFFLOADING, "activation_offloading": bool(ledger.value("activation_offloading"))}
+    on = ledger.is_on("gradient_checkpointing") or asked in OFFLOADING
+    write_checkpointing(ledger, on=on, offload=next((key for key, asks in offloads.items() if asks), ""))
+    ledger.skip_empty(offloads)
     ledger.enter("gradient_checkpointing", "carried", "training.gradient_checkpointing")
+    ledger.enter("activation_offloading", "carried", OFF)
 
 
 def write_liger_kernels(ledger: Ledger) -> None:

@@ -1,6 +1,7 @@
 """The datasets of an axolotl config as sources: `datasets`, `pretraining_dataset`, `test_datasets`, `val_set_size`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cpt.errors import RecipeError
@@ -8,6 +9,7 @@ from cpt.extend import did_you_mean
 from cpt.importing.axolotl_forms import CHAT, FRAME_TOLD, SHAREGPT, TEXT, base_of, chat_of_own, chat_of_pairs, chat_of_rl
 from cpt.importing.ledger import EMPTY, Ledger
 from cpt.importing.sources import is_on_the_hub, places_of, split_of, with_names, write_shares
+from cpt.recipe.paths import is_local
 
 STAGES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo", "gdpo": "grpo"}
 ROLES_READ = (("role", "content"), ("from", "value"), ("role", "value"))
@@ -138,9 +140,11 @@ def sources_of(
 ) -> list[dict[str, Any]]:
     """One dataset, of which each key is entered."""
     paths, files = places_of(str(dataset["path"]), dataset.get("data_files"))
+    hub = is_on_the_hub(paths[0])
+    if not hub and not Path(paths[0]).suffix and not (is_local(paths[0]) or ":" in paths[0]) and not Path(paths[0]).expanduser().exists():
+        ledger.drop(f"{place}.path", f"`{paths[0]}` is not a file or folder here; a dataset on the Hub is written owner/name")
     ledger.enter(f"{place}.path", "carried", f"data.sources: {', '.join(paths)}" if len(paths) > 1 else "data.sources[].path")
     source: dict[str, Any] = {}
-    hub = is_on_the_hub(paths[0])
     if hub:
         source |= {key: dataset[old] for key, old in {"subset": "name", "revision": "revision"}.items() if dataset.get(old)}
         source |= {"data_files": files} if files else {}

@@ -1,12 +1,17 @@
 """How the model is split over GPUs: DeepSpeed's profiles, FSDP, rows that GPUs share."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cpt.importing.ledger import EMPTY, OFF, Ledger
+from cpt.shipped import SHIPPED_FILES
 
 PROFILES = "deepspeed_configs/"
+ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
+    PROFILES + f"ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
+)
 FSDP_1 = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
 """What the first version of FSDP has besides."""
 FSDP_2 = {  # key there -> key of `training.fsdp_config`
@@ -16,32 +21,28 @@ FSDP_2 = {  # key there -> key of `training.fsdp_config`
     "transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap",
     "min_num_params": "min_num_params",
 }
-SHARED_ROWS = {
-    "sequence_parallel_degree": "sp_size",
-    "context_parallel_size": "sp_size",
-    "cp_size": "sp_size",
-    "tensor_parallel_size": "tp_size",
-    "dp_replicate_size": "dp_replicate_size",
-    "dp_shard_size": "dp_shard_size",
+SHARED_ROWS = ("sequence_parallel_degree", "context_parallel_size", "cp_size")
+NOT_SPLIT = {
+    "tensor_parallel_size": "layers are not split over GPUs; ZeRO-3 or FSDP2 splits the model (docs/splitting.md)",
+    **dict.fromkeys(("dp_replicate_size", "dp_shard_size"), "FSDP2 and ZeRO split the model over all processes"),
 }
-"""Keys of both tools, and the size in `training.parallelism_config`."""
 
 
 def write_engines(ledger: Ledger) -> None:
     """DeepSpeed, FSDP and `parallelism_config`."""
     write_deepspeed(ledger)
     write_fsdp(ledger)
-    sizes: dict[str, int] = {}
-    ledger.skip_empty(SHARED_ROWS)
-    for key, size in SHARED_ROWS.items():
+    ledger.skip_empty([*SHARED_ROWS, *NOT_SPLIT])
+    for key in SHARED_ROWS:
         number = ledger.whole(key)
         if number is not None and number > 1:
-            sizes[size] = number
-            told = f"training.parallelism_config.{size}: {number}"
-            ledger.otherwise(key, f"{told} (DeepSpeed Ulysses; ring attention there)" if size == "sp_size" else told)
+            ledger.put("training.parallelism_config", {"sp_size": number}, key)
+            ledger.otherwise(key, f"training.parallelism_config.sp_size: {number} (DeepSpeed Ulysses; ring attention there)")
         ledger.enter(key, "carried", "one GPU there, as here")
-    if sizes:
-        ledger.put("training.parallelism_config", sizes)
+    for key, why in NOT_SPLIT.items():
+        if (ledger.whole(key) or 1) > 1:
+            ledger.drop(key, why)
+        ledger.enter(key, "carried", "one GPU there, as here")
 
 
 def write_deepspeed(ledger: Ledger) -> None:
@@ -51,14 +52,9 @@ def write_deepspeed(ledger: Ledger) -> None:
     if given is None or given is False or given == "":
         ledger.enter("deepspeed", "carried", OFF)
         return
-    if isinstance(given, Mapping):
-        ledger.put("training.deepspeed", dict(given), "cpt check compares it with the recipe")
-        ledger.enter("deepspeed", "carried", "training.deepspeed")
-        return
     path = Path(str(given))
-    if path.is_file():
-        ledger.put("training.deepspeed", str(path), "cpt check compares it with the recipe")
-        ledger.enter("deepspeed", "carried", "training.deepspeed: the same file")
+    if isinstance(given, Mapping) or path.is_file():
+        write_own_profile(ledger, given)
         return
     profile, why = profile_for(path.stem.lower())
     if profile is None:
@@ -66,6 +62,35 @@ def write_deepspeed(ledger: Ledger) -> None:
         return
     ledger.put("training.deepspeed", PROFILES + profile, f"{path.name} there: {why}")
     ledger.otherwise("deepspeed", f"training.deepspeed: {PROFILES}{profile}: {why}")
+
+
+def write_own_profile(ledger: Ledger, given: Any) -> None:
+    """A profile of the user's, with the one key added that `cpt check` asks for."""
+    profile = read_profile(given)
+    offload = section(section(profile, "zero_optimization"), "offload_optimizer")
+    if offload.get("device", "none") != "none" and profile.get("zero_force_ds_cpu_optimizer", True):
+        profile["zero_force_ds_cpu_optimizer"] = False
+        ledger.put("training.deepspeed", profile, "keeps the optimizer of this recipe; cpt check compares the rest")
+        ledger.otherwise("deepspeed", "training.deepspeed, with zero_force_ds_cpu_optimizer: false, which keeps the recipe's optimizer")
+        return
+    ledger.put("training.deepspeed", dict(given) if isinstance(given, Mapping) else str(given), "cpt check compares it with the recipe")
+    ledger.enter("deepspeed", "carried", "training.deepspeed")
+
+
+def section(profile: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The keys below a key; empty if it has none."""
+    found = profile.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def read_profile(given: Any) -> dict[str, Any]:
+    """The content of a DeepSpeed profile; empty if it cannot be read, which `cpt check` reports."""
+    try:
+        path = SHIPPED_FILES / str(given) if str(given).startswith(PROFILES) else Path(str(given))
+        profile = given if isinstance(given, Mapping) else json.loads(path.read_text(encoding="utf-8"))
+        return dict(profile)
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def profile_for(name: str) -> tuple[str | None, str]:

@@ -152,6 +152,6 @@ def write_counted(ledger: Ledger, key: str, amount: float, lengths: Lengths) -> 
         return
     tokens = tokens_for(amount, lengths) or 0
     if lengths.run_tokens is not None:
-        tokens = min(tokens, int(lengths.run_tokens))
+        tokens = min(tokens, lengths.run_tokens)
     ledger.put("schedule.warmup_tokens", tokens, f"{key}: {amount:g}")
     ledger.otherwise(key, f"schedule.warmup_tokens: {tokens:,}")

@@ -133,6 +133,11 @@ class Ledger:
         if key not in {entry.key for entry in self.entries} and self.has(key):
             self.entries.append(Entry(key, verdict, told))
 
+    def revise(self, key: str, verdict: Verdict, told: str) -> None:
+        """Replace what was entered for a key, and for the keys below it."""
+        self.entries = [entry for entry in self.entries if entry.key != key and not entry.key.startswith(f"{key}.")]
+        self.enter(key, verdict, told)
+
     def has(self, key: str) -> bool:
         """Whether the config says something there: `datasets[0].type`."""
         if key in self.config.values:

@@ -1,20 +1,10 @@
 """How long the run is: rows, steps and epochs there, tokens here."""
 
-import contextlib
-import glob
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cpt.importing.dialect import Dialect
 from cpt.importing.ledger import Ledger
-
-BYTES_A_TOKEN = 4  # of English text, about
-PLAIN = {".txt", ".md", ".jsonl", ".json"}
-LARGEST = 2 * 2**30  # bytes of files that are looked into
-LARGEST_JSON = 2**28  # bytes of a JSON list, which is read whole
 
 
 @dataclass(frozen=True)
@@ -24,15 +14,11 @@ class Lengths:
     step_tokens: int
     steps: int | None
     epochs: float
-    epoch_tokens: float | None
-    """As far as the files are here to tell."""
 
     @property
-    def run_tokens(self) -> float | None:
-        """All of the run."""
-        if self.steps is not None:
-            return self.steps * self.step_tokens
-        return None if self.epoch_tokens is None else self.epochs * self.epoch_tokens
+    def run_tokens(self) -> int | None:
+        """Tokens of the whole run; None if it is counted in epochs."""
+        return None if self.steps is None else self.steps * self.step_tokens
 
 
 def write_lengths(ledger: Ledger, dialect: Dialect) -> Lengths:
@@ -46,7 +32,7 @@ def write_lengths(ledger: Ledger, dialect: Dialect) -> Lengths:
         write(ledger, "gradient_accumulation_steps", "training.gradient_accumulation_steps", accumulation)
     step_tokens = sequence * rows * accumulation * ledger.gpus
     epochs = ledger.number(dialect.epochs, dialect.epochs_by_default) or dialect.epochs_by_default
-    lengths = Lengths(step_tokens, ledger.whole("max_steps"), epochs, tokens_of_an_epoch(ledger, sequence))
+    lengths = Lengths(step_tokens, ledger.whole("max_steps"), epochs)
     write_budget(ledger, dialect, lengths)
     return lengths
 
@@ -97,42 +83,3 @@ def tokens_for(amount: float, lengths: Lengths) -> int | None:
     if amount >= 1:
         return int(amount) * lengths.step_tokens
     return None if lengths.run_tokens is None else max(lengths.step_tokens, round(amount * lengths.run_tokens))
-
-
-def tokens_of_an_epoch(ledger: Ledger, sequence: int) -> float | None:
-    """About how many tokens all sources have, from the sizes of files that are here; None where one of them is not."""
-    packing = ledger.recipe.get("data", {}).get("packing", "best_fit")
-    total = 0.0
-    for source in ledger.recipe.get("data", {}).get("sources", []):
-        found = tokens_in(source, sequence, packed=packing != "none")
-        if found is None:
-            return None
-        total += found
-    share = ledger.recipe.get("evaluation", {}).get("held_out_share") or 0.0
-    return total * (1 - share) or None
-
-
-def tokens_in(source: Mapping[str, Any], sequence: int, *, packed: bool) -> float | None:
-    """Of one source: a token is about four bytes; unpacked, an example is a row."""
-    place = Path(source["path"])
-    files = sorted(place.rglob("*")) if place.is_dir() else [Path(name) for name in glob.glob(str(place), recursive=True)]
-    files = [file for file in files if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    if not files or size > LARGEST or any(file.suffix not in PLAIN for file in files):
-        return None
-    if packed:
-        return size / BYTES_A_TOKEN
-    if any(file.suffix not in (".jsonl", ".json") or file.suffix == ".json" and file.stat().st_size > LARGEST_JSON for file in files):
-        return None
-    rows = sum(rows_in(file) for file in files)
-    return float(min(rows, source.get("max_documents") or rows) * sequence)
-
-
-def rows_in(file: Path) -> int:
-    """How many rows a JSON list has, or how many lines have something in them."""
-    if file.suffix == ".json":
-        with contextlib.suppress(ValueError):
-            rows = json.loads(file.read_bytes())
-            return len(rows) if isinstance(rows, list) else 1
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cpt.importing.conflicts import resolve_conflicts
 from cpt.importing.dialect import LLAMAFACTORY
 from cpt.importing.engines import write_engines
 from cpt.importing.learning import write_optimizer, write_schedule
@@ -45,6 +46,7 @@ OURS = {"lr", "block_size", "batch_size", "max_seq_length", "packing", "eval_pac
 """Of the keys that are written elsewhere here, those that the Trainer never had."""
 START = ["pissa_init", "pissa_iter"]
 QUANTIZED = ["quantization_bit", "quantization_type", "double_quantization", "quantization_method"]
+WITH_REFERENCE = ("dpo", "kto", "ppo")
 PREFERENCES = ("dpo", "orpo", "cpo")
 
 
@@ -70,6 +72,7 @@ def import_llamafactory(ledger: Ledger) -> None:
     if asked:
         write_liger(ledger, asked, {})
     write_engines(ledger)
+    resolve_conflicts(ledger)
     write_preferences(ledger, stage)
     write_template(ledger, "template", stage, own=())
     trainers = trainer_keys()
@@ -156,7 +159,10 @@ def write_lora(ledger: Ledger, names: dict[str, str], method: str) -> None:
         rank = options.setdefault("r", 8)
         options.setdefault("lora_alpha", 2 * rank)
         options.setdefault("target_modules", "all-linear")
-        if ledger.is_on("pissa_init"):
+        if ledger.is_on("pissa_init") and (quantization(ledger, method) or ledger.recipe["stage"] in WITH_REFERENCE):
+            for key in START:
+                ledger.drop(key, "PiSSA changes the base's weights: not for a 4-bit base, or for a stage whose reference is the base")
+        elif ledger.is_on("pissa_init"):
             rounds = int(ledger.number("pissa_iter", 16) or 16)
             options["init_lora_weights"] = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
             for key in START:
@@ -211,9 +217,12 @@ def write_recomputing(ledger: Ledger) -> None:
     """On unless it is disabled."""
     off = ledger.is_on("disable_gradient_checkpointing") or ledger.value("gradient_checkpointing") is False
     asked = any(ledger.value(key) is not None for key in ("disable_gradient_checkpointing", "gradient_checkpointing"))
-    write_checkpointing(ledger, on=not off, comment="" if asked else f"the default of {ledger.called}")
+    offload = "use_unsloth_gc" if ledger.is_on("use_unsloth_gc") and not off else ""
+    write_checkpointing(ledger, on=not off, comment="" if asked else f"the default of {ledger.called}", offload=offload)
     if ledger.value("use_reentrant_gc") is not None and not off:
-        ledger.put("training.gradient_checkpointing_kwargs", {"use_reentrant": ledger.is_on("use_reentrant_gc")}, "use_reentrant_gc")
+        options = ledger.recipe["training"].get("gradient_checkpointing_kwargs", {})
+        told = ", ".join(filter(None, [offload, "use_reentrant_gc"]))
+        ledger.put("training.gradient_checkpointing_kwargs", options | {"use_reentrant": ledger.is_on("use_reentrant_gc")}, told)
         ledger.enter("use_reentrant_gc", "carried", "training.gradient_checkpointing_kwargs")
     for key in ("disable_gradient_checkpointing", "gradient_checkpointing"):
         ledger.skip_empty([key])

@@ -21,7 +21,7 @@ OTHER_JOBS = {
     "export_dir": "writes a model: `cpt merge`, `cpt export`",
     "eval_dataset": "judges a model: `cpt evaluate`",
     "infer_backend": "talks to a model: `cpt chat`, `cpt serve`",
-    "task": "judges a model: `cpt evaluate --tasks`",
+    "task": "judges a model: `cpt evaluate --task`",
 }
 """Keys of configs that do not train, and what does it here."""
 ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
@@ -80,16 +80,23 @@ def sources_of(ledger: Ledger, key: str, folder: str, info: Mapping[str, Any] | 
         entry = {"hf_hub_url": name} if folder == "ONLINE" else (info or {}).get(name)
         if not isinstance(entry, Mapping):
             missing.append(name)
-            sources.append({"path": str(place / f"{name}.json"), "name": name})
+            sources.append({**source_without_info(place, name), "name": name})
             continue
         sources.append(source_of(ledger, name, entry, place, stage))
     if missing:
         why = f"not in {place / INFO}.{did_you_mean(missing[0], info)}" if info is not None else why_no_info(place)
-        written = place / f"{missing[0]}.json"
-        remedy = f"The recipe says {written}: write where it lies, and its columns as `chat` or `text_column`"
+        written = ", ".join(str(value) for value in source_without_info(place, missing[0]).values())
+        remedy = f"The recipe says {written}: write where it is, and its columns as `chat` or `text_column`"
         ledger.drop(key, f"{', '.join(missing)}: {why} {remedy}")
     ledger.enter(key, "carried", f"data.sources, from {INFO}" if key == "dataset" else "evaluation.perplexity")
     return with_names(sources, set())
+
+
+def source_without_info(place: Path, name: str) -> dict[str, Any]:
+    """A guess for a dataset whose columns and file are not known here."""
+    if str(place).startswith(REMOTE):
+        return {"path": str(place).removeprefix(REMOTE), "data_files": [f"{name}.json"]}
+    return {"path": str(place / f"{name}.json")}
 
 
 def why_no_info(place: Path) -> str:

@@ -64,6 +64,7 @@ HANDLED: dict[str, str] = {
     "gradient_checkpointing": "training.gradient_checkpointing",
     "disable_gradient_checkpointing": "training.gradient_checkpointing: false",
     "gradient_checkpointing_kwargs": "training.gradient_checkpointing_kwargs",
+    "use_unsloth_gc": "training.gradient_checkpointing_kwargs.offload",
     "use_reentrant_gc": "training.gradient_checkpointing_kwargs.use_reentrant",
     "enable_liger_kernel": "training.use_liger_kernel",
     "use_liger_kernel": "training.use_liger_kernel",
@@ -171,7 +172,7 @@ NOT = by_key(
             "enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps "
             "profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules"
         ),
-        "a kernel that there is not here; it changes the speed, not what is learned": "use_unsloth use_unsloth_gc",
+        "a kernel that there is not here; it changes the speed, not what is learned": "use_unsloth",
         "models of text alone are trained here": (
             "image_max_pixels image_min_pixels image_do_pan_and_scan image_resolution video_max_pixels video_min_pixels "
             "video_fps video_maxlen video_resolution media_dir use_audio_in_video audio_sampling_rate crop_to_patches "

@@ -84,13 +84,22 @@ def write_bf16(ledger: Ledger, wanted: object) -> None:
     ledger.enter("bf16", "carried" if len(told) == 1 else "otherwise", "; ".join(told))
 
 
-def write_checkpointing(ledger: Ledger, *, on: bool, comment: str = "") -> None:
-    """Whether activations are recomputed, and how."""
+def write_checkpointing(ledger: Ledger, *, on: bool, comment: str = "", offload: str = "") -> None:
+    """Whether activations are recomputed, and how.
+
+    Args:
+        offload: the key that asks for them to wait in host memory; empty without one.
+    """
     ledger.put("training.gradient_checkpointing", on, comment)
-    options = ledger.section("gradient_checkpointing_kwargs")
+    options = ledger.section("gradient_checkpointing_kwargs") if on else {}
     ledger.skip_empty(["gradient_checkpointing_kwargs"])
-    if options and on:
-        ledger.carry("gradient_checkpointing_kwargs", "training.gradient_checkpointing_kwargs", options)
+    if options:
+        ledger.enter("gradient_checkpointing_kwargs", "carried", "training.gradient_checkpointing_kwargs")
+    if offload:
+        options |= {"offload": True}
+        ledger.otherwise(offload, "training.gradient_checkpointing_kwargs: {offload: true}, to host memory")
+    if options:
+        ledger.put("training.gradient_checkpointing_kwargs", options, offload)
     ledger.otherwise("gradient_checkpointing_kwargs", "nothing is recomputed")
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cpt.importing.ledger import Ledger
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Source
-from cpt.recipe.sense_data import could_be_on_the_hub, reported_name
+from cpt.recipe.sense_data import reported_name
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PART = re.compile(r"(?P<split>[\w.-]+)\[:(?P<number>\d+)(?P<percent>%?)\]")
@@ -16,7 +17,7 @@ BUILDERS = {"json": ".jsonl", "csv": ".csv", "parquet": ".parquet", "arrow": ".a
 
 def is_on_the_hub(path: str) -> bool:
     """Whether a path is a dataset on the Hub: not here, and called like one."""
-    return could_be_on_the_hub(path) and not Path(path).expanduser().exists() and HUB_ID.fullmatch(path) is not None
+    return not is_local(path) and HUB_ID.fullmatch(path) is not None
 
 
 def places_of(path: str, files: Any) -> tuple[list[str], list[str]]:

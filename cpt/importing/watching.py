@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cpt.importing.dialect import Dialect
 from cpt.importing.ledger import OFF, Ledger
-from cpt.importing.lengths import Lengths, tokens_for
+from cpt.importing.lengths import Lengths
 from cpt.recipe.words import in_yaml
 
 TRACKERS = {
@@ -41,10 +41,8 @@ def write_default_saving(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> 
     told = f"the default of {ledger.called}"
     if dialect.saves_by_default:
         ledger.put("checkpoints.every_steps", dialect.saves_by_default, told)
-    elif lengths.epochs > 1 and lengths.run_tokens:
-        ledger.put("checkpoints.every_tokens", tokens_for(1 / lengths.epochs, lengths), f"{told}: each epoch")
     elif lengths.epochs > 1:
-        ledger.comments["checkpoints"] = f"{told}: each epoch; `cpt mixture` counts its tokens: write every_tokens"
+        ledger.put("checkpoints.every_steps", 1 / lengths.epochs, f"{told}: each epoch")
 
 
 def write_evaluation(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
@@ -59,7 +57,7 @@ def write_evaluation(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None
 
 
 def write_interval(ledger: Ledger, what: str, section: str, per_epoch: str, lengths: Lengths) -> None:
-    """`every_steps` where steps are named, `every_tokens` for shares and epochs."""
+    """`every_steps`, as a number of steps or as a share of the run."""
     steps, strategies = f"{what}_steps", [f"{what}_strategy", *(["evaluation_strategy"] if what == "eval" else [])]
     ledger.skip_empty([steps, per_epoch, *strategies])
     named = [key for key in strategies if ledger.value(key) is not None]
@@ -76,33 +74,21 @@ def write_interval(ledger: Ledger, what: str, section: str, per_epoch: str, leng
         ledger.carry(steps, f"{section}.every_steps", int(amount))
     elif amount or times:
         key = steps if amount else per_epoch if ledger.value(per_epoch) else named[0]
-        write_share(ledger, key, section, amount, times, lengths)
+        write_share(ledger, key, section, amount or 1 / ((times or 1) * lengths.epochs))
     ledger.otherwise(steps, "no interval")
     ledger.otherwise(per_epoch, "no interval, or save_steps decides")
     for key in strategies:
-        told = (
-            f"`{section}.every_steps` or `every_tokens`"
-            if strategy in ("steps", "epoch")
-            else "in intervals; judge checkpoints by their losses"
-        )
+        told = f"`{section}.every_steps`" if strategy in ("steps", "epoch") else "in intervals; judge checkpoints by their losses"
         ledger.otherwise(key, told)
 
 
-def write_share(ledger: Ledger, key: str, section: str, amount: float | None, times: float | None, lengths: Lengths) -> None:
-    """An interval that is a share of the run or of an epoch."""
-    run = lengths.run_tokens
-    span = amount if amount else (1 / times / lengths.epochs if times else None)
-    if span is not None and span >= 1:
+def write_share(ledger: Ledger, key: str, section: str, share: float) -> None:
+    """An interval that is a share of the run."""
+    if share >= 1:
         ledger.otherwise(key, "once, at the end" if section == "checkpoints" else "before and after")
         return
-    if run is None or span is None:
-        told = f"{amount:g} of the run" if amount else f"{times:g} times an epoch"
-        ledger.comments[section] = f"{key}: {told}; `cpt mixture` counts its tokens: write every_tokens"
-        ledger.drop(key, f"{told}: its length is not known before the documents are counted. Then write `{section}.every_tokens`")
-        return
-    tokens = max(lengths.step_tokens, tokens_for(span, lengths) or 0)
-    ledger.put(f"{section}.every_tokens", tokens, f"{key}: {in_yaml(ledger.value(key))}")
-    ledger.otherwise(key, f"{section}.every_tokens: {tokens:,}")
+    ledger.put(f"{section}.every_steps", share, "" if key.endswith("_steps") else f"{key}: {in_yaml(ledger.value(key))}")
+    ledger.otherwise(key, f"{section}.every_steps: {share:.4g} of the run's steps")
 
 
 def write_tracking(ledger: Ledger) -> None:

@@ -24,19 +24,17 @@ def recipe_text(ledger: Ledger) -> str:
     head = f"From the {tool} config {file}, by `cpt import`. A comment names the key that a value came from.{left}"
     parts = [comment(head, 0)]
     for section in keys_of(Recipe):
-        if section in ledger.recipe or section in ledger.comments:
+        if section in ledger.recipe:
             parts.append(section_text(ledger, section))
     return "\n".join(parts) + "\n"
 
 
 def section_text(ledger: Ledger, section: str) -> str:
     """A section with its comments."""
-    value, said = ledger.recipe.get(section), ledger.comments.get(section, "")
+    value, said = ledger.recipe[section], ledger.comments.get(section, "")
     if not isinstance(value, dict):
-        if value is None:
-            return "\n" + comment(f"{section}: {said}", 0)
         return line(section, value, said, 0) if section != "rewards" else "\n".join(["", "rewards:" + remark(said), *items(value, 2)])
-    lines = ["", f"{section}:", *([comment(said, 2)] if said else [])]
+    lines = ["", f"{section}:"]
     for key, child in value.items():
         told = ledger.comments.get(f"{section}.{key}", "")
         if isinstance(child, list) and child and isinstance(child[0], dict):

@@ -1,6 +1,5 @@
 """What is known about the base model: its config and tokenizer, its card, and what was published about its training."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from cpt.errors import RecipeError
 from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.models.rules import is_local
 from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model, Tokenizer
+from cpt.runs.read_back import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.tokenizer.load import load_tokenizer
 
@@ -97,7 +97,7 @@ def run_that_made(path: str) -> KnownBase | None:
     metrics, recipe = run / "metrics.jsonl", run / RECIPE
     if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
         return None
-    rates = [row["learning_rate"] for line in metrics.read_text().splitlines() if "learning_rate" in (row := json.loads(line))]
+    rates = [row["learning_rate"] for row in read_objects(metrics, []) if "learning_rate" in row]
     made, last = load_recipe(recipe), float(rates[-1]) if rates else None
     peak, batch = made.optimizer.learning_rate, made.budget.global_batch_tokens
     return KnownBase(path, "", f"the run that made it, {run}", peak, last, batch, made.data.sequence_length)

@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
+from cpt.data.checking.held_out_share import size_warnings
 from cpt.data.files import kind_of
 from cpt.data.sources import files_with_sizes
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
+from cpt.evaluation.paired import FEW
 from cpt.hardware import find_gpus
 from cpt.init.base_model import look_at_model
 from cpt.init.choices import Shift, choose
@@ -51,6 +54,7 @@ def command(
     if output.exists() and not force:
         raise RecipeError(f"{output} exists. Choose another name with --output, or write over it with --force.")
     target = find_target(gpu, gpus, host_memory)
+    refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     check_general(general)
     base = look_at_model(model)
     facts = look_at_documents(documents, text_column)
@@ -59,10 +63,13 @@ def command(
     text = recipe_text(facts, estimate, base, target, choices, output=output, general=general, price_per_gpu_hour=price_per_gpu_hour)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    load_recipe(output)  # shape and sense; what it refers to is looked at by `cpt check`
+    recipe = load_recipe(output)  # shape and sense; what it refers to is looked at by `cpt check`
     tell(f"Documents: {told_documents(facts)}")
     tell(f"Tokens: {told_tokens(estimate)}")
     tell(f"Cost: {told_cost(choices.cost, target, price_per_gpu_hour)}")
+    domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
+    for warning in size_warnings(domain, recipe.evaluation, few=FEW):
+        tell(f"warning: {warning}.")
     tell(f"{output} is written; its comments give the reasons. Next: cpt check {output}")
 
 

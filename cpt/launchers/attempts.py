@@ -17,6 +17,8 @@ from cpt.hardware import count_cpu_cores, find_gpus
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
 MOST_LOOKS = 10
+MOST_RESTARTS = 10  # of a supervised run, in an hour
+BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
 PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 

@@ -29,12 +29,12 @@ def engine_fits_the_split(launch: Launch) -> None:
     if training.get("fsdp"):
         raise LaunchError(
             "the recipe splits the model by FSDP (`training.fsdp`), which DeepSpeed's launcher knows nothing of. "
-            "Start it --with torchrun or --with accelerate, or name a DeepSpeed profile in place of `fsdp`."
+            "Start it --launcher torchrun or --launcher accelerate, or name a DeepSpeed profile in place of `fsdp`."
         )
     if not launch.uses_deepspeed:
         raise LaunchError(
-            "--with deepspeed, but the recipe names no DeepSpeed profile: each process would hold the whole model (DDP). "
-            "Add `training.deepspeed=deepspeed_configs/ds_config_production.json`, or start it --with torchrun."
+            "--launcher deepspeed, but the recipe names no DeepSpeed profile: each process would hold the whole model (DDP). "
+            "Add `training.deepspeed=deepspeed_configs/ds_config_production.json`, or start it --launcher torchrun."
         )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import LaunchError
 from cpt.extend import did_you_mean
 from cpt.launchers.hostfile import named_hosts, read_hostfile, refuse_unreachable
@@ -29,6 +30,7 @@ ENGINES: dict[str, Callable[[Launch], dict[str, str]]] = {
 }
 COMMANDS = {"job.sbatch": "sbatch {folder}/job.sbatch", "start.sh": "bash {folder}/start.sh", "node.sh": "bash {folder}/node.sh"}
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+PORT = 29500
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
@@ -38,11 +40,11 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(help="Processes on each of them, one per GPU.")] = 1,
-    engine: Annotated[str, typer.Option("--with", help=f"What starts the processes: {', '.join(ENGINES)}.")] = "torchrun",
+    engine: Annotated[str, typer.Option("--launcher", help=f"What starts the processes: {', '.join(ENGINES)}.")] = "torchrun",
     hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")] = None,
-    port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = 29500,
+    port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = PORT,
     interface: Annotated[str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")] = None,
     venv: Annotated[Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")] = None,
     no_ssh: Annotated[bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")] = False,
@@ -56,12 +58,15 @@ def command(
 
     The files are commented and yours to edit; nothing is started.
 
-    Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --with slurm --partition gpu
+    Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --partition gpu
     """
     refuse_bad_words(engine, nodes, gpus_per_node, port)
     of_slurm = {"--partition": partition, "--account": account, "--time": time}
     options = (*(f"{name}={value}" for name, value in of_slurm.items() if value), *(sbatch or ()))
     refuse_options_of_others(engine, options, hostfile, hosts)
+    refuse_ignored({"--no-ssh": no_ssh and not hosts and not hostfile}, "without --hosts or --hostfile")
+    if nodes == 1 and engine != "slurm":
+        refuse_ignored({"--interface": interface is not None, "--port": port != PORT and engine == "torchrun"}, "on one node")
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     work = Path.cwd()
     folder = output or Path("launch") / f"{loaded.name}-{engine}-{nodes}x{gpus_per_node}"
@@ -91,7 +96,9 @@ def command(
 def refuse_bad_words(engine: str, nodes: int, gpus_per_node: int, port: int) -> None:
     """What can be judged without the recipe."""
     if engine not in ENGINES:
-        raise LaunchError(f"--with {engine}: there is no such launcher.{did_you_mean(engine, ENGINES)} There are: {', '.join(ENGINES)}.")
+        raise LaunchError(
+            f"--launcher {engine}: there is no such launcher.{did_you_mean(engine, ENGINES)} There are: {', '.join(ENGINES)}."
+        )
     for option, number in {"--nodes": nodes, "--gpus-per-node": gpus_per_node}.items():
         if number < 1:
             raise LaunchError(f"{option} {number}: a run has at least one. On a machine without GPUs, --gpus-per-node counts processes.")
@@ -102,7 +109,9 @@ def refuse_bad_words(engine: str, nodes: int, gpus_per_node: int, port: int) -> 
 def refuse_options_of_others(engine: str, sbatch: tuple[str, ...], hostfile: Path | None, hosts: str | None) -> None:
     """An option that this engine would not read is a misunderstanding."""
     if sbatch and engine != "slurm":
-        raise LaunchError(f"{sbatch[0]} is an option of SLURM, but this is --with {engine}. Leave it out, or start it --with slurm.")
+        raise LaunchError(
+            f"{sbatch[0]} is an option of SLURM, but this is --launcher {engine}. Leave it out, or start it --launcher slurm."
+        )
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
@@ -141,7 +150,7 @@ def chosen_hosts(engine: str, hostfile: Path | None, hosts: str | None, nodes: i
         return read_hostfile(hostfile, nodes=nodes, gpus_per_node=gpus_per_node)
     if hosts:
         return named_hosts(hosts, nodes=nodes)
-    raise LaunchError(f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them: --with slurm")
+    raise LaunchError(f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them: --launcher slurm")
 
 
 def write_files(launch: Launch, *, force: bool) -> None:

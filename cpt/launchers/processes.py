@@ -20,7 +20,7 @@ import torch.distributed as dist
 from accelerate.utils import DeepSpeedPlugin
 
 from cpt.errors import LaunchError, ResourceError
-from cpt.hardware import Gpu, find_gpus, require_programs, scripts_folder
+from cpt.hardware import Gpu, announce_compiling, find_gpus, require_programs, scripts_folder
 from cpt.launchers.agree_on_fsdp import agree_on_fsdp
 from cpt.launchers.agree_on_parallelism import agree_on_parallelism
 from cpt.launchers.lost_processes import refuse_lost_processes
@@ -218,6 +218,8 @@ def start_deepspeed(launched: LaunchedAs) -> None:
             f"the recipe uses DeepSpeed, which cannot be imported: {problem}. Install it: pip install deepspeed"
         ) from problem
     backend = "gloo" if launched.on_cpu else "nccl"
+    if launched.on_cpu and is_main_process():
+        announce_compiling("deepspeed_shm_comm", "DeepSpeed compiles its communication for the CPU")
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=launched.timeout, verbose=False)
 
 

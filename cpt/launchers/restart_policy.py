@@ -39,11 +39,11 @@ class Decision:
     code: int = 0
 
 
-def next_move(endings: Sequence[Ended], *, restarts: int, resumes: bool = True) -> Decision:
+def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool = True) -> Decision:
     """Whether to start again, judged by all attempts so far.
 
     Args:
-        restarts: allowed in one hour.
+        restarts: allowed in one hour; None where nothing but the run itself may ask for another start.
         resumes: False where the recipe says `safety.on_error: abort`.
     """
     last = endings[-1]
@@ -58,6 +58,9 @@ def next_move(endings: Sequence[Ended], *, restarts: int, resumes: bool = True) 
     how = "stood still" if last.hung else f"ended with code {last.code}"
     cause = ": ".join(filter(None, (last.error, last.message)))
     why = f"the run {how} after step {last.step}" + (f" ({cause})" if cause else "")
+    if restarts is None:
+        remedy = "`cpt train --supervise` restarts a run automatically from its newest checkpoint"
+        return Decision("give up", f"{why}. {remedy}", last.own_code or 1)
     if not resumes:
         return Decision("give up", f"{why}; `safety.on_error: abort` starts nothing again", last.own_code or 1)
     failures = [ending for ending in endings if ending.error != RestartNeeded.__name__]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from cpt.errors import Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.launchers.attempts import (
     FORWARDED,
+    MOST_RESTARTS,
     SUPERVISED,
     command_of_attempt,
     kill_family,
@@ -46,13 +47,13 @@ class Supervisor:
     Args:
         run: the run's folder.
         words: the command of an attempt.
-        restarts: allowed in one hour.
+        restarts: allowed in one hour; None: start it once, and again only where the run asks for it (RestartNeeded).
         resumes: start again after an error, too.
     """
 
     run: Run
     words: Sequence[str]
-    restarts: int = 10
+    restarts: int | None = MOST_RESTARTS
     resumes: bool = True
     asked_to_stop: int = 0
     interrupts: int = 0
@@ -66,10 +67,10 @@ class Supervisor:
             while True:
                 endings.append(self.attempt(len(endings)))
                 decision = next_move(endings, restarts=self.restarts, resumes=self.resumes)
-                if self.asked_to_stop and decision.what == "again":
+                if self.asked_to_stop and (decision.what == "again" or self.restarts is None and endings[-1].own_code is None):
                     decision = Decision("stop", f"{signal.Signals(self.asked_to_stop).name}: {decision.why}", Interrupted.exit_code)
                 if decision.what != "again":
-                    if decision.what == "give up":
+                    if decision.what == "give up" and self.restarts is not None:
                         self.tell("gave_up", f"{decision.why}. Not started again.", endings[-1])
                     return decision
                 self.tell("restart", f"{decision.why}. Starting again (restart {len(endings)}).", endings[-1])
@@ -88,7 +89,10 @@ class Supervisor:
         forget_signs(self.run.folder)
         known, before = self.run.status().get("updated"), len(read_events(self.run.folder))
         marks = {SUPERVISED: str(os.getpid()), "CPT_RESTART_COUNT": str(number)}
-        child = subprocess.Popen(self.words, env={**os.environ, **marks}, start_new_session=True)
+        try:
+            child = subprocess.Popen(self.words, env={**os.environ, **marks}, start_new_session=True)
+        except OSError as problem:
+            raise LaunchError(f"--launcher: {self.words[0]} cannot be started: {problem.strerror}.") from problem
         watch, hung, forwarded = Watch(self.run.folder), None, 0
         while child.poll() is None:
             self.wake.wait(SECONDS_BETWEEN_LOOKS)
@@ -164,13 +168,14 @@ def supervise_run(
     new: bool = False,
     processes: int = 1,
     launcher: str | None = None,
-    restarts: int = 10,
+    restarts: int | None = MOST_RESTARTS,
 ) -> None:
-    """What `cpt train --supervise` does: the run in processes of its own, started again as often as it helps and is allowed.
+    """Start a run's processes and wait for their end; with `--supervise`, restart them as often as it helps and is allowed.
 
     Args:
         arguments: of cpt/train.py, for every attempt.
         new: begin a run beside one of the same name.
+        restarts: allowed in one hour; None without `--supervise`: this process then ends with the run's own exit code.
 
     Raises:
         Interrupted: it was told to stop, and has saved.
@@ -180,15 +185,15 @@ def supervise_run(
     """
     if "RANK" in os.environ:
         raise LaunchError(
-            "--supervise starts the run's processes itself. Type `cpt train RECIPE --supervise --processes N`, or with another launcher: "
-            '--launcher "accelerate launch --config_file FILE".'
+            "--supervise, --processes and --launcher start the run's processes themselves. Type `cpt train RECIPE --processes N`, or with "
+            'another launcher: --launcher "accelerate launch --config_file FILE".'
         )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
         raise LaunchError("--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=...")
-    run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0)
+    run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts take it
     if run.folder.name != recipe.name:
@@ -199,4 +204,7 @@ def supervise_run(
     if decision.what == "stop":
         raise Interrupted(decision.why)
     if decision.what == "give up":
-        raise TrainingError(f"{decision.why}. What happened is in {run.folder / EVENTS}.")
+        happened = f" What happened is in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
+        problem = TrainingError(f"{decision.why.removesuffix('.')}.{happened}")
+        problem.exit_code = decision.code if restarts is None else TrainingError.exit_code
+        raise problem

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.data.form_of_stage import form_of_stage
@@ -39,7 +40,7 @@ def command(
         list[str] | None, typer.Option(help="--probe: a source that is replay; by default named in evaluation.retain.")
     ] = None,
     launcher: Annotated[str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")] = None,
-    dry: Annotated[bool, typer.Option("--dry", help="--probe: only list the runs and their cost.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
     """Count what a run will see of each source.
 
@@ -48,6 +49,7 @@ def command(
     Example: cpt mixture recipe.yaml --plot shares.png
     """
     options = Options(shares, rates, probe_tokens, replay or (), launcher, dry)
+    refuse_ignored({"--plot": plot is not None and dry}, "with --dry-run, which measures nothing")
     if probe:
         raise typer.Exit(run_probe(load_recipe(recipe, overrides or ()), options, as_json=as_json, picture=plot))
     if options.given():

@@ -72,13 +72,13 @@ def missing_for_varlen() -> str | None:
 
 def _missing_for_flash(name: str) -> str | None:
     if not torch.cuda.is_available():
-        return "it needs a CUDA GPU and this machine has none. Use `model.attention: sdpa`"
+        return "it needs a CUDA GPU and this machine has none. Use `model.attention: auto`"
     third = name == "flash_attention_3"
     if third and torch.cuda.get_device_capability() != HOPPER:
         return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}. Use `model.attention: auto`"
     if not (is_flash_attn_3_available() if third else is_flash_attn_2_available()):
         install = "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)" if third else f"Run: {FLASH_INSTALL}"
-        return f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: varlen`"
+        return f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: auto`"
     return None
 
 
@@ -99,16 +99,18 @@ def _check(wanted: str, model_class: type[PreTrainedModel], config: PreTrainedCo
         raise RecipeError(f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`.")
     by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
     if by_bounds and (why := why_not_varlen(model_class, config)):
-        raise RecipeError(f"model.attention: {wanted}: {why}. Use `model.attention: sdpa`.")
+        raise RecipeError(f"model.attention: {wanted}: {why}. Use `model.attention: auto`.")
     if wanted in BY_PACKAGE and (missing := _missing_for_flash(wanted)):
         raise ResourceError(f"model.attention: {wanted}: {missing}.")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
         raise RecipeError(
             f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it, where a micro-batch has "
-            "several rows. Use `model.attention: varlen`."
+            "several rows. Use `model.attention: auto`."
         )
     if wanted == VARLEN and torch.cuda.is_available():
         if missing := missing_for_varlen():
-            raise ResourceError(f"model.attention: varlen: {missing}. Use `model.attention: sdpa`.")
+            raise ResourceError(f"model.attention: varlen: {missing}. Use `model.attention: auto`.")
         if not half_precision:
-            raise RecipeError("model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use sdpa.")
+            raise RecipeError(
+                "model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use `model.attention: auto`."
+            )

@@ -28,11 +28,11 @@ from cpt.models.hashes import check_hashes
 from cpt.models.inventory import attention_heads, claims_to_keep_documents_apart, count_model_parameters, vocabulary_size
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
-from cpt.models.rules import is_local
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import build_partitioned
 from cpt.ranks import main_process_first
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model
 
 logger = logging.getLogger(__name__)

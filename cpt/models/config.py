@@ -3,12 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from socket import gaierror
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
-from huggingface_hub import constants, list_repo_files, try_to_load_from_cache
+from huggingface_hub import list_repo_files
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -21,11 +18,13 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean, import_user_module
+from cpt.hub import refuse_unreachable
 from cpt.models.families.gpt2 import CptGPT2Config
 from cpt.models.families.native import ACCEPTS
 from cpt.models.families.register import FAMILIES, register_families
 from cpt.models.rope import with_rope
-from cpt.models.rules import check_model_section, is_local, nemo_remedy
+from cpt.models.rules import check_model_section, nemo_remedy
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model
 
@@ -50,7 +49,7 @@ def load_config(model: Model) -> PreTrainedConfig:
         raise RecipeError("\n".join(problems))
     config = _resolve(model)
     if model.rope is not None:
-        config = with_rope(config, model.rope)
+        config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
         raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one.")
     return config
@@ -105,8 +104,8 @@ def read_config(model: Model) -> PreTrainedConfig:
     if is_local(path):
         _check_folder(path)
         path = str(Path(path).expanduser())
-    elif not isinstance(try_to_load_from_cache(path, "config.json", revision=model.revision), str):
-        _check_hub(path)
+    else:
+        refuse_unreachable("model.path", path, model.revision)
     try:
         return AutoConfig.from_pretrained(path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code)
     except OSError as problem:
@@ -136,25 +135,6 @@ def _check_folder(path: str) -> None:
                 f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
             )
         raise RecipeError(f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained.")
-
-
-def _check_hub(path: str) -> None:
-    """Ask once: left to itself, huggingface_hub tries for half a minute where there is no network."""
-    reason: object = "HF_HUB_OFFLINE is set"
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
-            return
-        except HTTPError:
-            return  # it answers
-        except OSError as problem:
-            reason = problem.reason if isinstance(problem, URLError) else problem
-            if not isinstance(reason, gaierror | TimeoutError | ConnectionError):
-                return  # certificates and the like: huggingface_hub has settings for them that this question does not know
-    raise ResourceError(
-        f"model.path: {path} is neither a folder here nor in the Hub cache, and the Hub cannot be reached ({reason}). "
-        f"Where there is a network run: hf download {path}, or give the path of a local folder."
-    )
 
 
 def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError | ResourceError:
@@ -226,5 +206,6 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
         raise RecipeError(
             f"model.config is not the shape of {path}:\n"
             + "\n".join(lines)
-            + "\nCorrect model.config, remove it, or say `model.from_scratch: true` to draw new weights of that shape."
+            + "\nCorrect or remove model.config (a `base:` brings its own: name another file there), or say "
+            + "`model.from_scratch: true` to draw new weights of that shape."
         )

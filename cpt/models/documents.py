@@ -22,8 +22,8 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     """Where each document begins among the tokens of all rows laid end to end, and where the last one ends.
 
     As in transformers' masks, a document begins with each row, and wherever a position does not follow from the one before. The last
-    number is repeated up to a power of two, so that batches have few different shapes and compiled layers are not compiled anew for each:
-    to kernels these are documents without tokens. Not further than that: flash kernels keep 128 rows free for each in the backward pass.
+    number is repeated up to a power of two, for few different shapes: to kernels these are documents without tokens. Not further than that:
+    flash kernels keep 128 rows free for each in the backward pass.
 
     Args:
         position_ids: [rows, tokens].
@@ -63,7 +63,9 @@ def hand_over_documents(model: nn.Module, arguments: tuple[Any, ...], keywords: 
     if bounds is None:
         inputs = next(value for value in (given.get("input_ids"), given.get("inputs_embeds"), *arguments) if value is not None)
         bounds = document_bounds(positions.expand(inputs.shape[0], -1))
-    given["attention_mask"] = bounds.view(1, 1, 1, -1)
+    mask = bounds.view(1, 1, 1, -1)
+    torch._dynamo.maybe_mark_dynamic(mask, 3)  # compiled layers have one graph for any number of documents
+    given["attention_mask"] = mask
     return arguments, given
 
 

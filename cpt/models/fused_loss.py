@@ -34,7 +34,7 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
-ROWS_ON_CPU = 256  # whose fp32 copies are alive at once, where no kernel runs
+ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
 
 SOFT_CAP = "final_logit_softcapping"  # of Gemma's configs: logits become cap * tanh(logits / cap)
@@ -325,10 +325,15 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
             fused.remove()
 
 
+def keep_liger_to_layers(training: TrainingArguments) -> None:
+    """Use Liger's kernels for layers only, and only on a GPU. Its loss waits for the GPU and rounds the head's gradient for each chunk."""
+    if training.use_liger_kernel:
+        training.use_liger_kernel = training.device.type == "cuda"
+        training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
+
+
 def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
     """Give the model the fused loss where the recipe asks for it, or on a GPU where it works, and log the choice.
-
-    Liger's own loss is turned off beside its other kernels: it waits for the GPU, and adds up the head's gradient in half precision.
 
     Raises:
         RecipeError: the recipe asks for it and the model cannot have it.
@@ -336,9 +341,6 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"
-    if training.use_liger_kernel:
-        training.use_liger_kernel = on_gpu  # its kernels are Triton's
-        training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
     why_not = why_not_fused(model)
     if training.label_smoothing_factor:
         why_not = "`training.label_smoothing_factor` needs all logits"

@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
 from cpt.errors import CheckpointError
-from cpt.models.rules import is_local
+from cpt.recipe.paths import is_local
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 

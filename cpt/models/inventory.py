@@ -41,12 +41,8 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCount:
 def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
     """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
     total = sum(numbers_in(parameter) for parameter in model.parameters())
-    idle = sum(
-        numbers_in(parameter) * (1 - model.config.num_experts_per_tok / _number_of_experts(model.config))
-        for name, parameter in model.named_parameters()
-        if ".experts." in name
-    )
-    return ParameterCount(total=total, active=total - round(idle))
+    active = sum(numbers_in(parameter) * _active_share(name, model.config) for name, parameter in model.named_parameters())
+    return ParameterCount(total=total, active=round(active))
 
 
 def isolates_documents(config: PreTrainedConfig) -> bool:
@@ -83,22 +79,54 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
 def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_weights: bool = True) -> float:
     """Floating-point operations that training on one token takes, nothing computed twice.
 
-    Two for each weight of a matrix in the forward pass (the look-up in an embedding is none) and, for causal attention, two for each of
-    the T/2 positions before in the scores and in the mean; twice that in the backward pass, half of it for weights that learn
-    (arXiv 2001.08361, appendix B of arXiv 2204.02311).
+    Two for each weight of a matrix in the forward pass (a look-up in an embedding is none), and those of attention and state space
+    layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix B of arXiv 2204.02311).
 
     Args:
         trains_weights: False for adapters: gradients pass through the weights and not into them.
     """
-    config = model.config.get_text_config()
-    tied = bool(config.tie_word_embeddings)
-    looked_up = 0 if tied else model.get_input_embeddings().get_parameter("weight").numel()
-    matrices = count_model_parameters(model).active - looked_up
-    attention = 0.0
-    if heads := attention_heads(config):  # else there is none, and a config may call its sizes what it likes
-        width = heads * int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads)
-        attention = 2 * int(config.num_hidden_layers) * width * sequence_length
-    return (6 if trains_weights else 4) * matrices + 3 * attention
+    head = model.get_output_embeddings()
+    multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()  # a tied head is a matrix
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
+    matrices = sum(
+        numbers_in(parameter) * _active_share(name, model.config)
+        for name, parameter in model.named_parameters()
+        if parameter.ndim > 1 and id(parameter) not in looked_up
+    )
+    others = attention_flops(model.config, sequence_length) + state_space_flops(model)
+    return (6 if trains_weights else 4) * matrices + 3 * others
+
+
+def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
+    """Floating-point operations of all attention layers for one token, forward pass only, without their matrices.
+
+    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to half of the row
+    on average, and to no more tokens than the sliding window has.
+    """
+    text = config.get_text_config()
+    values = text.to_dict()
+    if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes
+        return 0.0
+    width = int(values.get("head_dim") or int(text.hidden_size) // heads)
+    key = values["qk_nope_head_dim"] + values["qk_rope_head_dim"] if values.get("qk_nope_head_dim") else width  # latent attention
+    window = min(values.get("sliding_window") or sequence_length, sequence_length)
+    attended = {False: sequence_length / 2, True: window - window**2 / (2 * sequence_length) if sequence_length else 0.0}
+    kinds = (
+        getattr(text, "layer_types", None)
+        or getattr(text, "layers_block_type", None)
+        or ["sliding_attention"] * int(text.num_hidden_layers)
+    )
+    positions = sum(attended["sliding" in kind] for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind))
+    return 2.0 * heads * (key + int(values.get("v_head_dim") or width)) * positions
+
+
+def state_space_flops(model: PreTrainedModel) -> float:
+    """Floating-point operations of all Mamba layers for one token, forward pass only, without their matrices.
+
+    Seven for each element of the state, as Megatron-LM counts.
+    """
+    mixers = [vars(module) for module in model.modules() if "ssm_state_size" in vars(module)]
+    return 7.0 * sum(mixer["intermediate_size"] * mixer["ssm_state_size"] for mixer in mixers)
 
 
 def attention_heads(config: PreTrainedConfig) -> int:
@@ -118,6 +146,11 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     register_families()
     with without_zero3(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def _active_share(name: str, config: PreTrainedConfig) -> float:
+    """Share of a parameter that one token uses."""
+    return config.num_experts_per_tok / _number_of_experts(config) if ".experts." in name else 1.0
 
 
 def _number_of_experts(config: PreTrainedConfig) -> int:

@@ -1,7 +1,6 @@
 """What a recipe's `model:` section can be told without opening a model: needs neither torch nor transformers."""
 
 import re
-from pathlib import Path
 
 from cpt.recipe.schema import Model
 
@@ -19,12 +18,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 def check_model_section(model: Model) -> list[str]:
     """Every mistake that the section alone shows, each with its remedy; an empty list when there is none."""
     return [*_check_start(model), *_check_trust(model), *_check_hashes(model)]
-
-
-def is_local(path: str) -> bool:
-    """True where `path` means a file or folder of this machine and not an id on the Hub."""
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "\\" in path
-    return looks_local or Path(path).expanduser().exists()
 
 
 def nemo_remedy(path: str, known_to_be_nemo: bool = False) -> str | None:

@@ -133,7 +133,7 @@ def refuse_altered(dropout: float, options: dict[str, Any]) -> None:
     if dropout or altered:
         why = "attention dropout" if dropout else f"`{altered[0]}`"
         remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention: sdpa`{remedy}.")
+        raise RecipeError(f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention: auto`{remedy}.")
 
 
 def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:

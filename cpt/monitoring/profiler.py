@@ -1,6 +1,5 @@
 """Where the time of a step goes: a trace of a few steps by torch.profiler, and a table of the dearest operations."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import RecipeError
-from cpt.monitoring.constructors import check_constructor
+from cpt.recipe.schema import Profile
 from cpt.runs.events import record_event
 
 FOLDER = "profile"
@@ -29,8 +28,6 @@ class StepProfile(TrainerCallback):
     """
 
     def __init__(self, run: Path, *, at_step: int, steps: int = 3, memory: bool = False) -> None:
-        if at_step < 1 or steps < 1:
-            raise RecipeError(f"steps {at_step} to {at_step + steps - 1} cannot be profiled: both `at_step` and `steps` are 1 or more.")
         self.folder, self.run = run / FOLDER, run
         self.first, self.last, self.memory = at_step, at_step + steps - 1, memory
         self.profiler: profile | None = None
@@ -101,21 +98,14 @@ class StepProfile(TrainerCallback):
         record_event(self.run, kind, message, step=self.first)
 
 
-def check_profiled_steps(options: Mapping[Any, Any] | None, steps: int | None = None) -> None:
-    """Refuse what cannot be profiled.
+def check_profiled_steps(profile: Profile | None, steps: int) -> None:
+    """Refuse to profile steps that the run does not have.
 
     Args:
-        steps: of the whole run, where that is known.
+        steps: of the whole run.
 
     Raises:
         RecipeError: with the key.
     """
-    if options is None:
-        return
-    check_constructor(StepProfile, dict(options), "monitoring.profile", given=("run",))
-    try:
-        last = StepProfile(Path(), **options).last
-    except RecipeError as problem:
-        raise RecipeError(f"`monitoring.profile`: {problem}") from problem
-    if steps is not None and last > steps:
+    if profile is not None and (last := profile.at_step + profile.steps - 1) > steps:
         raise RecipeError(f"`monitoring.profile.at_step`: the last step to profile is {last}, and the run has {steps}. Begin earlier.")

@@ -10,7 +10,7 @@ from torch import nn
 from cpt.errors import RecipeError
 from cpt.extend import check_options, find
 from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit
-from cpt.optim.classes import as_function
+from cpt.optim.classes import as_function, class_called
 from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
@@ -76,6 +76,8 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     Raises:
         RecipeError: nothing has that name.
     """
+    if name not in OPTIMIZERS and ":" not in name and (other := class_called(name)):
+        raise RecipeError(f"`{name}` is not built in. Write `{other}`, which takes the options of its constructor.")
     return as_function(find("optimizer", name, OPTIMIZERS))
 
 

@@ -2,11 +2,24 @@
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 GIVEN = ("self", "params", "lr")
+LIBRARIES = ("torch.optim", "bitsandbytes.optim")
+
+
+def class_called(name: str) -> str | None:
+    """`bitsandbytes.optim:Lion` for `lion`: the class of that name in an installed library."""
+    for library in LIBRARIES:
+        if find_spec(library.partition(".")[0]) is not None:
+            for found, value in vars(import_module(library)).items():
+                if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and found.lower() == name.replace("_", "").lower():
+                    return f"{library}:{found}"
+    return None
 
 
 def as_function(found: Callable[..., Any]) -> Callable[..., Any]:

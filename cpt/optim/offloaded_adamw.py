@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from cpt.errors import ResourceError
+from cpt.hardware import announce_compiling
+from cpt.ranks import is_main_process
 
 
 def offloaded_adamw(
@@ -27,6 +29,9 @@ def offloaded_adamw(
         ResourceError: the kernel cannot be compiled here.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # needs a compiler, so only runs that offload pay for it
+
+    if is_main_process():
+        announce_compiling("cpu_adam", "DeepSpeed compiles its optimizer for the host")
 
     try:
         return DeepSpeedCPUAdam(  # type: ignore[no-any-return]

@@ -24,31 +24,40 @@ def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, token
     Raises:
         RecipeError: no such schedule, an option it does not take, or parts that are longer than the run.
     """
+    check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
-    check_options(factor, section.options, "schedule")
-    check_warmup(section.options)
-    parts = {name: section.options[name] for name in PARTS if section.options.get(name)}
-    if sum(parts.values()) > total_tokens:
-        told = " and ".join(f"`schedule.{name}` is {tokens:,}" for name, tokens in parts.items())
-        raise RecipeError(f"{told}, but the whole run has {total_tokens:,} tokens. Make it less.")
     return LambdaLR(optimizer, partial(factor_at_step, factor, section.options, tokens_per_step, total_tokens))
 
 
-def check_warmup(options: Mapping[str, Any]) -> None:
-    """A warm-up in tokens, or as a share of the run.
+def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule") -> None:
+    """Refuse options that the schedule does not take, and parts that do not fit into the run.
+
+    Args:
+        key: where the options are in the recipe: a `continued` schedule has another one inside.
 
     Raises:
-        RecipeError: both, or no share.
+        RecipeError: what is wrong, by its key.
     """
-    share = options.get("warmup_share")
-    if share is None:
-        return
-    if options.get("warmup_tokens"):
-        raise RecipeError("`schedule.warmup_tokens` and `schedule.warmup_share` say the same thing twice. Remove one of them.")
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise RecipeError(
-            f"`schedule.warmup_share`: expected a share of the run from 0 to below 1, got {share!r}. Tokens: `warmup_tokens`."
-        )
+    factor = find("schedule", name, SCHEDULES)
+    check_options(factor, options, key)
+    for option, value in options.items() if name in SCHEDULES else ():
+        if option in SHARES and not 0 <= value <= 1:
+            raise RecipeError(f"`{key}.{option}`: expected a share from 0 to 1, got {value!r}.")
+        if option in TOKENS and value is not None and value < 0:
+            raise RecipeError(f"`{key}.{option}`: expected a number of tokens, got {value!r}.")
+        if option in NOT_ZERO.get(name, ()) and value == 0:
+            raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
+    if options.get("warmup_tokens") and options.get("warmup_share"):
+        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing twice. Remove one of them.")
+    parts = {part: options[part] for part in PARTS if options.get(part)}
+    if share := options.get("warmup_share"):
+        parts["warmup_share"] = share * total_tokens
+    if sum(parts.values()) > total_tokens:
+        lengths = " and ".join(f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items())
+        raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
+    if factor is continued:
+        planned = options.get("planned_tokens") or options["trained_tokens"] + total_tokens
+        check_schedule(str(options["schedule"].get("name", "cosine")), without_name(options["schedule"]), planned, f"{key}.schedule")
 
 
 def factor_at_step(factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int) -> float:
@@ -220,11 +229,14 @@ def continued(
         trained_tokens: how many tokens it had trained when the checkpoint was made that this run starts from.
         planned_tokens: the whole length of its schedule; by default it ends with this run.
     """
-    earlier = {key: value for key, value in schedule.items() if key != "name"}
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    check_options(factor, earlier, "schedule.schedule")
-    value: float = factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **earlier)
+    value: float = factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **without_name(schedule))
     return value
+
+
+def without_name(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a schedule's section."""
+    return {key: value for key, value in section.items() if key != "name"}
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:
@@ -247,3 +259,6 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "continued": continued,
 }
 PARTS = ("warmup_tokens", "cooldown_tokens", "decay_tokens", "anneal_tokens")
+TOKENS = (*PARTS, "trained_tokens", "planned_tokens")
+SHARES = ("warmup_share", "start", "constant", "floor")
+NOT_ZERO = {"wsd": ("decay_tokens",), "infinite": ("cooldown_tokens", "constant", "floor")}

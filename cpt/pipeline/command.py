@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cpt.command_line import show_log
+from cpt.command_line import refuse_ignored, show_log
 from cpt.console import open_console
 from cpt.errors import Interrupted, LaunchError
-from cpt.launchers.attempts import command_of_attempt
+from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt
 from cpt.pipeline.processes import KILLED, StepProcess, refuse_a_launcher
 from cpt.pipeline.steps import Pipeline, Step, chosen, load_pipeline
 from cpt.preflight.gate import report
@@ -26,39 +26,37 @@ def command(
     supervise: Annotated[bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
     launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check all recipes and show where each run stands; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")] = False,
 ) -> None:
     """Run recipes one after the other; give the same command again to go on.
 
     What is finished is skipped: give the same command again to go on.
 
-    Example: cpt pipeline pipeline.yaml --check
+    Example: cpt pipeline pipeline.yaml --dry-run
     """
     show_log()
     if problem := refuse_a_launcher():
         raise LaunchError(problem)
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
+    refuse_ignored({"--from": first is not None and only is not None}, "with --only")
     pipeline = load_pipeline(file, overrides or ())
     steps = chosen(pipeline, first, only)
     show(pipeline)
     if mistakes := sum(check_step(pipeline, step, steps) for step in steps):
         tell(f"{mistakes} of {len(steps)} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
-    for step in [] if check else steps:
+    for step in [] if dry_run else steps:
         if step.run.is_finished:
             tell(f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}.")
             continue
-        words = [str(step.file), *step.overrides]
-        if supervise:
-            words += ["--supervise", "--processes", str(processes), *(["--launcher", launcher] if launcher else [])]
-            started = command_of_attempt(words, 1, None)
-        else:
-            started = command_of_attempt(words, processes, launcher)
+        how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
+        words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
         tell(f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}")
-        process = StepProcess(step.run, started, forwards_itself=supervise)
+        process = StepProcess(step.run, command_of_attempt(words, 1, None))
         code = process.wait()
         if code != 0 or not step.run.is_finished:
             end(pipeline, step, file, code, process.told)
-    if not check:
+    if not dry_run:
         show(pipeline)
 
 
@@ -79,7 +77,8 @@ def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
             f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step {waiting[0].number} has made it."
         )
         return False
-    return report(step.file, step.recipe, step.root) != 0
+    found = report(step.file, step.recipe, step.root)
+    return bool(found.mistakes or found.blockers)
 
 
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, told: int) -> None:

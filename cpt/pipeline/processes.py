@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cpt.launchers.attempts import FORWARDED, send
 from cpt.runs.record import Run
-from cpt.runs.signs import forget_signs, pids_here
+from cpt.runs.signs import forget_signs
 
 SECONDS_BETWEEN_LOOKS = 0.2
 KILLED = 128  # what shells add to a signal's number
@@ -21,13 +21,11 @@ class StepProcess:
 
     Args:
         run: of the step.
-        words: the command.
-        forwards_itself: the command passes signals on to the run's processes; others are told past their launcher.
+        words: the command; it passes signals on to processes of its own.
     """
 
     run: Run
     words: Sequence[str]
-    forwards_itself: bool = False
     told: int = 0
     """The signal that was passed on, 0 where there was none."""
     wake: threading.Event = field(default_factory=threading.Event)
@@ -46,7 +44,7 @@ class StepProcess:
                 self.wake.clear()
                 if self.told and not passed_on:
                     passed_on = self.told
-                    self.forward(child.pid)
+                    send(child.pid, self.told)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -54,12 +52,6 @@ class StepProcess:
         told = status.get("exit_code") if status.get("updated") != known else None
         code = child.returncode if child.returncode >= 0 else KILLED - child.returncode
         return int(told) if told is not None and code != 0 else code
-
-    def forward(self, launcher: int) -> None:
-        """To the run's own processes where they gave a sign of life, else to what was started."""
-        pids = [] if self.forwards_itself else pids_here(self.run.folder)
-        for pid in pids or [launcher]:
-            send(pid, self.told)
 
     def at_signal(self, number: int, _: object) -> None:
         """Noted; the loop passes it on."""

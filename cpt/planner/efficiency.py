@@ -77,7 +77,7 @@ def other_stages(setup: Setup) -> Iterator[tuple[str, str, Setup]]:
             f"training.deepspeed: {shipped[stage]}" if stage in shipped and not has_offload(own) else f"`stage: {stage}` in the profile"
         )
         base = own if own is not None and not own.is_fsdp else Zero(stage)
-        zero = replace(base, stage=stage, overlap_comm=True, offload_parameters=base.offload_parameters and stage == 3)
+        zero = replace(base, stage=stage, overlap_comm=stage == 3, offload_parameters=base.offload_parameters and stage == 3)
         if own is not None and own.is_fsdp:
             changes += ", no training.fsdp"
         yield f"ZeRO-{stage}", changes, replace(setup, zero=zero, half=True, weights_bytes=2)

@@ -1,6 +1,6 @@
 """Bytes of logits and of what a loss makes of them, by the ways that stages have."""
 
-from cpt.models.fused_loss import ROWS_ON_CPU, chunk_of
+from cpt.models.fused_loss import SCORED_POSITIONS, chunk_of
 from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
 from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE
@@ -26,8 +26,7 @@ def logits_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     chunk = fused_chunk(facts, setup)
     computed = 2 if setup.half or setup.weights_bytes == 2 else 4
     gradients = computed * tokens * facts.hidden + fused_head_gradient(facts, setup)
-    on_host = 3 * 4 * min(chunk, ROWS_ON_CPU) * facts.vocabulary if setup.on_cpu else 0
-    size = float(computed * chunk * facts.vocabulary + gradients + on_host)
+    size = float(computed * chunk * facts.vocabulary + gradients)
     return Term("logits", size, f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"), cast
 
 
@@ -38,6 +37,18 @@ def logits_before(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if fuses(facts, setup):
         return logits_of(facts, setup)[:1]
     return (Term("logits", float((LOGIT_BYTES - 2) * setup.tokens_at_once * facts.vocabulary), "before their gradient"),)
+
+
+def scored_logits(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
+    """Of an evaluation, which takes some positions through the head at once where the model allows it; else all, and a copy in fp32."""
+    computed = 2 if setup.half or setup.weights_bytes == 2 else 4
+    tokens = setup.tokens_at_once
+    if facts.has_fused_loss:
+        scored = computed * min(tokens, SCORED_POSITIONS) * facts.vocabulary + computed * tokens * facts.hidden
+        return Term("logits", float(scored), f"of {SCORED_POSITIONS:,} tokens at once"), half_head(facts, setup)
+    return Term("logits", float((computed + 4) * tokens * facts.vocabulary), f"{facts.vocabulary:,} for each token"), half_head(
+        facts, setup
+    )
 
 
 def half_head(facts: ModelFacts, setup: Setup) -> Term:

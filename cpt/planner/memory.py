@@ -11,7 +11,7 @@ from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
 from cpt.planner.host import host_memory, processes
-from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient
+from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
 from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
@@ -120,6 +120,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, last_layer, *buffers)),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
         Moment("the update", (*states, gradients, *buffers, *of_update)),
+        Moment("an evaluation", (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers)),
     ]
     if setup.releases:
         in_layer = update_bytes(facts, setup, in_layers=True)

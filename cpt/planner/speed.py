@@ -1,6 +1,5 @@
 """How long a run takes and what it costs: from the GPU's peak and a share of it that is reached, or from a run that was measured."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from cpt.planner.communication import Waiting, waiting_for
 from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
+from cpt.runs.read_back import read_objects
 
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
@@ -101,8 +101,7 @@ def measured_speed(run: Path, tokens_per_step: int) -> Speed:
     Raises:
         RecipeError: it has none.
     """
-    file = run / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()] if file.is_file() else []
+    rows = read_objects(run / "metrics.jsonl", [])
     figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
     if not figures:
         raise RecipeError(f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained.")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -77,6 +77,8 @@ def find_target(
         kind, peak_source = GpuType(gpu, memory, peak_tflops), "as given"
     else:
         kind, peak_source = find_gpu_type(gpu), "data sheet, dense bf16"
+    if peak_tflops is not None:
+        kind, peak_source = replace(kind, peak_tflops=peak_tflops), "as given"
     known = True
     if host_memory is not None:
         in_host, source = host_memory, "as given"
@@ -106,7 +108,7 @@ def find_gpu_type(name: str) -> GpuType:
     hint = f" Did you mean `{by_name[near].name}`?" if near else ""
     raise ResourceError(
         f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. "
-        "For another: --memory-gib and --peak-tflops (dense bf16)."
+        "For another, `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as much memory."
     )
 
 

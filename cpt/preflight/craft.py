@@ -7,7 +7,7 @@ from cpt.models.known_bases import KnownBase, known_base
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense_data import reported_name
 
-LEAST_LEARNING_RATE = 1e-6
+LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
 LARGEST_PEAKS = {1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"), None: (6e-4, "Falcon 7B, its card")}
 MOST_WARMUP, STRONG_REPLAY = 0.1, 0.5
@@ -32,6 +32,9 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
         parameters: of the model; None where only the Hub knows it.
         max_positions: the longest row that the model's config names.
     """
+    rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
+    if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
+        return [f"`optimizer.learning_rate` is {rate:g}: {name} diverges at such rates on most models. 1e-5 to 1e-3 is usual"]
     if recipe.stage != "cpt":
         return []
     judged = Judged(recipe, parameters, max_positions, known_base(recipe.model.path) if recipe.model.path else None)

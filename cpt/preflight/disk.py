@@ -63,8 +63,10 @@ def checkpoints_at_once(recipe: Recipe) -> int:
     saves: float = math.inf
     if section.every_tokens is None and section.every_steps is None:
         saves = 1
+    elif section.every_steps is not None and section.every_steps < 1:
+        saves = math.ceil(1 / section.every_steps)
     elif recipe.budget.tokens is not None:
-        tokens_between = section.every_tokens or (section.every_steps or 1) * (recipe.budget.global_batch_tokens or 0)
+        tokens_between = section.every_tokens or int(section.every_steps or 1) * (recipe.budget.global_batch_tokens or 0)
         saves = math.ceil(recipe.budget.tokens / tokens_between) if tokens_between else math.inf
     if section.kept is None:
         return 1 if saves == math.inf else int(saves)

@@ -16,9 +16,9 @@ from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.data.sources import kind_of, pieces_of, read_piece
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError
 from cpt.preflight.found import PreflightReport
-from cpt.recipe.schema import DocumentSource, Recipe
+from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.stages.rewards.find import check_columns
 
 
@@ -29,6 +29,38 @@ def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fou
             found.run(partial(check_first, recipe, source, key, DocumentEncoder(tokenizer)))
 
 
+def check_conversations(data: Data) -> None:
+    """`sft` learns from conversations, and from plain text only beside them.
+
+    Raises:
+        DataError: no source has any.
+    """
+    keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
+    if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
+        return
+    firsts = [(key, first_document(source, key)) for key, source in keyed]
+    texts = [(key, first) for key, first in firsts if first is not None and is_plain_text(first)]
+    if texts and len(texts) == len(firsts):
+        key, first = texts[0]
+        raise DataError(
+            f"`{key}.path`: {first.where} is plain text, and stage `sft` learns from conversations, of which no source has any. "
+            "To train on text write `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, "
+            "`chat: {prompt: question, completion: answer}`."
+        )
+
+
+def is_plain_text(document: Document) -> bool:
+    """Whether a document of a source of conversations is none."""
+    example = example_of(document.text)
+    return example is not None and isinstance(example.messages, str)
+
+
+def first_document(source: DocumentSource, key: str) -> Document | None:
+    """The first row of a source, where it is a document."""
+    first = next((item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None)
+    return first if isinstance(first, Document) else None
+
+
 def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: DocumentEncoder) -> None:
     """Of one source.
 
@@ -37,8 +69,8 @@ def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: Documen
         DataError: a reward reads a column that is not there.
     """
     encoder = encoder_of(source, plain, key)
-    first = next((item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None)
-    if not isinstance(encoder, ExampleEncoder) or not isinstance(first, Document):
+    first = first_document(source, key)
+    if not isinstance(encoder, ExampleEncoder) or first is None:
         return  # bad rows are told where the documents are looked at
     with suppress(Refused):  # of this one alone: a run leaves it out, and counts it
         encoder.writer.write(first.text)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +13,45 @@ from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.data.checking.contamination import small_sets
-from cpt.data.checking.files import check_sources, unchecked_sources
+from cpt.data.checking.files import check_sources, keyed_sources, unchecked_sources
+from cpt.data.checking.held_out_share import size_warnings
+from cpt.data.files import kind_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
 from cpt.evaluation.paired import FEW, FEWEST
 from cpt.evaluation.tasks import check_tasks
-from cpt.extend import check_options, did_you_mean, find
+from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
+from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.monitoring.own import check_callbacks
-from cpt.monitoring.profiler import check_profiled_steps
-from cpt.optim.build import OFFLOADED, OPTIMIZERS, build_optimizer, check_optimizer
+from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.rounding import check_rounding
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.preflight.automatic import with_any_values, with_chosen_values
 from cpt.preflight.craft import craft_warnings
 from cpt.preflight.disk import small_disk
+from cpt.preflight.examples import check_conversations
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.memory import check_memory
-from cpt.preflight.model import TEACHER, check_model, check_teacher, check_tokenizer
+from cpt.preflight.model import TEACHER, check_model, check_reward_models, check_teacher, check_tokenizer, with_key
 from cpt.preflight.places import placed
 from cpt.preflight.saving import check_saving
 from cpt.preflight.step import check_step
 from cpt.ranks import tell, world_size
+from cpt.recipe.automatic import automatic_keys
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Data, Evaluation, Optimizer, Recipe
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
 from cpt.recipe.tree import Node
 from cpt.safety.loss_guard import check_loss_guard
-from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, read_profile
+from cpt.stages.deepspeed_profile import Profile, check_profile, offloads, profile_warnings, read_profile
 from cpt.stages.find import find_stage
 from cpt.stages.fsdp_profile import check_fsdp
 from cpt.stages.model import check_reference
@@ -75,27 +79,28 @@ def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, r
         CptError: all mistakes at once, in the class of their remedy, or a RecipeError where they differ in that.
     """
     found = check_reality(recipe, deepspeed=deepspeed)
-    mistakes = [*found.mistakes, *found.excused]
-    if mistakes:
+    if mistakes := [*found.mistakes, *found.blockers]:
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
     return found.plan
 
 
-def report(path: Path, recipe: Recipe, root: Node | None = None) -> int:
-    """Print what the gate found, and return the exit code of `cpt check`."""
+def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
+    """Print what the gate found."""
     found = found_in(recipe)
-    for mistake in found.mistakes:
-        tell(f"{type(mistake).__name__}: {placed(str(mistake), root)}")
-    if found.unchecked:
-        tell(f"{len(found.unchecked)} thing{'s' if len(found.unchecked) > 1 else ''} unchecked: {'; '.join(found.unchecked)}")
-    for warning in found.warnings:
-        tell(f"warning: {placed(warning, root)}.")
-    for excused in found.excused:
-        tell(f"before it can start: {placed(str(excused), root)}")
-    tell(f"{path}: {len(found.mistakes)} mistake(s)." if found.mistakes else f"{path}: no mistakes.")
-    return 2 if found.mistakes else 0
+    groups = {
+        "warning": [f"{placed(warning, root)}." for warning in found.warnings],
+        "error": [f"{type(mistake).__name__}: {placed(str(mistake), root)}" for mistake in found.mistakes],
+        "blocker on this machine": [f"{type(blocker).__name__}: {placed(str(blocker), root)}" for blocker in found.blockers],
+        "not checked": [placed(unchecked, root) for unchecked in found.unchecked],
+    }
+    for group, lines in groups.items():
+        for line in lines:
+            tell(f"{group}: {line}")
+    counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine, {len(found.unchecked)} not checked"
+    tell(f"{path}: {counts}." if found.exit_code else f"{path}: no mistakes.")
+    return found
 
 
 def found_in(recipe: Recipe) -> PreflightReport:
@@ -106,7 +111,12 @@ def found_in(recipe: Recipe) -> PreflightReport:
     except CptError as problem:  # most often of the model, which the gate looks at by itself
         chosen, unchosen = with_any_values(recipe), problem
     found = check_reality(chosen)
-    if unchosen is not None and not found.mistakes:
+    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):  # it would be reported twice
+        found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
+    if isinstance(unchosen, ResourceError):
+        keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
+        found.unchecked.append(f"{keys}: chosen at the start of the run, since the model's config cannot be read here")
+    elif unchosen is not None and not found.mistakes:
         found.mistakes.append(unchosen)
     return found
 
@@ -118,32 +128,39 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_names(recipe, found, profile)
     check_documents(recipe, found)
     found.mistakes += check_tasks(recipe.evaluation.tasks)
-    found.unchecked += unchecked_sources(recipe.data, recipe.evaluation)
-    (found.excused if is_for_another_machine(recipe) else found.mistakes).extend(missing_packages(recipe))
+    for missing in missing_packages(recipe):
+        found.add(missing)
     model = check_model(recipe, found)
     check_tokenizer(recipe, model, found)
     check_teacher(recipe, model, found)
+    check_reward_models(recipe, found)
     check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
     found.run(lambda: check_parallelism(recipe, profile, model, processes=world_size(), elsewhere=is_for_another_machine(recipe)))
     parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
     found.warnings += craft_warnings(recipe, parameters, longest)
-    if model is not None:
+    if is_for_another_machine(recipe) and not recipe.training.get("use_cpu"):
+        found.unchecked.append("`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it")
+    elif model is not None:
         check_memory(recipe, model.config, profile, find_gpus(), found)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
         check_free_disk(recipe, model, found, with_master_weights=profile is not None)
-    excuse_results_of_other_runs(recipe, found)
+    expect_results_of_other_runs(recipe, found)
     return found
 
 
 def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     """The documents' files are there and can be read, and there are as many as evaluation needs."""
+    kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
+    ask_hub = "hub" in kinds and hub_is_reachable()
+    found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
     sections = found.run(lambda: sections_of(recipe))
     if sections is None:
         return
     data, evaluation = sections
-    complaints = check_sources(data, evaluation)
+    complaints = check_sources(data, evaluation, ask_hub=ask_hub)
     found.mistakes += [DataError(with_public_set(complaint, recipe.evaluation)) for complaint in complaints]
     if not complaints:
+        found.run(lambda: check_conversations(data))
         found.run(lambda: check_held_out_sets(recipe, data, evaluation, found))
 
 
@@ -170,8 +187,8 @@ def is_for_another_machine(recipe: Recipe) -> bool:
     return bool(recipe.training.get("bf16")) and not torch.accelerator.is_available()
 
 
-def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
-    """What is missing under `output_dir` is not a mistake of the recipe: another run may still have to make it."""
+def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
+    """What is missing under `output_dir` is not a mistake of the recipe, but a blocker: another run still has to make it."""
     documents = [source.path for source in recipe.data.sources] + [judge.path for judge in recipe.evaluation.perplexity]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
@@ -179,7 +196,11 @@ def excuse_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
     for mistake in list(found.mistakes):
         if any(path in str(mistake) for path in awaited):
             found.mistakes.remove(mistake)
-            found.excused.append(mistake)
+            found.blockers.append(mistake)
+    for unchecked in list(found.unchecked):
+        if any(f": {path} (" in unchecked for path in awaited):  # `output_dir` does not exist yet, so the path looks like a Hub id
+            found.unchecked.remove(unchecked)
+            found.blockers.append(DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first."))
 
 
 def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None) -> None:
@@ -196,22 +217,13 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
     found.run(lambda: check_loss_guard(recipe.safety.loss_guard))
     found.run(lambda: check_saving(recipe))
     found.run(lambda: check_rewards(recipe))
-    found.run(lambda: check_profiled_steps(recipe.monitoring.profile))
     found.run(lambda: check_callbacks(recipe.monitoring.callbacks))
     found.run(lambda: check_reference(recipe))
 
 
-def find_named(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """As `find`, with the key in front, so that its line can be shown."""
-    try:
-        return find(kind, name, built_in)
-    except RecipeError as problem:
-        raise RecipeError(f"`{kind}.name`: {problem}") from problem
-
-
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked at."""
-    find_named("optimizer", recipe.optimizer.name, OPTIMIZERS)
+    with_key("optimizer.name", lambda: find_optimizer(recipe.optimizer.name))
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
@@ -239,7 +251,7 @@ def section_without_layers(section: Optimizer) -> Optimizer:
 
 def try_schedule(recipe: Recipe) -> None:
     """Ask for the factor of the first step, and where it comes to the learning rates that phases end at."""
-    check_options(find_named("schedule", recipe.schedule.name, SCHEDULES), recipe.schedule.options, "schedule")
+    with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
         build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
@@ -269,6 +281,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
+    found.warnings += profile_warnings(given)
     if not torch.accelerator.is_available():
         found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
     elif offloads(profile, "optimizer"):
@@ -290,11 +303,7 @@ def probe_output_folder(recipe: Recipe) -> bool:
 
 
 def check_free_disk(recipe: Recipe, model: PreTrainedModel, found: PreflightReport, *, with_master_weights: bool) -> None:
-    """Room for all that the run keeps; of a run that is meant for another machine the disk there is not known."""
+    """The disk has room for all that the run keeps."""
     complaint = small_disk(recipe, model, with_master_weights=with_master_weights)
-    if complaint is None:
-        return
-    if is_for_another_machine(recipe):
-        found.unchecked.append(f"{complaint} This machine has no GPU, so the run is taken to be for another one")
-    else:
-        found.mistakes.append(complaint)
+    if complaint is not None:
+        found.add(complaint)

@@ -33,7 +33,7 @@ def check_memory(
         facts, activations = facts_for(config, setup), count_activations(config, setup)
     except Exception as problem:  # of a model's own code, or of a teacher that is not there: an estimate must not stop a run
         why = f"({type(problem).__name__}: {problem})"
-        found.warnings.append(f"`model`: how much memory it takes could not be planned {why}. `cpt rehearse` tries it")
+        found.unchecked.append(f"`model`: how much memory it takes {why}. `cpt rehearse` tries it")
         return
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
     found.plan = described(plan, target, nodes, planned_speed(facts, setup, target, ASSUMED_MFU).tokens_per_second)

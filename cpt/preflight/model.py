@@ -1,13 +1,10 @@
 """Model and tokenizer at the gate: they exist, fit each other, and can read the rows that the recipe makes."""
 
-import os
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlparse
+from typing import Any
 
-from huggingface_hub import constants as hub
 from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,18 +14,19 @@ from cpt.data.encoders import encoder_of
 from cpt.data.form_of_stage import sections_of
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import choose_attention
-from cpt.models.config import config_from, load_config
+from cpt.models.config import config_from, load_config, read_config
 from cpt.models.documents import check_documents_can_be_handed_over
 from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
 from cpt.models.new_rows import new_ids
-from cpt.models.rules import is_local
 from cpt.models.scoring import check_scoring
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
 from cpt.models.varlen_attention import VARLEN
 from cpt.preflight.examples import check_first_examples
 from cpt.preflight.found import PreflightReport
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Source
 from cpt.recipe.sense import TAUGHT
@@ -36,7 +34,6 @@ from cpt.stages.teacher import check_vocabulary
 from cpt.tokenizer.load import load_tokenizer
 
 TEACHER = "teacher_model_name_or_path"
-SECONDS_TO_REACH_THE_HUB = 2
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
@@ -72,8 +69,7 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(
-            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `sdpa`, or "
-            "`auto`."
+            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `auto`."
         )
 
 
@@ -95,7 +91,7 @@ def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
     """The model's config: from the recipe, a folder, or the Hub if it can be asked."""
     model = recipe.model
-    if model.path is None or is_local(model.path):
+    if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
         return load_config(model)
     if hub_is_reachable():
         try:
@@ -103,22 +99,22 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
         except ResourceError as problem:
             if isinstance(problem.__cause__, GatedRepoError):
                 raise
-    found.unchecked.append(f"`model.path`: {model.path} (Hub)")
+    compared = ", and whether it has the shape of `model.config`" if model.config and not model.from_scratch else ""
+    found.unchecked.append(f"`model.path`: {model.path} (Hub){compared}")
     return config_from(model.config) if model.config and "model_type" in model.config else None
 
 
-def hub_is_reachable() -> bool:
-    """One connection, tried for two seconds: the Hub's own client would try for most of a minute."""
-    if hub.HF_HUB_OFFLINE:
-        return False
-    if "HTTPS_PROXY" in os.environ or "https_proxy" in os.environ:
-        return True
-    address = urlparse(hub.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=SECONDS_TO_REACH_THE_HUB).close()
-    except OSError:
-        return False
-    return True
+def refuse_unreachable_model(recipe: Recipe) -> None:
+    """Refuse a model or tokenizer that neither the Hub cache nor the Hub can give, before a run's folder is made.
+
+    Raises:
+        ResourceError: with what to give instead.
+    """
+    model, tokenizer = recipe.model, recipe.tokenizer
+    if model.path is not None and not is_local(model.path):
+        refuse_unreachable("`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS)
+    if tokenizer.path is not None and not is_local(tokenizer.path):
+        refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
 def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
@@ -140,7 +136,8 @@ def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
     """A tokenizer that lies here loads, has what the sources ask for, and the model has a row for each of its tokens."""
     path = recipe.tokenizer.path or recipe.model.path
-    if path is not None and not is_local(path):
+    revision = recipe.tokenizer.revision or recipe.model.revision if path == recipe.model.path else recipe.tokenizer.revision
+    if path is not None and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
@@ -159,22 +156,36 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """A teacher that lies here exists, and has the student's vocabulary."""
-    path = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None
-    if path is None:
+    """The teacher exists and has the student's vocabulary."""
+    path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
+    if path is None or not is_there(path, None, key, found) or model is None:
         return
-    if not is_local(path):
-        found.unchecked.append(f"`training.{TEACHER}`: {path} (Hub)")
-    elif model is not None and (tokenizer := quietly(lambda: load_tokenizer(recipe.tokenizer, recipe.model))) is not None:
-        found.run(lambda: check_teacher_fits(model, tokenizer, path))
+    if (tokenizer := quietly(lambda: load_tokenizer(recipe.tokenizer, recipe.model))) is not None:
+        found.run(lambda: with_key(key, lambda: check_vocabulary(model, tokenizer, Model(path=path))))
 
 
-def check_teacher_fits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Its mistakes with the key in front."""
+def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
+    """The models that give rewards exist."""
+    for number, reward in enumerate(recipe.rewards):
+        path, revision = reward.options.get("path"), reward.options.get("revision")
+        if reward.name == "reward_model" and isinstance(path, str):
+            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
+
+
+def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
+    """Whether the config of a further model can be read; what is wrong with it, or that it is not checked, is noted."""
+    if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
+        found.unchecked.append(f"`{key}`: {path} (Hub)")
+        return False
+    return found.run(lambda: with_key(key, lambda: read_config(Model(path=path, revision=revision)))) is not None
+
+
+def with_key(key: str, check: Callable[[], Any]) -> Any:
+    """The check, its mistakes with the key in front."""
     try:
-        check_vocabulary(model, tokenizer, Model(path=path))
+        return check()
     except RecipeError as problem:
-        raise RecipeError(f"`training.{TEACHER}`: {str(problem).removeprefix('model.path: ')}") from problem
+        raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
 def quietly(load: Callable[[], PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase | None:

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from cpt.errors import ResourceError
 from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.recomputing import read_recomputing
 from cpt.preflight.found import PreflightReport
@@ -16,13 +15,10 @@ def check_step(recipe: Recipe, profile: Profile | None, model: nn.Module | None,
 
     Args:
         model: where it could be built; without memory.
-        elsewhere: the run is for another machine, which has a GPU, and whose compilers are not known.
+        elsewhere: the run is for another machine, which has a GPU.
     """
     zero3 = profile is not None and zero_section(profile).get("stage") == 3
     experts = model is not None and has_experts(model)
     found.run(lambda: read_recomputing(recipe.training, zero3=zero3, experts=experts))
-    compiles = PreflightReport()
     even, has_gpu = recipe.data.packing != "token_budget", elsewhere or torch.cuda.is_available()
-    compiles.run(lambda: check_compiling(recipe.training, zero3=zero3, even_rows=even, has_gpu=has_gpu))
-    for mistake in compiles.mistakes:
-        (found.excused if elsewhere and isinstance(mistake, ResourceError) else found.mistakes).append(mistake)
+    found.run(lambda: check_compiling(recipe.training, zero3=zero3, even_rows=even, has_gpu=has_gpu))

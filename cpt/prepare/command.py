@@ -6,7 +6,7 @@ those of a worker that died by whoever comes by; the last one puts all together,
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     cache: Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")] = None,
     share: Share = None,
-    engine: Annotated[Literal["ray"] | None, typer.Option("--with", help="Spread the work over a Ray cluster.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="With ray: workers, a core each; by default all cores of the cluster.")] = None,
 ) -> None:
     """Fill the store; what is there already is not made again, and what was killed goes on where it was.
@@ -41,11 +41,11 @@ def command(
     show_log()
     start = time.monotonic()
     loaded = load_recipe(recipe, overrides or ())
-    if workers is not None and engine is None:
-        raise RecipeError("--workers is of Ray: add --with ray. Without it, CPT_WORKERS says how many processes tokenise.")
-    if share is not None and engine is not None:
-        raise RecipeError("--share and --with ray both share the work out. Leave one of the two out.")
-    if engine == "ray":
+    if workers is not None and not ray:
+        raise RecipeError("--workers is of Ray: add --ray. Without it, CPT_WORKERS says how many processes tokenise.")
+    if share is not None and ray:
+        raise RecipeError("--share and --ray both share the work out. Leave one of the two out.")
+    if ray:
         prepare_on_ray(loaded, cache, workers)
     if share is not None:
         done = prepare_share(loaded, share_of(share), cache)

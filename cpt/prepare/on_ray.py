@@ -79,5 +79,5 @@ def imported() -> Any:
     try:
         import ray
     except ImportError as problem:
-        raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
+        raise ResourceError("--ray needs Ray: pip install 'cpt[ray]'.") from problem
     return ray

@@ -41,7 +41,7 @@ class Options:
             "--probe-tokens": self.probe_tokens,
             "--replay": self.replay,
             "--launcher": self.launcher,
-            "--dry": self.dry,
+            "--dry-run": self.dry,
         }
         return [name for name, value in values.items() if value]
 

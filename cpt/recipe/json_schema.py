@@ -11,14 +11,10 @@ from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
 from cpt.recipe.peft_methods import UNFIT, peft_methods
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Recipe
 from cpt.recipe.training_keys import LORA_IS_SET
-from cpt.recipe.written_numbers import SUFFIXED
+from cpt.recipe.written_numbers import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
-GROUPED_DIGITS = {
-    "type": "string",
-    "pattern": rf"^[0-9]+(_[0-9]+)+$|^{SUFFIXED.pattern}$",
-    "description": "1_000_000, 500M, 1.5B, 20GB: numbers to cpt, text to most editors.",
-}
+GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"
 JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array", "dict": "object", "null": "null"}
 
 
@@ -91,10 +87,12 @@ def allow_files(node: dict[str, Any]) -> None:
 
 
 def allow_grouped_digits(node: dict[str, Any]) -> None:
-    """A whole number may be written 1_000_000."""
+    """A whole number may be written 1_000_000, and with the units of its key: to most editors these are texts."""
     if node.get("type") == "integer":
+        units = UNITS.get(node.pop("unit", ""), {})
         number = {key: node.pop(key) for key in list(node) if key not in ("default", "description", "title")}
-        node["anyOf"] = [number, GROUPED_DIGITS]
+        with_unit = rf"|[0-9]+(\.[0-9]+)? ?({'|'.join(units)})" if units else ""
+        node["anyOf"] = [number, {"type": "string", "pattern": f"^({GROUPED_DIGITS}{with_unit})$"}]
 
 
 def or_file(section: dict[str, Any]) -> dict[str, Any]:

@@ -8,17 +8,21 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
+from cpt.errors import RecipeError
 from cpt.recipe.overrides import apply_overrides, turn_on_lora
 from cpt.recipe.references import resolved
 from cpt.recipe.run_results import with_results_of_runs
 from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.sections import keys_of
 from cpt.recipe.sense import check_sense
-from cpt.recipe.shape import check_shape
+from cpt.recipe.shape import check_shape, read_option_numbers
 from cpt.recipe.training_keys import check_passed_on_keys
 from cpt.recipe.tree import Mistakes, Node, holds_broken, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_text, read_yaml
 from cpt.recipe.yaml_writing import write_yaml
+
+OTHER_TOOLS = {"TRL": {"model_name_or_path", "dataset_name"}, "ms-swift": {"model", "dataset"}}
+"""Tool -> keys that its configs have at the top level, where a recipe has `data` and `budget`."""
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> Recipe:
@@ -66,6 +70,7 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
 def checked(root: Node, mistakes: Mistakes) -> Recipe:
     """The recipe of a tree, or one error with all mistakes."""
     check_passed_on_keys(root, mistakes)
+    read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}
@@ -78,11 +83,32 @@ def checked(root: Node, mistakes: Mistakes) -> Recipe:
 
 def read_recipe(path: Path, overrides: Sequence[str], lora: bool, mistakes: Mistakes) -> Node:
     """The recipe's tree: its file, the files it refers to, and the command line on top."""
-    root = resolved(readable(path, mistakes), Recipe, mistakes, trail=(path.resolve(),))
+    root = readable(path, mistakes)
+    refuse_config_of_another_tool(path, root)
+    root = resolved(root, Recipe, mistakes, trail=(path.resolve(),))
     root = apply_overrides(root, overrides, mistakes)
     if lora:
         turn_on_lora(root)
     return root
+
+
+def refuse_config_of_another_tool(path: Path, root: Node) -> None:
+    """Say in one sentence what to do with a config of another tool, instead of listing each of its keys.
+
+    Raises:
+        RecipeError: it is one.
+    """
+    if root.value.keys() & {"data", "budget", "base"}:
+        return
+    if "base_model" in root.value or {"model_name_or_path", "dataset"} <= root.value.keys():
+        tool = "axolotl" if "base_model" in root.value else "LLaMA-Factory"
+        raise RecipeError(f"{path} is a config of {tool}. Make a recipe of it: cpt import {path} --output my_recipe.yaml")
+    for tool, keys in OTHER_TOOLS.items():
+        if keys <= root.value.keys():
+            raise RecipeError(
+                f"{path} is a config of {tool}, which `cpt import` does not read. Write a recipe for the same documents and model: "
+                "cpt init DOCUMENTS --model MODEL"
+            )
 
 
 def readable(path: Path, mistakes: Mistakes) -> Node:

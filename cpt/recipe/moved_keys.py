@@ -25,7 +25,7 @@ MOVED: dict[str, Location] = {
     "lr_scheduler_type": ("schedule", "name"),
     "lr_scheduler_kwargs": ("schedule",),
     "warmup_steps": WARMUP,
-    "warmup_ratio": WARMUP,
+    "warmup_ratio": ("schedule", "warmup_share"),
     "max_steps": ("budget", "tokens"),
     "num_train_epochs": ("budget", "epochs"),
     "seed": ("seed",),
@@ -63,16 +63,63 @@ MOVED: dict[str, Location] = {
 }
 """Key -> where the same thing is written here."""
 
+TOKENS = ("budget", "tokens")
+SOURCES = ("data", "sources")
+LORA = ("model", "lora")
+MODEL = ("model", "path")
+
+OTHER_WORDS: dict[str, Location] = {
+    **dict.fromkeys(("base_model", "model_name", "model_id", "pretrained_model_name_or_path", "base_model_name_or_path"), MODEL),
+    **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path", "tokenizer_path", "tokenizer_config"), ("tokenizer", "path")),
+    **dict.fromkeys(("dataset", "datasets", "dataset_name", "dataset_path", "train_file", "train_data", "data_path", "sources"), SOURCES),
+    **dict.fromkeys(("dataset_text_field", "text_field"), (*SOURCES, 0, "text_column")),
+    **dict.fromkeys(("sequence_len", "seq_length", "seq_len", "max_seq_len", "max_sequence_length", "cutoff_len"), SEQUENCE_LENGTH),
+    **dict.fromkeys(("context_length", "model_max_length", "max_len"), SEQUENCE_LENGTH),
+    "sample_packing": PACKING,
+    **dict.fromkeys(("micro_batch_size", "per_device_batch_size", "train_batch_size", "train_micro_batch_size_per_gpu"), MICRO_BATCH),
+    "eval_batch_size": ("training", "per_device_eval_batch_size"),
+    **dict.fromkeys(("gradient_accumulation", "grad_accum_steps"), ("training", "gradient_accumulation_steps")),
+    "global_batch_size": ("budget", "global_batch_tokens"),
+    **dict.fromkeys(("num_epochs", "epoch", "n_epochs"), ("budget", "epochs")),
+    **dict.fromkeys(("max_tokens", "train_tokens", "steps", "num_steps", "max_train_steps"), TOKENS),
+    "peak_lr": LEARNING_RATE,
+    **dict.fromkeys(("beta1", "beta2"), BETAS),
+    "wd": ("optimizer", "weight_decay"),
+    **dict.fromkeys(("lr_scheduler", "scheduler", "scheduler_type"), ("schedule", "name")),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), WARMUP),
+    **dict.fromkeys(("min_lr_ratio", "cosine_min_lr_ratio"), ("schedule", "floor")),
+    **dict.fromkeys(("grad_clip", "clip_grad", "clip_grad_norm", "max_norm"), ("training", "max_grad_norm")),
+    **dict.fromkeys(("adapter", "peft_config", "use_lora", "lora_config", "finetuning_type"), LORA),
+    **dict.fromkeys(("lora_r", "lora_rank", "rank"), (*LORA, "r")),
+    **dict.fromkeys(("lora_alpha", "alpha"), (*LORA, "lora_alpha")),
+    **dict.fromkeys(("lora_dropout", "dropout"), (*LORA, "lora_dropout")),
+    **dict.fromkeys(("lora_target", "lora_target_modules", "target_modules", "target", "targets"), (*LORA, "target_modules")),
+    **dict.fromkeys(("load_in_4bit", "use_4bit", "quantization_bit"), (*LORA, "quantize")),
+    **dict.fromkeys(("val_set_size", "validation_split", "test_size", "val_size", "eval_ratio"), ("evaluation", "held_out_share")),
+    **dict.fromkeys(("eval_dataset", "validation_file", "test_datasets"), ("evaluation", "perplexity")),
+    **dict.fromkeys(("flash_attention", "flash_attn", "attn_impl", "use_flash_attention_2"), ("model", "attention")),
+    **dict.fromkeys(("wandb_project", "project_name"), ("monitoring", "project")),
+    "logger": ("monitoring", "trackers"),
+    "num_workers": ("training", "dataloader_num_workers"),
+    "experiment_name": ("name",),
+    "task": ("stage",),
+}
+"""The same, for words of axolotl, LLaMA-Factory, TRL and others that are keys of nothing in Hugging Face's Trainer."""
+
 UNITS = {
     "max_steps": "in tokens: steps x tokens of a step",
     "warmup_steps": "in tokens: steps x tokens of a step",
-    "warmup_ratio": "in tokens: ratio x budget.tokens",
     "save_strategy": "or `checkpoints.every_steps`",
     "evaluation_strategy": "or `evaluation.every_steps`",
     "eval_strategy": "or `evaluation.every_steps`",
     "adam_beta1": "a list of both: [0.9, 0.95]",
     "adam_beta2": "a list of both: [0.9, 0.95]",
     "overwrite_output_dir": "a run is never overwritten; a new name is a new run",
+    "global_batch_size": "in tokens: rows x data.sequence_length",
+    **dict.fromkeys(("steps", "num_steps", "max_train_steps"), "in tokens: steps x tokens of a step"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "in tokens: steps x tokens of a step"),
+    **dict.fromkeys(("beta1", "beta2"), "a list of both: [0.9, 0.95]"),
+    **dict.fromkeys(("load_in_4bit", "use_4bit", "quantization_bit"), "nf4 or fp4"),
     "no_cuda": "the new name",
     "per_gpu_train_batch_size": "the new name",
     "per_gpu_eval_batch_size": "the new name",
@@ -163,4 +210,9 @@ REMOVED = {
 def new_home(key: str) -> str:
     """`optimizer.learning_rate`, with what to know when writing it there."""
     note = f" ({UNITS[key]})" if key in UNITS else ""
-    return f"`{dotted(MOVED[key])}`{note}"
+    return f"`{dotted(place_of_key(key))}`{note}"
+
+
+def place_of_key(key: str) -> Location:
+    """Where a key of Hugging Face, or a word of another tool, is written here."""
+    return MOVED.get(key) or OTHER_WORDS[key]

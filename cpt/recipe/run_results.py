@@ -36,7 +36,7 @@ def unfinished_run(path: str) -> str | None:
     folder = Path(path).expanduser()
     try:
         state = json.loads((folder / STATUS).read_text()).get("state", "unknown")
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError, AttributeError):  # not there, or damaged
         state = "not started"
     if state == "finished" and (folder / EXPORT / "config.json").is_file():
         return None

@@ -11,7 +11,7 @@ from cpt.recipe.schema_data import Phase as Phase
 from cpt.recipe.schema_data import Source as Source
 from cpt.recipe.section import Component as Component
 from cpt.recipe.section import Section as Section
-from cpt.recipe.written_numbers import Positive, Share, whole_number
+from cpt.recipe.written_numbers import LearningRate, Length, Positive, Share, StepsOrShare, Times, Tokens, whole_number
 
 LORA_PRESETS = ("cpt",)
 LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
@@ -21,6 +21,19 @@ LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4
 def named_lora(value: object) -> object:
     """`lora: cpt` is short for `lora: {preset: cpt}`."""
     return {"preset": value} if value in LORA_PRESETS else value
+
+
+class Rope(Section):
+    """Longer contexts for rotary positions."""
+
+    theta: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    """Another base."""
+    type: Literal["linear", "dynamic", "yarn"] | None = None
+    """How positions are scaled; needs `factor`."""
+    factor: Annotated[float, Field(gt=1, le=10_000)] | None = None
+    """How many times as far scaled positions reach."""
+    length: Length | None = None
+    """The longest row afterwards; by default what `factor` gives."""
 
 
 class Model(Section):
@@ -45,7 +58,7 @@ class Model(Section):
     right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
     fused_loss: bool | Literal["auto"] = "auto"
     """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows it."""
-    rope: dict[Literal["theta", "type", "factor", "length"], float | str] | None = None
+    rope: Rope | None = None
     """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor: 8}` (linear, dynamic),
     positions pressed together, which reach eight times as far. By default as the weights have it."""
     lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
@@ -76,11 +89,11 @@ class Tokenizer(Section):
 class Budget(Section):
     """How long to train, in tokens (positions of rows, padding included)."""
 
-    tokens: Positive | None = None
+    tokens: Tokens | None = None
     """Stop after so many tokens."""
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: Times | None = None
     """Or after so many times the tokens of all sources together."""
-    global_batch_tokens: Positive | None = None
+    global_batch_tokens: Tokens | None = None
     """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of GPUs."""
 
 
@@ -89,7 +102,7 @@ class Optimizer(Component):
 
     name: str = "adamw"
     """A built-in's name, or your own `package.module:function`."""
-    learning_rate: float = Field(default=1e-5, gt=0)
+    learning_rate: LearningRate = 1e-5
     """Peak learning rate; the schedule multiplies it."""
 
 
@@ -110,10 +123,10 @@ class Keep(Component):
 class Checkpoints(Section):
     """What is saved on the way."""
 
-    every_tokens: Positive | None = None
+    every_tokens: Tokens | None = None
     """Save each time so many tokens were trained."""
-    every_steps: Positive | None = None
-    """Or each so many optimizer steps. Neither: only the end is saved."""
+    every_steps: StepsOrShare | None = None
+    """Or each so many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither: only the end is saved."""
     keep: Positive | Keep | None = 3
     """Which checkpoints stay: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also those whose step is a
     multiple of `every`, and the one where a figure of the evaluation was lowest. Null keeps all."""
@@ -142,6 +155,17 @@ class Watcher(Component):
     """A callback that the recipe names: `{name: cost, dollars_per_gpu_hour: 2.5}`."""
 
 
+class Profile(Section):
+    """Steps that torch.profiler records."""
+
+    at_step: Positive
+    """The first of them, counted from 1."""
+    steps: Positive = 3
+    """How many."""
+    memory: bool = False
+    """Record allocations too, which takes more time."""
+
+
 class Monitoring(Section):
     """Who watches the run."""
 
@@ -149,7 +173,7 @@ class Monitoring(Section):
     """tensorboard, wandb, trackio, ...: what transformers calls report_to. The metrics always go to metrics.jsonl."""
     project: str | None = None
     """The tracker's project; the run is called like the recipe."""
-    profile: dict[Literal["at_step", "steps", "memory"], int | bool] | None = None
+    profile: Profile | None = None
     """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's folder. `steps: 3`
     is how many, `memory: true` follows allocations too."""
     callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
@@ -164,15 +188,16 @@ class HeldOut(DocumentSource):
 class Evaluation(Section):
     """What the run is judged by, before, during and after."""
 
-    every_tokens: Positive | None = None
+    every_tokens: Tokens | None = None
     """Evaluate each time so many tokens were trained."""
-    every_steps: Positive | None = None
-    """Or each so many optimizer steps. Neither: before the first and after the last step."""
+    every_steps: StepsOrShare | None = None
+    """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the last step."""
     held_out_share: Share | None = None
-    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated."""
+    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated. Very long documents are
+    never held out."""
     perplexity: list[HeldOut] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
-    retain: dict[str, Annotated[float, Field(gt=0)] | None] = {}
+    retain: dict[str, Annotated[float, Field(gt=0, le=1)] | None] = {}
     """Held-out sets of general text, which the model must not forget: `{general: 0.02}` stops the run once bits per byte are 2 % above
     those before the first step; null never stops, and only tells gain from loss. The other sets are the domain."""
     prompts: list[str] = []
@@ -194,7 +219,8 @@ class Safety(Section):
     """What may go wrong without the run being lost."""
 
     loss_guard: LossGuard | None = LossGuard()
-    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped. Options: `window` (the last 128 steps),
+    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss above 10 x
+    ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps),
     `sigmas` (6 robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
     `rollbacks` (3, then the run stops). Null applies every update."""
     on_oom: Literal["split_batch", "abort"] = "split_batch"
@@ -206,7 +232,7 @@ class Safety(Section):
 class Reward(Component):
     """What a completion is worth: `{name: exact_match, column: answer, weight: 2}`."""
 
-    weight: float = 1.0
+    weight: Annotated[float, Field(ge=-1000, le=1000)] = 1.0
     """Its factor in the sum of all rewards."""
 
 

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from cpt.recipe.section import Component, Section
-from cpt.recipe.written_numbers import Positive, Share, whole_number
+from cpt.recipe.written_numbers import Bytes, Length, Positive, Share, Times, Tokens, Weight
 
 
 class DocumentSource(Section):
@@ -47,11 +47,11 @@ class DocumentSource(Section):
 class Source(DocumentSource):
     """A part of the mixture."""
 
-    weight: float = Field(default=1.0, gt=0)
+    weight: Annotated[Weight, Field(gt=0)] = 1.0
     """Share of the training tokens, relative to the other sources."""
-    max_tokens: Positive | None = None
+    max_tokens: Tokens | None = None
     """Take no more than so many tokens of it; of an endless source, no more is read."""
-    max_epochs: float | None = Field(default=None, gt=0)
+    max_epochs: Times | None = None
     """Go through it at most so often; a run that would need more is refused."""
     licence: str | None = None
     """What its texts are under, in your words: `CC-BY-4.0`. Told by `cpt mixture` and in the run's record."""
@@ -71,14 +71,14 @@ class Source(DocumentSource):
 class Phase(Section):
     """Part of the run with weights of its own; each source goes on where the phase before left it."""
 
-    until: Positive | None = None
+    until: Tokens | None = None
     """Where it ends, in tokens from the beginning of the run; the last phase may leave it out."""
     until_learning_rate: Share | None = None
     """Or where it ends: when the learning rate has fallen for good to this share of `optimizer.learning_rate`, its peak. The best data from
     0.2 on did well for 15B parameters (arXiv 2407.07263)."""
-    weights: dict[str, Annotated[float, Field(ge=0)]]
+    weights: dict[str, Weight]
     """Source's name -> share of the phase's tokens, relative to the others; a source that is left out has none."""
-    context_length: Positive | None = None
+    context_length: Length | None = None
     """A curriculum of lengths: in this phase documents are read in pieces of so many tokens, while rows stay as long as `data` says."""
     change: Literal["at_once", "linear"] = "at_once"
     """linear: weights move over the whole phase from those of the phase before to these, in 64 equal blocks. at_once: these throughout."""
@@ -87,22 +87,22 @@ class Phase(Section):
 class Data(Section):
     """What the model reads."""
 
-    sequence_length: Annotated[int, Field(ge=2), BeforeValidator(whole_number)] = 2048
+    sequence_length: Annotated[Length, Field(ge=2)] = 2048
     """Tokens in one row."""
     sources: list[Source] = Field(min_length=1)
     """The mixture: weights are shares of tokens."""
     phases: list[Phase] = []
     """A curriculum: weights that change as tokens go by, instead of the sources' own."""
-    temperature: float | None = Field(default=None, gt=0)
+    temperature: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more even."""
     when_exhausted: Literal["wrap", "stop"] = "wrap"
     """When the run needs more of a source than there is. wrap: begin it anew, in another order, with a warning. stop: refuse to start."""
-    window_bytes: Positive = 256 * 2**20
+    window_bytes: Bytes = 256 * 2**20
     """Files of a source that are packed and shuffled together. A larger source is read window by window, in an order drawn from the seed,
     and training begins when the first, of 16 MiB, is there."""
-    disk_bytes: Positive | None = None
+    disk_bytes: Bytes | None = None
     """What the tokens of sources that are larger than a window may take on the disk, about: windows are removed when they were read."""
-    total_tokens: Positive | None = None
+    total_tokens: Tokens | None = None
     """Length that the mixture was designed for; `budget` must agree."""
     transforms: list[Component] = []
     """Functions that change a document, or make several of one, before it is filtered; for all sources and held-out sets."""
@@ -120,5 +120,5 @@ class Data(Section):
     """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full. sliding_window: rows that
     begin each `stride` tokens of a document. none: one document in a row, padded. token_budget: a row is a batch of documents of similar
     length, padded to the longest, of `sequence_length` tokens at most. Documents in a row never see each other."""
-    stride: Positive | None = None
+    stride: Length | None = None
     """Tokens from one window to the next, for `packing: sliding_window`; half of `sequence_length` reads most tokens twice."""

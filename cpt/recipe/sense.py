@@ -12,7 +12,7 @@ from typing import Any
 
 from cpt.extend import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.moved_keys import MOVED, new_home
+from cpt.recipe.moved_keys import MOVED, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Checkpoints, Component, Evaluation, Model, Monitoring, Optimizer, Reward, Schedule, Tokenizer
 from cpt.recipe.sense_data import DATA_RULES
 from cpt.recipe.sense_evaluation import EVALUATION_RULES
@@ -54,9 +54,9 @@ def stage_exists(stage: str) -> Found:
 def cpt_continues_from_weights(stage: str, model: Model) -> Found:
     """Continued pre-training has something to continue."""
     if stage == "cpt" and model.from_scratch:
-        yield Senseless(
-            ("model", "from_scratch"), "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove it", ("stage",)
-        )
+        other = "" if model.path is not None else " and give `model.path`"
+        text = f"stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`{other}"
+        yield Senseless(("model", "from_scratch"), text, ("stage",))
 
 
 def rewards_are_learned_from(stage: str, rewards: list[Reward]) -> Found:
@@ -183,8 +183,11 @@ def built_in_options_have_our_names(optimizer: Optimizer, schedule: Schedule) ->
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
         for option in section.options:
-            if ":" not in section.name and option in MOVED and MOVED[option][0] == key and MOVED[option] != (key, option):
-                yield Senseless((key, option), f"`{key}.{option}` is written as {new_home(option)}", MOVED[option])
+            if ":" in section.name or option not in {**MOVED, **OTHER_WORDS}:
+                continue
+            place = place_of_key(option)
+            if place[0] == key and place != (key, option):
+                yield Senseless((key, option), f"`{key}.{option}` is written as {new_home(option)}", place)
 
 
 def precision_is_given_once(training: dict[str, Any]) -> Found:

@@ -1,12 +1,14 @@
 """The rules about what is read and for how long: sources, mixture, budget. The other rules, and how they run: `sense.py`."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cpt.extend import did_you_mean
 from cpt.recipe.automatic import AUTO
+from cpt.recipe.paths import COMPRESSED_FILES as COMPRESSED_FILES
+from cpt.recipe.paths import DOCUMENT_FILES as DOCUMENT_FILES
+from cpt.recipe.paths import TEXT_FILES, document_suffix, is_document_file, is_function, is_local
 from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Source
 from cpt.recipe.senseless import Found, Senseless
 from cpt.recipe.tree import Location, dotted
@@ -14,8 +16,6 @@ from cpt.recipe.tree import Location, dotted
 DEFAULT_MICRO_BATCH = 8
 """What transformers takes for per_device_train_batch_size."""
 
-DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
-COMPRESSED_FILES = {".gz", ".zst"}
 PARTS_OF_EXAMPLES = ("messages", "prompt", "completion", "user", "assistant", "chosen", "rejected", "label", "tools", "system", "history")
 """What `chat` of a source may name a column for."""
 
@@ -230,7 +230,7 @@ def hub_options_are_for_the_hub(data: Data, evaluation: Evaluation) -> Found:
             split = None if entry.split == "train" else entry.split
             given = {"subset": entry.subset, "revision": entry.revision, "split": split, "data_files": entry.data_files or None}
             given["streaming"] = "true" if entry.streaming else None
-            for key in [key for key, value in given.items() if value is not None and not could_be_on_the_hub(entry.path)]:
+            for key in [key for key, value in given.items() if value is not None and (is_local(entry.path) or ":" in entry.path)]:
                 yield Senseless((*location, index, key), f"`{key}` has no effect: `{entry.path}` is a local path, not a dataset on the Hub")
             if entry.options and not is_function(entry.path):
                 text = f"`options` are for your own `package.module:function`, not for `{entry.path}`"
@@ -254,27 +254,31 @@ def documents_are_made_in_one_way(data: Data, evaluation: Evaluation) -> Found:
             yield Senseless(place, "`fill_in_the_middle` is not for chats: give it or `chat`", (*location, "chat"))
 
 
+def options_fit_the_files(data: Data, evaluation: Evaluation) -> Found:
+    """Plain text has no columns, and rows have no text between documents; of folders this is known when their files are listed."""
+    for location, entry in all_sources(data, evaluation):
+        if suffix := document_suffix(entry.path):
+            for key in options_without_effect(entry, {suffix}):
+                yield Senseless((*location, key), f"`{dotted((*location, key))}` has no effect on {suffix} files: remove it")
+
+
+def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> list[str]:
+    """Keys of a source that files with these suffixes do not use."""
+    given = {
+        "text_column": entry.text_column != "text",
+        "template": entry.template is not None,
+        "chat": entry.chat is not None,
+        "order_by": isinstance(entry, Source) and entry.order_by is not None and not is_function(entry.order_by),
+    }
+    if TEXT_FILES.issuperset(suffixes):
+        return [key for key, is_given in given.items() if is_given]
+    return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
+
+
 def all_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[Location, DocumentSource]]:
     """Each source and held-out set with its place."""
     yield from ((("data", "sources", index), source) for index, source in enumerate(data.sources))
     yield from ((("evaluation", "perplexity", index), held_out) for index, held_out in enumerate(evaluation.perplexity))
-
-
-def could_be_on_the_hub(path: str) -> bool:
-    """False for what no dataset on the Hub is called: local paths, URLs, functions."""
-    signs = any(sign in path for sign in "*?[:") or path.startswith((".", "/", "~"))
-    return not signs and not is_document_file(path)
-
-
-def is_document_file(path: str) -> bool:
-    """True for a name like `a.jsonl` or `a.jsonl.gz`."""
-    name = Path(path.lower())
-    return (Path(name.stem).suffix if name.suffix in COMPRESSED_FILES else name.suffix) in DOCUMENT_FILES
-
-
-def is_function(path: str) -> bool:
-    """True for `package.module:function`."""
-    return re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", path) is not None
 
 
 DATA_RULES: list[Callable[..., Found]] = [
@@ -294,4 +298,5 @@ DATA_RULES: list[Callable[..., Found]] = [
     names_are_unique,
     hub_options_are_for_the_hub,
     documents_are_made_in_one_way,
+    options_fit_the_files,
 ]

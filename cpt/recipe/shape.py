@@ -1,18 +1,20 @@
 """The first gate: does every key exist, and is every value of its type? What pydantic finds, in plain words and with lines."""
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cpt.extend import closest, did_you_mean, simplified, slips
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
-from cpt.recipe.moved_keys import MOVED, new_home
-from cpt.recipe.schema import Recipe
-from cpt.recipe.sections import all_keys, annotation_at, is_free_mapping, item_in, keys_of, section_in, without_none
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, place_of
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
+from cpt.recipe.schema import Component, Recipe, Schedule
+from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, without_none
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, place_of, plain
 from cpt.recipe.words import expected, in_words, in_yaml
+from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS
 
 
 def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
@@ -26,6 +28,45 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
         if not is_broken(root, location):
             mistakes.add(place_of(root, location), sentence(problem, location))
     return None, {str(problem["loc"][0]) for problem in problems}
+
+
+def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe, location: Location = ()) -> None:
+    """Read the units of numbers in options (`schedule: {warmup_tokens: 20M}`), and check their bounds.
+
+    Options stand beside a name, and the schema does not list them.
+    """
+    if isinstance(node.value, list):
+        for index, child in enumerate(node.value):
+            read_option_numbers(child, mistakes, item_in(annotation), (*location, index))
+    section = section_in(annotation) or next((part for part in map(section_in, get_args(annotation)) if part), None)
+    if section is None or not isinstance(node.value, dict):
+        return
+    name = node.value["name"].value if "name" in node.value else None
+    is_own = isinstance(name, str) and ":" in name
+    for key, child in node.value.items():
+        here = (*location, key)
+        if not issubclass(section, Component) or key in keys_of(section):
+            read_option_numbers(child, mistakes, child_annotation(annotation, key), here)
+        elif section is Schedule and key == "schedule":  # of `continued`: the schedule of the run before
+            read_option_numbers(child, mistakes, Schedule, here)
+        elif child.value is not None and not child.broken:
+            bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
+            read_option(child, here, bounds or next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any), mistakes)
+
+
+def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
+    """Replace a text with a unit by its number; note what is out of bounds."""
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+    try:
+        value = adapter.validate_python(plain(node))
+    except ValidationError as found:
+        for problem in found.errors(include_url=False):
+            mistakes.add(node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem, annotation)}")
+        return
+    if isinstance(node.value, str):
+        node.value = value
+    if isinstance(value, float) and not math.isfinite(value):
+        mistakes.add(node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}")
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
@@ -51,16 +92,27 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
     """The key that was meant: a slip of one beside it, else one of that very name elsewhere, else one much like it."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
-    if name in MOVED:
+    if name in MOVED or name in OTHER_WORDS:
         return f" Write it as {new_home(name)}."
     near = closest(name, beside)
     if near is None or slips(name, near) > 1:
-        elsewhere = [f"`{dotted(key)}`" for key in all_keys() if key[-1] == name and key[:-1] != above]
+        elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
+        inside = [key for key in elsewhere if key[: len(above)] == above]
         if elsewhere:
-            return f" There is {' and '.join(elsewhere)}."
+            return f" There is {' and '.join(f'`{dotted(key)}`' for key in inside or elsewhere)}."
+        if name in NO_EFFECT:
+            return f" It would have no effect: {NO_EFFECT[name]}."
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
             return f" It is Hugging Face's: write it as `training.{name}`."
     return f" Did you mean `{near}`?" if near else f" There {'are' if len(beside) > 1 else 'is'}: {', '.join(beside)}."
+
+
+def key_called(name: str) -> str | None:
+    """The key of a recipe that a name alone means, as `--epochs` does on a command line; None where it means none, or several."""
+    if name in MOVED or name in OTHER_WORDS:
+        return dotted(place_of_key(name))
+    found = [dotted(key) for key in all_keys() if key[-1] == name]
+    return found[0] if len(found) == 1 else f"training.{name}" if name in keys_of_config(STAGE_CONFIGS["cpt"]) else None
 
 
 def missing_key(location: Location) -> str:
@@ -83,6 +135,8 @@ def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     }
     if kind in comparisons:
         return f"must be {comparisons[kind].format(**context)}, got {in_yaml(got)}"
+    if kind == "value_error":
+        return f"{context['error']}, got {in_words(got)}"
     if kind == "finite_number":
         return f"must be a finite number, got {in_yaml(got)}"
     if kind == "literal_error":

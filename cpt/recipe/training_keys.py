@@ -1,5 +1,6 @@
 """The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
 
+import math
 from collections.abc import Mapping
 
 from cpt.errors import RecipeError, ResourceError
@@ -7,14 +8,14 @@ from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, REMOVED, new_home
+from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, REMOVED, new_home
 from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION
 from cpt.recipe.sections import all_keys
 from cpt.recipe.shape import one_of
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
-from cpt.recipe.words import expected, fits, kind_of
+from cpt.recipe.words import expected, fits, in_yaml, kind_of
 from cpt.recipe.yaml_lines import shown_path
 
 LORA_IS_SET = {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "auto_mapping", "peft_version", "revision"}
@@ -124,6 +125,8 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
 
 def wrong_value(node: Node, key: Key) -> str | None:
     """Why the value cannot stand there, or None."""
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        return f"must be a finite number, got {in_yaml(node.value)}"
     if not fits(plain_kind(node), key.kinds):
         return expected(key.kinds, plain_kind(node))
     if isinstance(node.value, str) and key.enums and node.value not in key.choices():
@@ -140,11 +143,15 @@ def plain_kind(node: Node) -> object:
 
 def hint(key: str, keys: Mapping[str, Key]) -> str:
     """The Hugging Face key that was meant, or ours of that name."""
+    if key in MOVED or key in OTHER_WORDS:
+        return f" Write it as {new_home(key)}."
     ours = [dotted(location) for location in all_keys() if location[-1] == key and 0 not in location]
-    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
-    near = closest(key, [*usable, *MOVED])
     if len(ours) == 1:
         return f" It is `{ours[0]}`."
+    if key in keys_of_config(STAGE_CONFIGS["cpt"]) and key not in NO_EFFECT:
+        return f" It is `training.{key}`."
+    usable = {name for name in keys if not {name} & {*MOVED, *NO_EFFECT, *LORA_IS_SET}}
+    near = closest(key, [*usable, *MOVED])
     if near is None:
         return ""
     return f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."

@@ -49,7 +49,8 @@ Every key that a recipe may have. [The recipe, line by line](../recipe.md) expla
 
 - Below each key stand its type, whether it is needed or what it is by default, and what it means. An unknown key is an error with the
   nearest known one.
-- A whole number may be written `1_000_000`, `1e6`, `500M`, `1.5B` (a billion) or `20GB`.
+- A whole number may be written `1_000_000` or `1e6`. Numbers of tokens take k, M, B and T (powers of ten: `20M`, `1.5B`), sizes take
+  kB to TB and KiB to TiB (`20GB`, `16GiB`). Lengths of rows take no unit, since 4K can mean 4000 or 4096.
 - A section may be the path of a YAML file instead, or have a `base:` that names one and keys of its own on top.
 - Where a key takes a name, `package.module:function` takes a function of yours ([your own parts](../guides/your_own_parts.md)). Options
   stand beside the name and are checked against the function's signature before anything is loaded: `{name: length, min_characters: 200}`.
@@ -90,7 +91,7 @@ def section(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def keys_below(name: str, inside: type[BaseModel]) -> Iterator[str]:
-    """Each key, then those of the sections that its lists hold."""
+    """Each key, then those of the sections in it and in its lists."""
     for key, field in keys_of(inside).items():
         yield key_of(f"{name}.{key}", field)
     for key, field in keys_of(inside).items():
@@ -99,6 +100,8 @@ def keys_below(name: str, inside: type[BaseModel]) -> Iterator[str]:
             yield held_out_sets(f"{name}.{key}")
         elif item is not None and not issubclass(item, Component):
             yield from keys_below(f"{name}.{key}[]", item)
+        elif (nested := section_in(field.annotation)) is not None and not issubclass(nested, Component):
+            yield from keys_below(f"{name}.{key}", nested)
 
 
 def held_out_sets(name: str) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from cpt.console import open_console, while_working
+from cpt.command_line import refuse_ignored
+from cpt.console import open_console, show_step, while_working
 from cpt.errors import LaunchError, RehearsalError, ResourceError
-from cpt.launchers.attempts import refuse_more_than_the_machine_holds
+from cpt.launchers.attempts import BY_THE_LAUNCHER, refuse_more_than_the_machine_holds
 from cpt.recipe.load import load_with_places
 from cpt.rehearsal.rehearse import Rehearsal, remove_scratch, scratch_folder
 from cpt.rehearsal.starting import Launch
@@ -38,6 +39,7 @@ def command(
             "a rehearsal starts the run's processes itself. Type `cpt rehearse RECIPE --processes N`, or with another launcher: "
             '--launcher "accelerate launch --config_file FILE".'
         )
+    refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
@@ -71,7 +73,7 @@ def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
     status = open_console(stderr=True).status("")
     if not silent:
         rehearsal.tell = lambda finding: typer.echo(shown(finding))
-        rehearsal.begin = lambda what: status.update(f"{what} ...")
+        rehearsal.begin = lambda what: show_step(status, f"{what} ...")
     try:
         with while_working(status):
             return rehearsal.rehearse()

@@ -71,7 +71,7 @@ class Rehearsal:
         if self.recipe.checkpoints.kept is not None:
             kept = self.recipe.checkpoints.kept
             report.run(lambda: find_rule(kept))
-        mistakes = [*report.mistakes, *report.excused]
+        mistakes = [*report.mistakes, *report.blockers]
         if mistakes:
             kinds = {type(mistake).__name__ for mistake in mistakes}
             text = "\n".join(placed(str(mistake), self.root) for mistake in mistakes)

@@ -8,13 +8,14 @@ import typer
 from cpt.errors import ResourceError
 from cpt.report.record import read_record
 from cpt.report.story import report_page
+from cpt.runs.listing import find_run
 from cpt.runs.small_files import write_whole
 
 PAGE = "report.html"
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, in whatever state.")],
+    run: Annotated[str, typer.Argument(help="The folder of a run, or its name below runs/; in whatever state.")],
     output: Annotated[Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")] = None,
 ) -> None:
     """Write one HTML file: verdict, facts, curves, mixture, memory, events, samples, data, recipe.
@@ -23,8 +24,9 @@ def command(
 
     Example: cpt report runs/my-run --output report.html
     """
-    path = output or run / PAGE
-    page = report_page(read_record(run))
+    folder = find_run(run)
+    path = output or folder / PAGE
+    page = report_page(read_record(folder))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page)

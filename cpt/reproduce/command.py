@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from cpt.command_line import refuse_ignored
 from cpt.errors import LaunchError
 from cpt.hardware import find_gpus
-from cpt.launchers.attempts import refuse_more_than_the_machine_holds
+from cpt.launchers.attempts import BY_THE_LAUNCHER, refuse_more_than_the_machine_holds
 from cpt.ranks import tell
 from cpt.reproduce.again import repetition_of, run_again
 from cpt.reproduce.comparison import Comparison, compare_runs
@@ -42,6 +43,7 @@ def command(
     """
     if "RANK" in os.environ:
         raise LaunchError("a repetition starts its processes itself: type `cpt reproduce RUN`, with --launcher where it needs another.")
+    refuse_ignored({"--processes": processes is not None and launcher is not None}, BY_THE_LAUNCHER)
     record = read_record(run)
     number = processes or record.processes
     refuse_too_few_gpus(record, number, given=processes is not None or launcher is not None)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,39 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
         message: one sentence for people.
         details: what programs may want besides; JSON values.
     """
+    log.warning(message)
+    append_event(folder, kind, message, step=step, **details)
+
+
+def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
+    """As `record_event`, without the log."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str)
-    log.warning(message)
     OPENED.setdefault(folder, LinesFile(folder / FILE_NAME)).add(line)
+
+
+class EventHandler(logging.Handler):
+    """Makes an event of a run of each log record that has an `event`: its kind. For code that knows nothing of runs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by `logging`, in any thread."""
+        if kind := vars(record).get("event"):
+            append_event(self.folder, kind, record.getMessage())
+
+
+@contextmanager
+def logged_events(folder: Path) -> Iterator[None]:
+    """Record such events while the run runs."""
+    handler = EventHandler(folder)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def write_waiting_events(folder: Path) -> int:

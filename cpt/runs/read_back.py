@@ -1,13 +1,16 @@
 """The small files of a run's folder, read as far as they can be: one may be missing, cut off, rubbish, or of another version."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+from cpt.files import DAMAGED
 from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import UnreadableError, read_yaml
 
 Content = dict[str, Any]
+log = logging.getLogger("cpt")
 
 
 def read_object(path: Path, unreadable: list[str]) -> Content:
@@ -40,6 +43,15 @@ def read_objects(path: Path, unreadable: list[str]) -> list[Content]:
     if lost := found.count({}):
         unreadable.append(f"{path}: {lost:,} line{'s' if lost > 1 else ''} cannot be read")
     return [content for content in found if content]
+
+
+def read_lines(path: Path) -> list[Content]:
+    """As `read_objects`; what cannot be read is logged."""
+    unreadable: list[str] = []
+    found = read_objects(path, unreadable)
+    for sentence in unreadable:
+        log.warning(f"{sentence}.", extra={"event": DAMAGED})
+    return found
 
 
 def object_of(line: str) -> Content:

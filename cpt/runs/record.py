@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError
+from cpt.files import DAMAGED, read_sealed, sealed
 from cpt.ranks import is_main_process, main_process_first
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -22,7 +23,7 @@ from cpt.recipe.run_results import RECIPE as RECIPE
 from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
-from cpt.runs.events import write_waiting_events
+from cpt.runs.events import logged_events, record_event, write_waiting_events
 from cpt.runs.read_back import read_object
 from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
@@ -83,14 +84,15 @@ class Run:
             CheckpointError: the data are others, so the run's position in them means nothing.
         """
         path = self.folder / INPUTS
-        known = json.loads(path.read_text())["data"]["fingerprint"] if path.exists() else None
+        recorded = read_sealed(path)
+        known = None if recorded is None else recorded["data"]["fingerprint"]
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or filters changed "
                 f"since. Put them back, or start anew with --new. What it began with is in {path}."
             )
         if known is None and is_main_process():
-            write_json(path, describe())
+            write_whole(path, sealed(describe(), indent=2) + "\n")
 
     def record_plan(self, plan: dict[str, Any] | None) -> None:
         """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing was."""
@@ -106,7 +108,7 @@ class Run:
         started = time.time()
         self.write_status("running")
         try:
-            with self.lock or nullcontext():
+            with self.lock or nullcontext(), logged_events(self.folder):
                 yield
         except BaseException as problem:
             code = problem.exit_code if isinstance(problem, CptError) else 130 if isinstance(problem, KeyboardInterrupt) else 1
@@ -120,12 +122,13 @@ class Run:
                 log.warning("%d event(s) of this run found no room in %s: this log has them.", lost, self.folder)
 
 
-def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Run:
+def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, trains: bool = True) -> Run:
     """Make the run's folder and record, or find the one that this recipe has already.
 
     Args:
         new: where the name is taken, append -2, -3, ... instead of going on there.
         patience: seconds that another process may still hold the run.
+        trains: False where other processes will train it, and record what they run on.
 
     Raises:
         LaunchError: another process trains this run right now.
@@ -138,7 +141,8 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Ru
             return run
         refuse_unwritable(run.folder)
         lock = hold(run.folder, patience)
-        record_start(run.folder)
+        if trains:
+            record_start(run.folder)
         forget_signs(run.folder)  # else a process of an earlier start seems to be gone
         return Run(run.folder, lock)
 
@@ -146,13 +150,12 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0) -> Ru
 
 
 def record_start(folder: Path) -> None:
-    """A line in starts.jsonl for each start after the first: what differs from the first, whose record stands in environment.json."""
+    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from the first."""
     if not (folder / STATUS).exists():
+        with refused_where_unwritable(folder):
+            write_json(folder / ENVIRONMENT, describe_environment())
         return
-    try:
-        first = json.loads((folder / ENVIRONMENT).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        first = {}
+    first = read_object(folder / ENVIRONMENT, [])
     now = describe_environment()
     changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
     LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
@@ -203,13 +206,29 @@ def claim_folder(recipe: Recipe) -> Path:
     saved = folder / RECIPE
     if not saved.exists():
         return write_record(recipe, folder)
-    differences = differing_keys(load_recipe(saved), recipe)
+    try:
+        differences = differing_keys(load_recipe(saved), recipe)
+    except RecipeError as problem:
+        return mend_record(recipe, folder, problem)
     if differences:
         listing = "\n".join(f"  {line}" for line in differences)
         raise RecipeError(
             f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\n"
-            "Give this run a name of its own (name=...), or add --new to start it beside the other one."
+            "Give this run a name of its own (name=...), or add --new to start it beside the other one. If nothing was changed, "
+            f"{saved} is damaged: delete it."
         )
+    return folder
+
+
+def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
+    """Write the run's recipe again where the file is damaged, and keep the damaged one."""
+    if is_main_process():
+        saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
+        saved.replace(damaged)
+        write_whole(saved, dump_recipe(recipe))
+        reason = str(problem).partition("\n")[0]
+        message = f"{saved} was damaged and is written again from the recipe of this start. The old file is {damaged}: {reason}"
+        record_event(folder, DAMAGED, message)
     return folder
 
 
@@ -229,18 +248,24 @@ def claim_new_folder(recipe: Recipe) -> Path:
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
-    """What is known before the run starts: the resolved recipe, and the environment it runs in."""
+    """What is known before the run starts: the resolved recipe."""
     if not is_main_process():
         return folder
-    try:
+    with refused_where_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ENVIRONMENT, describe_environment())
         write_whole(folder / RECIPE, dump_recipe(recipe))  # another host's supervisor may read it meanwhile
+    return folder
+
+
+@contextmanager
+def refused_where_unwritable(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a RecipeError about `output_dir`."""
+    try:
+        yield
     except OSError as problem:
         raise RecipeError(
             f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."
         ) from problem
-    return folder
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,6 +9,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from cpt.files import DAMAGED
+from cpt.runs.read_back import object_of
+
 log = logging.getLogger("cpt")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BLOCK = 512  # bytes, what st_blocks counts in
@@ -115,8 +118,10 @@ def keep_lines_until(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = [line for line in lines if is_until(line, step)]
+    if damaged := sum(not object_of(line) for line in lines if line.endswith("\n")):
+        log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
     if kept == lines[: len(kept)]:  # as always but for lines added by hand: shorter needs no room
         os.truncate(path, len("".join(kept).encode()))
     else:
@@ -127,5 +132,5 @@ def is_until(line: str, step: int) -> bool:
     """Whether it is a whole line, of a step that is not after `step`."""
     try:
         return line.endswith("\n") and json.loads(line)["step"] <= step
-    except json.JSONDecodeError:
+    except (ValueError, KeyError, TypeError):  # a damaged line
         return False

@@ -18,8 +18,10 @@ from cpt.extend import check_options, find
 from cpt.recipe.schema import Component
 
 STEPS_BEHIND = 2  # that the host may read a verdict later than the device came to it
-FEWEST = 5  # accepted steps before a finite value can be a spike
+FEWEST = 5  # accepted steps; with fewer, the limit is that of one step: about 11 times the loss
 YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few values is an uncertain one
+# Of the loss of a uniform guess, ln(vocabulary size). Models start near it; a model with badly scaled initial weights is a few times above.
+HIGHEST_LOSS = 10.0
 SIGMA_OF_MAD = 1.4826  # of normally distributed values
 HARMLESS_LOSS, HARMLESS_NORM = 0.08, 0.7  # of the logarithm; gradients are clipped, so only a much larger one does harm
 LEAST_NORM = 1e-6  # gradients are small numbers; below this their size tells nothing
@@ -61,8 +63,8 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
     half = (count // 2).expand(len(history), 1)
     median = ranked(history, half)
     deviation = ranked((history - median).abs(), half)
-    limit = sigmas + sigmas * YOUTH / count
-    return (step[:, None] - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1))[:, 0] & (count >= FEWEST)
+    limit = sigmas + sigmas * YOUTH / torch.where(count < FEWEST, 1, count)
+    return (step[:, None] - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1))[:, 0] & (count > 0)
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -72,9 +74,9 @@ def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 def robust_on_host(step: list[float], history: list[list[float]], count: int, *, sigmas: float = 6.0) -> list[bool]:
     """The same in plain Python, for a run on the CPU, where torch's many small operations take several times as long."""
-    if count < FEWEST:
+    if count == 0:
         return [False, False]
-    limit, middle, spikes = sigmas + sigmas * YOUTH / count, count // 2, []
+    limit, middle, spikes = sigmas + sigmas * YOUTH / (1 if count < FEWEST else count), count // 2, []
     for value, accepted in zip(step, history, strict=True):
         median = sorted(accepted)[middle]
         deviation = sorted([abs(one - median) for one in accepted])[middle]
@@ -113,7 +115,7 @@ class Judged:
         if not math.isfinite(self.gradient_norm):
             return f"its gradient was not finite (loss {self.loss:.4g})"
         what = "loss" if self.has_loss_spike else "gradient norm"
-        return f"its {what} was far above the last ones (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
+        return f"its {what} was far too high (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
 
 
 class LossGuard:
@@ -122,9 +124,10 @@ class LossGuard:
     Args:
         section: `safety.loss_guard` of the recipe.
         device: where losses and gradients are.
+        highest_loss: a loss above it is a spike, in the first step too.
     """
 
-    def __init__(self, section: Component, device: torch.device) -> None:
+    def __init__(self, section: Component, device: torch.device, highest_loss: float = math.inf) -> None:
         options = dict(section.options)
         self.window = int(options.pop("window", WINDOW))
         self.skips = int(options.pop("skips", SKIPS))
@@ -134,6 +137,7 @@ class LossGuard:
         if device.type == "cpu" and section.name == "robust":
             self.on_host = partial(robust_on_host, **options)
         self.device = device
+        self.highest_loss = highest_loss
         self.history = torch.full((2, self.window), math.inf, device=device)
         self.accepted = torch.zeros((), dtype=torch.int64, device=device)
         waits = device.type != "cpu"
@@ -165,6 +169,7 @@ class LossGuard:
             return torch.tensor(is_skipped), torch.tensor(by_both)
         values = on_one_scale(figures.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
+        spikes = torch.stack((spikes[0] | (figures[0] > self.highest_loss), spikes[1]))
         skip = (spikes | (values - values != 0)).any()  # the difference is NaN for what is not finite
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
@@ -177,6 +182,7 @@ class LossGuard:
         accepted = int(self.accepted.numpy())
         values = [math.asinh(figure / small) / harmless for figure, small, harmless in zip(figures, SMALL, HARMLESS, strict=True)]
         spikes = self.on_host(values, self.history.tolist(), min(accepted, self.window))
+        spikes[0] = spikes[0] or figures[0] > self.highest_loss
         skip = any(spikes) or not all(math.isfinite(value) for value in values)
         if not skip:
             self.history.numpy()[:, accepted % self.window] = values

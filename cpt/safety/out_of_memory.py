@@ -1,6 +1,5 @@
 """Out of memory: what counts as it, which micro-batch comes next, what the next start must know of it, and how all ranks agree."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils.memory import should_reduce_batch_size
 
+from cpt.runs.read_back import read_object
 from cpt.runs.record import write_json
 
 log = logging.getLogger("cpt")
@@ -33,12 +33,9 @@ def smaller_micro_batch(micro_batch: int) -> int | None:
 
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
     """The largest micro-batch that fitted, where a larger one did not, for so many processes."""
-    path = folder / LEARNED
-    if not path.exists():
-        return None
     try:
-        size = json.loads(path.read_text())[MICRO_BATCH].get(str(processes))
-    except (ValueError, KeyError, TypeError, AttributeError):  # written by hand
+        size = read_object(folder / LEARNED, [])[MICRO_BATCH].get(str(processes))
+    except (KeyError, AttributeError):  # not there, or damaged
         return None
     return size if isinstance(size, int) and size > 0 else None
 
@@ -46,7 +43,7 @@ def learned_micro_batch(folder: Path, processes: int) -> int | None:
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
     """Let the next start begin with this micro-batch; on a full disk it has to learn it again."""
     path = folder / LEARNED
-    learned = json.loads(path.read_text()) if path.exists() else {}
+    learned = read_object(path, [])
     try:
         write_json(path, {**learned, MICRO_BATCH: {**learned.get(MICRO_BATCH, {}), str(processes): size}})
     except OSError as problem:

@@ -43,7 +43,7 @@ def check_all(folder: Path) -> None:
         path = folder / "recipe.yaml"
         path.write_text(text)
         report = found_in(load_recipe(path))
-        found[name] = [f"{type(mistake).__name__}: {mistake}" for mistake in [*report.mistakes, *report.excused]]
+        found[name] = [f"{type(mistake).__name__}: {mistake}" for mistake in [*report.mistakes, *report.blockers]]
     (folder / FOUND).write_text(json.dumps(found))
 
 

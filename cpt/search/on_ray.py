@@ -90,7 +90,7 @@ def imported() -> Any:
         import ray.tune.schedulers
         import ray.tune.search.optuna
     except ImportError as problem:
-        raise ResourceError("--with ray needs Ray Tune. Install it: pip install 'cpt[search,ray]'") from problem
+        raise ResourceError("--ray needs Ray Tune. Install it: pip install 'cpt[search,ray]'") from problem
     return ray
 
 
@@ -111,7 +111,7 @@ def scheduler_of(settings: Settings, total_tokens: int | None) -> Any:
         grace = max(1, options.get("least_tokens") or total // factor**3)
         return schedulers.ASHAScheduler(time_attr=TOKENS, max_t=total, grace_period=grace, reduction_factor=factor)
     raise RecipeError(
-        f"`search.pruner: {name}`{' with these options' if options else ''} is not for --with ray. It has: none; median (startup_trials, "
+        f"`search.pruner: {name}`{' with these options' if options else ''} is not for --ray. It has: none; median (startup_trials, "
         "warmup_tokens); halving and hyperband (least_tokens, reduction_factor)."
     )
 

@@ -98,9 +98,10 @@ def recipe_of_test(recipe: Recipe, root: Node, wanted: Range, *, new: bool) -> R
     Raises:
         RecipeError: it does not pass the gates of shape and sense.
     """
+    rate = min(wanted.high, 1.0)  # a recipe has no higher one; a range test may go beyond it
     values: dict[str, Any] = {
-        "schedule": {"name": SCHEDULE, "lowest": wanted.low / wanted.high},
-        "optimizer.learning_rate": wanted.high,
+        "schedule": {"name": SCHEDULE, "lowest": wanted.low / rate, "highest": wanted.high / rate},
+        "optimizer.learning_rate": rate,
         "budget": {"tokens": wanted.tokens, "global_batch_tokens": recipe.budget.global_batch_tokens},
         "data.phases": [],
         "data.total_tokens": None,

@@ -1,11 +1,13 @@
 """`cpt chat MODEL`: Hugging Face's chat in the terminal (`transformers chat`) with the server that it needs, or a page in the browser."""
 
+import ast
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from transformers.utils.logging import disable_progress_bar
@@ -15,6 +17,7 @@ from cpt.serving.checks import check_servable
 from cpt.serving.serve import Dtype, ModelName, OwnModule
 
 HOST, PORT = "127.0.0.1", 7860
+MAX_NEW_TOKENS = 256  # of `transformers chat`
 
 
 def command(
@@ -70,9 +73,40 @@ def command(
     from cpt.serving.server import serving  # fastapi, which check_servable has found
 
     with serving(servable, host=HOST, port=free_port(), dtype=dtype, device=device) as url:
+        if not sys.stdin.isatty():
+            answer_lines(servable.name, url, flags or [], system_prompt)
+            return
         options = [] if system_prompt is None else ["--system-prompt", system_prompt]
         code = run_chat([servable.name, url, *(flags or []), *options])
     raise typer.Exit(code)
+
+
+def answer_lines(name: str, url: str, flags: list[str], system_prompt: str | None) -> None:
+    """Answer each line of stdin in one conversation; `transformers chat` would read a line as the answer to a question of its own."""
+    from openai import OpenAI  # an extra
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    options = {"do_sample": True, "max_new_tokens": MAX_NEW_TOKENS} | {
+        key: value_of(word) for key, _, word in (flag.partition("=") for flag in flags)
+    }
+    messages: Any = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    for line in map(str.strip, sys.stdin):
+        if line == "!exit":
+            return
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        answer = client.chat.completions.create(model=name, messages=messages, extra_body={"generation_config": json.dumps(options)})
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        typer.echo(messages[-1]["content"])
+
+
+def value_of(word: str) -> Any:
+    """A number or a switch out of a word of the command line."""
+    try:
+        return ast.literal_eval(word.title() if word.lower() in ("true", "false", "none") else word)
+    except (ValueError, SyntaxError):
+        return word
 
 
 def run_chat(words: list[str]) -> int:

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from cpt.errors import LaunchError
 from cpt.serving.checks import Servable
+from cpt.serving.requests import check_requests
 
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
@@ -32,6 +33,7 @@ def serving(model: Servable, *, host: str, port: int, dtype: str, device: str, l
     except (ValueError, RuntimeError, OSError, TypeError) as problem:
         raise LaunchError(f"Hugging Face's server cannot load {model.name}: {' '.join(str(problem).split())[:400]}") from problem
     try:
+        check_requests(serve.server.config.app)
         list_only_this(serve.server.config.app, model.name)
         if not model.has_chat_template:
             refuse_chat(serve.server.config.app, model.name)

@@ -52,6 +52,17 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     return [f"{where(key)}: {text}" for key, text in complaints]
 
 
+def profile_warnings(given: str | Path | Profile) -> list[str]:
+    """What DeepSpeed accepts, and its users report to give wrong gradients: issues 4298, 5294 and 5347, on several GPUs."""
+    section = zero_section(read_profile(given))
+    if section.get("stage") not in (1, 2) or not section.get("overlap_comm"):
+        return []
+    return [
+        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}: DeepSpeed's users report "
+        "wrong gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
+    ]
+
+
 def read_profile(given: str | Path | Profile) -> Profile:
     """The profile's content.
 

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.prepared import PreparedData
 from cpt.models.hashes import hash_weights
-from cpt.models.rules import is_local
 from cpt.recipe.automatic import AUTOMATIC
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
 from cpt.stages.deepspeed_profile import read_profile

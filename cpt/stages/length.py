@@ -40,9 +40,11 @@ class RunLength:
         """Tokens of the whole run: the budget, rounded up to whole steps."""
         return self.steps * self.tokens_per_step
 
-    def steps_between(self, every_tokens: int | None, every_steps: int | None) -> int | None:
-        """An interval of the recipe in optimizer steps; None where the recipe gives none."""
-        return every_steps if every_tokens is None else max(1, round(every_tokens / self.tokens_per_step))
+    def steps_between(self, every_tokens: int | None, every_steps: float | None) -> int | None:
+        """The interval in optimizer steps; None if the recipe gives none."""
+        if every_tokens is not None:
+            return max(1, round(every_tokens / self.tokens_per_step))
+        return None if every_steps is None else int(every_steps) if every_steps >= 1 else math.ceil(every_steps * self.steps)
 
 
 def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:

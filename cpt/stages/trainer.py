@@ -20,7 +20,7 @@ from cpt.evaluation.document_losses import measure_and_keep
 from cpt.evaluation.retention import evaluated_steps
 from cpt.models.compiled import compile_layers, take_compiling
 from cpt.models.documents import add_document_bounds, wants_bounds
-from cpt.models.fused_loss import set_up_loss
+from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
 from cpt.optim.schedules import build_schedule
@@ -63,6 +63,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
         if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
+        keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
             set_up_loss(model, recipe.model.fused_loss, arguments)
         elif recipe.model.fused_loss is True:

@@ -1,7 +1,6 @@
 """The callbacks that watch every run, in the order in which each can read what those before it add to the logs."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import TrainerCallback
@@ -37,7 +36,6 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
     """
     monitoring, folder, tokens = recipe.monitoring, trainer.run_folder, trainer.length.tokens_per_step
     check_profiled_steps(monitoring.profile, trainer.length.steps)
-    options: dict[Any, Any] | None = monitoring.profile
     return [
         TrainingClock(tokens),
         SmoothedLoss(),
@@ -51,7 +49,7 @@ def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) 
         MetricsFile(folder / METRICS, tokens),
         StatusFile(Run(folder)),
         ConsoleProgress(folder.name),
-        *(() if options is None else (StepProfile(folder, **options),)),
+        *(() if monitoring.profile is None else (StepProfile(folder, **monitoring.profile.model_dump()),)),
     ]
 
 

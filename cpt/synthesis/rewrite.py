@@ -23,7 +23,7 @@ from cpt.data.sources import open_source
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
 from cpt.models.hashes import hash_weights, weights_folder
-from cpt.models.rules import is_local
+from cpt.recipe.paths import is_local
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.synthesis.answers import Answer, Answerer
 from cpt.synthesis.output import Counts, RewrittenFolder, open_output

@@ -8,6 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
 from cpt.extend import import_user_module
+from cpt.hub import TOKENIZER, refuse_unreachable
+from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import unfinished_run
 from cpt.recipe.schema import Model, Tokenizer
 
@@ -52,8 +54,10 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         raise RecipeError(f"`tokenizer.path`: {complaint}")
     if local.exists():
         check_folder(local)
-    elif path.startswith((".", "/", "~")) or path.count("/") > 1:
+    elif is_local(path):
         raise RecipeError(f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`.")
+    else:
+        refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
     try:
         return AutoTokenizer.from_pretrained(
             str(local) if local.exists() else path, revision=revision, trust_remote_code=trust_remote_code, use_fast=True

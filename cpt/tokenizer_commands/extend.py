@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.errors import RecipeError
 from cpt.models.build import load_weights
@@ -54,9 +55,11 @@ def extend_command(
     Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
     """
     disable_progress_bar()
+    refuse_ignored({"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     sources, read = named_texts(text, text_column), dict[str, Read]()
     new_folder(output)
+    typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
     tokenizer = from_folder_or_hub(model, revision, trust_remote_code=False)
@@ -67,10 +70,13 @@ def extend_command(
         raise RecipeError(f"{model}: its tokenizer has ids up to {known - 1:,}, its embedding {there:,} rows. Put its own there.")
     if rows == "token_distillation":
         check_can_distill(built)
+    typer.echo(f"Adding {add:,} tokens ...", err=True)
     extension = extend_vocabulary(tokenizer, read_texts(sources, max_mb * 10**6, read), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
     grown = add_rows(built, pieces, known, multiple)
     sample = [one[:SAMPLE_CHARACTERS] for one in islice(read_texts(sources, max_mb * 10**6, {}), SAMPLE_DOCUMENTS)]
+    if rows == "token_distillation":
+        typer.echo("Training the new rows ...", err=True)
     taught = distill(built, pieces, extension.tokenizer, sample) if rows == "token_distillation" else None
     record = {"base": model, "revision": revision, "learned_from": {name: asdict(one) for name, one in read.items()}, "rows": asdict(grown)}
     lengths = write_extended(output, built, tokenizer, extension, sample, record | {"distilled": taught and asdict(taught)})

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
+from cpt.command_line import refuse_ignored
 from cpt.console import open_console
 from cpt.data.checking.files import keyed_sources
 from cpt.data.tokenization import DocumentEncoder
@@ -81,6 +82,7 @@ def report_command(
 
     Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt --against extended
     """
+    refuse_ignored({"--text-column": text_column != "text" and recipe is not None}, "with --recipe, whose sources name theirs")
     loaded = None if recipe is None else load_recipe(recipe)
     sources, notes = chosen_texts(text, text_column, loaded)
     subjects = [open_subject(model, loaded), *([] if against is None else [open_subject(against, None)])]

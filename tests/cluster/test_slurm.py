@@ -1,4 +1,4 @@
-"""A job of `cpt launch --with slurm` in a real SLURM: told to stop, put aside for another job, and ended as if nothing had been."""
+"""A job of `cpt launch --launcher slurm` in a real SLURM: told to stop, put aside for another job, and ended as if nothing had been."""
 
 import subprocess
 import time
@@ -23,7 +23,7 @@ def test_a_job_that_is_requeued_twice_has_the_losses_of_an_undisturbed_run(tiny_
     work = work_folder(tiny_recipe, tmp_path, budget={"tokens": STEPS * 4096, "global_batch_tokens": 4096})
     alone = write_launch(work, "straight", "--gpus-per-node", "2")
     subprocess.run(["bash", str(alone / "node.sh")], check=True, capture_output=True, timeout=300)
-    folder = write_launch(work, "run", "--nodes", "2", "--with", "slurm", "--partition", "low")
+    folder = write_launch(work, "run", "--nodes", "2", "--launcher", "slurm", "--partition", "low")
     with several_hosts(2, folder=tmp_path / "hosts") as hosts, slurm_on(hosts, tmp_path / "slurm") as slurm:
         job = slurm.submit(str(folder / "job.sbatch"), cwd=work)
         wait_for_step(slurm, work, job, STEPS // 4)
@@ -52,7 +52,7 @@ def test_the_scripts_pass_shellcheck(tiny_recipe, tmp_path):
     work = work_folder(tiny_recipe, tmp_path)
     for engine, hosts in {"slurm": (), "torchrun": ("--hosts", "a,b", "--no-ssh"), "accelerate": ("--hosts", "a,b", "--no-ssh")}.items():
         for nodes in ("1", "2"):
-            words = ("--nodes", nodes, "--gpus-per-node", "1", "--with", engine, *(hosts if nodes == "2" else ()))
+            words = ("--nodes", nodes, "--gpus-per-node", "1", "--launcher", engine, *(hosts if nodes == "2" else ()))
             folder = write_launch(work, f"{engine}-{nodes}", *words)
             scripts = [str(path) for path in folder.iterdir() if path.suffix in (".sh", ".sbatch")]
             checked = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)

@@ -53,7 +53,7 @@ def test_torchrun_on_two_hosts_is_stopped_and_goes_on_as_if_nothing_had_been(wor
 def test_the_other_launchers_start_zero_on_two_hosts(work, hosts, engine):
     autos = "".join(f"{key}: auto, " for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"))
     profile = f"training.deepspeed={{{autos}zero_optimization: {{stage: 2}}}}"
-    folder = write_launch(work, engine, profile, "budget.tokens=4096", *HOSTS, "--with", engine)
+    folder = write_launch(work, engine, profile, "budget.tokens=4096", *HOSTS, "--launcher", engine)
     done = hosts[0].run(["bash", str(folder / "start.sh")], timeout=300)
     assert done.returncode == 0, done.stdout
     assert status(work, engine)["state"] == "finished" and len(losses(work, engine)) == 8

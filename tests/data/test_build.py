@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from xxhash import xxh3_64_intdigest
 
 from cpt.data.build import build_data
 from cpt.errors import DataError, RecipeError
@@ -41,6 +42,38 @@ def test_an_equal_text_is_held_out_in_every_source_and_for_every_seed(build, sou
     held_out = texts_in(prepared.held_out["a"].rows, tokenizer)
     assert texts_in(prepared.held_out["b"].rows, tokenizer) == held_out & set(TEXTS[::2])
     assert texts_in(other.held_out["a"].rows, tokenizer) == held_out
+
+
+def test_a_huge_document_is_trained_on_and_not_held_out(build, source, tokenizer):
+    huge = next(text for number in range(1000) if xxh3_64_intdigest((text := f"{number} " + "x" * 20_000).encode()) < 0.1 * 2**64)
+    prepared = build(source("a", [*TEXTS, huge]), sequence_length=512, evaluation=Evaluation(held_out_share=0.1))
+    held_out = prepared.held_out["a"]
+    assert 20 <= held_out.num_documents <= 60 and held_out.num_tokens < 2000
+    assert prepared.sources[0].documents + held_out.num_documents == 401
+
+
+def test_the_order_of_files_does_not_change_what_is_held_out(build, source, tokenizer):
+    share, mixed = Evaluation(held_out_share=0.2), [*TEXTS[200:], "y" * 300, *TEXTS[:200]]
+    one, other = (build(source(name, texts), evaluation=share).held_out[name] for name, texts in (("a", mixed), ("b", mixed[::-1])))
+    assert texts_in(one.rows, tokenizer) == texts_in(other.rows, tokenizer)
+
+
+def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, tokenizer):
+    long = [f"{number} " + "z" * 200 for number in range(300)]
+    chosen = {text for text in long if xxh3_64_intdigest(text.encode()) < 0.05 * 2**64}
+    sources = source("long", long), source("short", [*[f"{number}" for number in range(2000)], *chosen])
+    prepared = build(*sources, sequence_length=256, evaluation=Evaluation(held_out_share=0.05))
+    assert texts_in(prepared.held_out["long"].rows, tokenizer) == chosen and len(chosen) > 5
+    assert not chosen & texts_in(prepared.held_out["short"].rows, tokenizer), "too long to be held out of the short ones"
+    assert not chosen & texts_in(prepared.windowed[1].window(0), tokenizer)
+
+
+def test_a_share_of_the_text_far_from_the_one_asked_for_is_warned_of(build, source, caplog):
+    build(source("a", [*TEXTS, *["w" * 5_000] * 3]), evaluation=Evaluation(held_out_share=0.2))
+    assert "`evaluation.held_out_share`" in caplog.text and "a: " in caplog.text
+    caplog.clear()
+    build(source("b", TEXTS), evaluation=Evaluation(held_out_share=0.2))
+    assert "held_out_share" not in caplog.text
 
 
 def test_documents_of_a_held_out_set_are_never_trained_on(build, source, tokenizer):

@@ -3,16 +3,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.selection import Selection, part_by_score
+from cpt.data.selection import Selection, is_held_out, longest_held_out, part_by_score
 
 
 class Documents:
-    """What is asked of stored documents here: hashes, lengths and scores."""
+    """What is asked of stored documents here: hashes, lengths, bytes and scores."""
 
     def __init__(self, lengths, hashes=(), scores=()):
         self.offsets = np.cumsum([0, *lengths])
         self.hashes = np.array(hashes, np.uint64)
         self.scores = np.array(scores, float)
+        self.num_bytes = np.array(lengths, np.int64)
+
+    def __len__(self):
+        return len(self.num_bytes)
 
 
 def selection(**options):
@@ -23,6 +27,31 @@ def test_the_hash_of_a_text_decides_whether_it_is_held_out():
     documents = Documents([5, 5, 5], hashes=[0, 2**63, 2**64 - 1])
     half = selection(held_out_share=0.5)
     assert half.choose(documents, [0], 0).documents.tolist() == [1, 2] and half.held_out(documents, [0]).tolist() == [0]
+
+
+def test_a_document_longer_than_the_limit_is_trained_on_whatever_its_hash_is():
+    documents = Documents([5, 50], hashes=[0, 1])
+    limited = selection(held_out_share=0.5, longest_held_out=10)
+    assert limited.held_out(documents, [0]).tolist() == [0] and limited.choose(documents, [0], 0).documents.tolist() == [1]
+
+
+@pytest.mark.parametrize(("documents", "share", "spread"), [(50, 0.2, 1.0), (400, 0.05, 1.0), (400, 0.05, 2.0), (2000, 0.02, 1.5)])
+def test_the_held_out_share_of_the_bytes_stays_near_the_one_asked_for_beside_a_huge_document(documents, share, spread):
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        num_bytes = np.exp(draw.normal(8, spread, documents)).astype(np.int64)
+        num_bytes[0] = num_bytes[1:].sum() * 9 // 16  # 36 % of all
+        hashes = draw.integers(0, 2**64, documents, dtype=np.uint64)
+        longest = longest_held_out(int(num_bytes.sum()), documents, share)
+        chosen = is_held_out(hashes, num_bytes, share, longest)
+        assert not chosen[0] and num_bytes[chosen].sum() <= 2.5 * share * num_bytes.sum()
+
+
+def test_documents_of_one_length_are_all_held_out_by_their_hash():
+    hashes = np.random.default_rng(0).integers(0, 2**64, 100, dtype=np.uint64)
+    num_bytes = np.full(100, 1000)
+    longest = longest_held_out(100_000, 100, 0.05)
+    assert np.array_equal(is_held_out(hashes, num_bytes, 0.05, longest), is_held_out(hashes, num_bytes, 0.05))
 
 
 def test_what_the_model_is_judged_by_is_not_trained_on():

@@ -22,3 +22,15 @@ def test_check_refuses_more_than_the_share(run):
 def test_check_tells_every_mistake_at_once(run, tmp_path):
     code, said = run("check", {"sources": [{"path": "missing.jsonl"}, {"path": str(tmp_path / "no/*.txt"), "name": "x"}]})
     assert code == 2 and "missing.jsonl: no such file" in said and "no file matches" in said and "2 mistake(s)" in said
+
+
+def test_check_reads_documents_without_a_recipe(cpt_data, tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/a.txt").write_text("Text.")
+    cpt_data("ingest", tmp_path / "library", "--output", tmp_path / "corpus")
+    for documents in (tmp_path / "corpus", tmp_path / "corpus/documents-00000.jsonl"):
+        code, said = cpt_data("check", documents)
+        assert code == 0 and "documents-00000.jsonl" in said
+    (tmp_path / "corpus/bad.jsonl").write_text('{"text": null}')
+    assert cpt_data("check", tmp_path / "corpus")[0] == 2
+    assert cpt_data("check", tmp_path / "corpus", "data.on_bad_row=skip")[0] == 2

@@ -1,11 +1,16 @@
+import gzip
 import hashlib
 import random
+import tomllib
+from pathlib import Path
 
 import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.documents.convert import FileConverter, name_of_converter, with_clean_text
-from cpt.documents.converted import Converted, NotConverted
+from cpt.documents import convert as converting
+from cpt.documents.convert import LIBRARIES, FileConverter, convert_markdown, convert_plain, require_libraries, with_clean_text
+from cpt.documents.kinds import Converted, NotConverted
+from cpt.errors import ResourceError
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 
@@ -30,11 +35,27 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pdf", "docx", "epub", "html", "md", "txt"])
-def test_every_kind_becomes_a_document_with_its_title(files, kind):
-    outcome = convert(files[kind])
-    assert outcome.kind == kind and outcome.document is not None and outcome.document.text
-    assert outcome.document.title == (None if kind == "txt" else "On catalysts")
-    assert outcome.sha256 == hashlib.sha256(files[kind].read_bytes()).hexdigest() and outcome.size == files[kind].stat().st_size
+def test_every_kind_becomes_a_document_with_its_title_and_provenance(files, kind):
+    entry, row = convert(files[kind])
+    assert entry.kind == kind == row["format"] and row["text"] and row["title"] == (None if kind == "txt" else "On catalysts")
+    assert entry.sha256 == row["sha256"] == hashlib.sha256(files[kind].read_bytes()).hexdigest()
+    assert entry.size == files[kind].stat().st_size and row["converter"].startswith("cpt 0.1")
+    assert ("pypdfium2 5" in row["converter"]) == (kind == "pdf") == ("pages" in row)
+
+
+@pytest.mark.parametrize("kind", ["pdf", "html", "txt"])
+def test_compressed_files_are_read(files, tmp_path, kind):
+    packed = tmp_path / f"packed.{kind}.gz"
+    packed.write_bytes(gzip.compress(files[kind].read_bytes()))
+    assert convert(packed)[1]["text"] == convert(files[kind])[1]["text"]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert convert(packed)[0].reason
+
+
+def test_what_a_compressed_file_holds_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(converting, "MAX_UNPACKED_BYTES", 1000)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a" * 1001))
+    assert convert(tmp_path / "a.txt.gz")[0].reason == "too large when unpacked"
 
 
 @pytest.mark.slow
@@ -47,18 +68,18 @@ def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
             raw[draw.randrange(len(raw))] = draw.randrange(256)
         (tmp_path / f"damaged.{kind}").write_bytes(raw)
         outcomes.append(convert(tmp_path / f"damaged.{kind}"))
-    assert all((outcome.document is None) == (outcome.reason is not None) for outcome in outcomes)
-    assert {outcome.reason for outcome in outcomes} - {None} and "took too long" not in {outcome.reason for outcome in outcomes}
+    assert all((row is None) == (entry.reason is not None) for entry, row in outcomes)
+    assert {entry.reason for entry, _ in outcomes} - {None} and "took too long" not in {entry.reason for entry, _ in outcomes}
 
 
 def test_what_is_known_is_not_converted_again(files):
-    known = convert(files["txt"], frozenset([convert(files["txt"]).sha256]))
-    assert known.document is None and known.reason is None
+    entry, row = convert(files["txt"], frozenset([convert(files["txt"])[0].sha256]))
+    assert row is None and entry.reason is None
 
 
 def test_a_file_that_cannot_be_read_has_a_reason(tmp_path):
-    outcome = convert(tmp_path / "gone.pdf")
-    assert (outcome.reason, outcome.detail, outcome.sha256) == ("cannot be read", "No such file or directory", None)
+    entry, _ = convert(tmp_path / "gone.pdf")
+    assert (entry.reason, entry.detail, entry.sha256) == ("cannot be read", "No such file or directory", None)
 
 
 def test_what_no_text_has_is_taken_out():
@@ -69,6 +90,28 @@ def test_what_no_text_has_is_taken_out():
         with_clean_text(Converted(" \n\0"))
 
 
-def test_the_converter_is_named_with_its_version():
-    assert name_of_converter("pdf").startswith("cpt 0.1") and ", pypdfium2 5" in name_of_converter("pdf")
-    assert name_of_converter("txt") == name_of_converter("pdf").partition(",")[0]
+@pytest.mark.parametrize("raw", ["ä\nb".encode(), "\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\nb, in latin-1".encode("latin-1")])
+def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
+    assert convert_plain(raw).text.startswith("ä\nb")
+
+
+@pytest.mark.parametrize("raw, reason", [("日本語".encode("shift-jis"), "unknown encoding"), (b"a\0b", "not text")])
+def test_what_is_no_text_has_a_reason(raw, reason):
+    with pytest.raises(NotConverted, match=reason):
+        convert_plain(raw)
+
+
+def test_the_first_heading_of_markdown_is_its_title():
+    assert convert_markdown(b"\n# The title\n\ntext").title == "The title" and convert_markdown(b"text").title is None
+
+
+def test_missing_libraries_are_named_with_the_command_that_installs_them(monkeypatch):
+    require_libraries()
+    monkeypatch.setattr(converting, "LIBRARIES", {**LIBRARIES, "no_such_module": "no-such-package"})
+    with pytest.raises(ResourceError, match=r"no-such-package.*pip install 'cpt\[documents\]'"):
+        require_libraries()
+
+
+def test_the_extra_installs_them():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {line.partition(">")[0] for line in project["optional-dependencies"]["documents"]} == set(LIBRARIES.values())

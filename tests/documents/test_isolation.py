@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cpt.documents.converted import NotConverted
 from cpt.documents.isolation import run_isolated
+from cpt.documents.kinds import NotConverted
 
 LIMITS = {"seconds": 20.0, "memory_bytes": 4 * 2**30}
 

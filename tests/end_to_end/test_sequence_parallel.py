@@ -60,8 +60,8 @@ def test_losses_and_norms_are_those_of_one_process_under_each_stage(tiny_recipe,
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_layers_computed_again_the_loss_in_chunks_and_worker_processes_change_nothing(tiny_recipe, tmp_path):
-    tiny_recipe["model"]["attention"] = "varlen"
-    more = {"gradient_checkpointing": True, "use_liger_kernel": True, "dataloader_num_workers": 1, "per_device_train_batch_size": 1}
+    tiny_recipe["model"] |= {"attention": "varlen", "fused_loss": True}
+    more = {"gradient_checkpointing": True, "dataloader_num_workers": 1, "per_device_train_batch_size": 1}
     one = write_recipe({**tiny_recipe, "name": "one"}, tmp_path / "one.yaml")
     shared = write_recipe({**tiny_recipe, "name": "two", "training": {**tiny_recipe["training"], **more}}, tmp_path / "two.yaml")
     run_to_its_end(one)

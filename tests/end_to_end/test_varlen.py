@@ -33,8 +33,8 @@ def figures(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
-    [{}, {"gradient_checkpointing": True, "use_liger_kernel": True, "dataloader_num_workers": 1}],
-    ids=["plain", "checkpointing, chunked loss, workers"],
+    [{}, {"gradient_checkpointing": True, "dataloader_num_workers": 1}],
+    ids=["plain", "checkpointing, workers"],
 )
 def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path, training, monkeypatch):
     tiny_recipe["training"] |= training

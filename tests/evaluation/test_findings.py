@@ -42,15 +42,18 @@ def test_a_model_alone_has_figures_and_no_differences():
 def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
     found = findings(measured("m", 1.8, 7, 1.0), measured("b", 2.0, 5, 0.5))
     text, cloze, continuation, quiz = found.verdicts()
-    assert text.startswith("domain: better: 2.0") and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs)." in text
+    assert (
+        text.startswith("domain: better: 2.0")
+        and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs, 0 of them worse)." in text
+    )
     assert cloze.startswith("domain cloze (accuracy): better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0")
     assert continuation.startswith("domain continuation") and quiz.startswith("quiz (acc,none): better: 0.5000 -> 1.0000")
 
 
 def test_a_difference_that_may_be_none_is_called_so():
-    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith("no clear difference:")
+    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith("unknown:")
     worse = says(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8), better="lower", what="bits per byte")
-    assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs, so lean on it little)."
+    assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs)."
 
 
 def test_json_holds_every_figure_and_verdict():

@@ -29,7 +29,7 @@ def test_pairs_of_a_run_with_a_reference_are_held_against_chance(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "worked", "said"), [(0.55, False, "It did not work clearly: in 55 %"), (0.1, False, "It did harm: in 10 %")]
+    ("accuracy", "worked", "said"), [(0.55, None, "Whether it worked is unknown: in 55 %"), (0.1, False, "It did harm: in 10 %")]
 )
 def test_pairs_that_are_not_told_apart_are_no_success(accuracy, worked, said):
     found = ExampleSet("pairs", 40, (0.7, 0.7), (0.0, accuracy), has_reference=True)

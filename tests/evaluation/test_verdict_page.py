@@ -6,7 +6,7 @@ import pytest
 from full_disk import disk_of_its_own, fill
 from tiny import write_recipe
 
-from cpt.data.checking.contamination import Contamination, Hit
+from cpt.data.checking.contamination import Contamination, ExactCopy, Hit
 from cpt.evaluation.findings import ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet
 from cpt.evaluation.paired import Difference
@@ -14,7 +14,7 @@ from cpt.evaluation.retention import Point
 from cpt.evaluation.verdict import NotRun, Sample, SetVerdict, SourceFacts, Verdict
 from cpt.evaluation.verdict_page import verdict_page, write_verdict
 
-BETTER, COST = Difference(2.0, 1.6, -0.4, -0.42, -0.38, 181), Difference(1.5, 1.53, 0.03, 0.02, 0.04, 12)
+BETTER, COST = Difference(2.0, 1.6, -0.4, -0.42, -0.38, 181, num_worse=18), Difference(1.5, 1.53, 0.03, 0.02, 0.04, 12)
 VERDICT = Verdict(
     run="demo",
     model="runs/demo/final",
@@ -40,8 +40,8 @@ def test_the_page_has_everything_on_it():
     assert page.startswith(
         "# Verdict on demo\n\n**It worked: on held-out domain text the model needs 20.0 % (95 % interval 19.0 to 21.0 %)"
     )
-    assert "| code | domain | 181 | 2.0000 | 1.6000 | -20.0 % | -21.0 to -19.0 % | better |" in page
-    assert "| general | general | 12 | 1.5000 | 1.5300 | +2.0 % | +1.3 to +2.7 % | worse (few) |" in page
+    assert "| code | domain | 181 | 2.0000 | 1.6000 | -20.0 % | -21.0 to -19.0 % | 10 % | better |" in page
+    assert "| general | general | 12 | 1.5000 | 1.5300 | +2.0 % | +1.3 to +2.7 % |  | worse (few) |" in page
     assert page.index("| code | domain") < page.index("| general | general")
     assert "| code cloze | accuracy | 181 | 0.340 | 0.400 | +0.020 to +0.100 | better |" in page
     assert "| code | 1,631 | 70.0 % | PSF-2.0 |" in page and "| prose | 1,136 | 30.0 % | not given |" in page
@@ -49,6 +49,24 @@ def test_the_page_has_everything_on_it():
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
+
+
+def test_exact_copies_are_on_the_page():
+    found = replace(VERDICT.contamination, num_exact_copies=7, exact_copies=[ExactCopy("code", "b.jsonl:4", "code", "h.jsonl:9")])
+    page = verdict_page(replace(VERDICT, contamination=found))
+    assert "`b.jsonl:4`" in page and "`h.jsonl:9`" in page and "6 more exact copies" in page
+
+
+def test_the_table_and_the_sentence_agree_where_only_a_gain_of_general_text_is_excluded():
+    open_loss = Difference(1.5, 1.51, 0.01, -0.01, 0.09, 40, negligible=0.03, num_worse=20)
+    verdict = replace(VERDICT, sets=[replace(VERDICT.sets[0], difference=open_loss)], general=open_loss)
+    assert open_loss.outcome() == "not better" and "| 50 % | unknown |" in verdict_page(verdict) and "is unknown" in verdict.headline()
+
+
+def test_one_document_with_much_of_the_bytes_is_warned_of():
+    domain = replace(BETTER, largest_share=0.44)
+    page = verdict_page(replace(VERDICT, sets=[replace(VERDICT.sets[1], difference=domain)]))
+    assert "44 % of the bytes" in page and "44 %" not in verdict_page(VERDICT)
 
 
 def test_it_is_one_page():

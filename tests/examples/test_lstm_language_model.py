@@ -15,8 +15,8 @@ from cpt.extend import import_user_module
 from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
-from cpt.models.chunked_loss import use_chunked_loss
 from cpt.models.config import config_from
+from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.inventory import flops_per_token, isolates_documents
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
@@ -93,10 +93,11 @@ def test_gradient_checkpointing_changes_no_gradient(model):
     torch.testing.assert_close(*gradients)
 
 
-def test_the_chunked_loss_is_the_plain_one(model):
+def test_the_fused_loss_is_the_plain_one(model):
     ids, positions, _ = packed_row()
     plain = model.train()(ids, position_ids=positions, labels=ids).loss
-    use_chunked_loss(model, tokens=8)
+    assert why_not_fused(model) is None
+    FusedLoss(model, tokens=8)
     torch.testing.assert_close(model(ids, position_ids=positions, labels=ids).loss, plain)
 
 

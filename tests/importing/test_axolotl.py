@@ -3,6 +3,7 @@ from imported_configs import CONFIGS, result
 
 from cpt.importing.axolotl_keys import KNOWN, NOT
 from cpt.importing.command import Tool, imported
+from cpt.recipe.schema import Profile, Rope
 
 EXAMPLES = sorted((CONFIGS / "axolotl").iterdir())
 
@@ -82,7 +83,7 @@ def test_rope_and_rates_of_embeddings(axolotl, loaded):
     overrides = {"rope_theta": 500000, "rope_scaling": {"rope_type": "yarn", "factor": 2}, "sliding_window": 9}
     ledger = axolotl(overrides_of_model_config=overrides, embedding_lr_scale=0.1, learning_rate=1e-4)
     recipe = loaded(ledger)
-    assert recipe.model.rope == {"theta": 500000.0, "type": "yarn", "factor": 2.0}
+    assert recipe.model.rope == Rope(theta=500000.0, type="yarn", factor=2.0)
     assert recipe.optimizer.options["embedding_learning_rate"] == pytest.approx(1e-5)
     assert result(ledger)["overrides_of_model_config.sliding_window"][0] == "not"
     assert result(axolotl(embedding_lr=1e-5, embedding_lr_scale=0.1))["embedding_lr_scale"] == ("otherwise", "embedding_lr decides")
@@ -91,7 +92,13 @@ def test_rope_and_rates_of_embeddings(axolotl, loaded):
 def test_recomputing_and_profile(axolotl, loaded):
     ledger = axolotl(gradient_checkpointing="offload", gradient_checkpointing_kwargs={"use_reentrant": False}, profiler_steps=3)
     recipe = loaded(ledger)
-    assert recipe.training["gradient_checkpointing"] is True and recipe.training["gradient_checkpointing_kwargs"] == {
-        "use_reentrant": False
-    }
-    assert recipe.monitoring.profile == {"at_step": 1, "steps": 3} and result(ledger)["gradient_checkpointing"][0] == "otherwise"
+    assert recipe.training["gradient_checkpointing"] is True
+    assert recipe.training["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "offload": True}
+    assert recipe.monitoring.profile == Profile(at_step=1, steps=3) and result(ledger)["gradient_checkpointing"][0] == "otherwise"
+
+
+def test_activations_are_offloaded(axolotl, llamafactory, loaded):
+    offload = {"offload": True}
+    assert loaded(axolotl(activation_offloading="legacy")).training["gradient_checkpointing_kwargs"] == offload
+    assert loaded(llamafactory(use_unsloth_gc=True)).training["gradient_checkpointing_kwargs"] == offload
+    assert result(axolotl(activation_offloading=False))["activation_offloading"][0] == "carried"

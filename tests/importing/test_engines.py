@@ -30,6 +30,8 @@ def test_a_deepspeed_file_that_is_here_is_taken(axolotl, tmp_path):
     file.write_text("{}")
     assert axolotl(deepspeed=str(file)).recipe["training"]["deepspeed"] == str(file)
     assert axolotl(deepspeed={"zero_optimization": {"stage": 1}}).recipe["training"]["deepspeed"] == {"zero_optimization": {"stage": 1}}
+    offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    assert axolotl(deepspeed=offload).recipe["training"]["deepspeed"] == {**offload, "zero_force_ds_cpu_optimizer": False}
     ledger = axolotl(deepspeed="other.json")
     assert "deepspeed" not in ledger.recipe["training"] and result(ledger)["deepspeed"][0] == "not"
     assert result(axolotl(deepspeed=False))["deepspeed"] == ("carried", "off there, as here")
@@ -58,7 +60,35 @@ def test_fsdp_is_fsdp2(axolotl, loaded):
     assert off["fsdp"] == off["fsdp_config"] == ("carried", "off there, as here")
 
 
-def test_rows_and_layers_that_gpus_share(axolotl):
-    ledger = axolotl(context_parallel_size=2, tensor_parallel_size=1, dp_shard_size=4)
-    assert ledger.recipe["training"]["parallelism_config"] == {"sp_size": 2, "dp_shard_size": 4}
-    assert result(ledger)["tensor_parallel_size"] == ("carried", "one GPU there, as here")
+def test_gpus_share_rows_under_zero(axolotl):
+    ledger = axolotl(context_parallel_size=2, tensor_parallel_size=1, dp_shard_size=4, deepspeed="zero2.json")
+    assert ledger.recipe["training"]["parallelism_config"] == {"sp_size": 2}
+    assert result(ledger)["tensor_parallel_size"] == ("carried", "one GPU there, as here") and result(ledger)["dp_shard_size"][0] == "not"
+    assert result(axolotl(context_parallel_size=2))["context_parallel_size"][0] == "not"
+    ledger = axolotl(context_parallel_size=2, fsdp=["full_shard"])
+    assert "fsdp" not in ledger.recipe["training"] and ledger.recipe["training"]["parallelism_config"] == {"sp_size": 2}
+    assert result(ledger)["fsdp"][0] == "otherwise" and ledger.recipe["training"]["deepspeed"] == PROFILES + "ds_config_production.json"
+
+
+QLORA = {"adapter": "qlora", "lora_r": 8}
+FSDP = {"fsdp": ["full_shard"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "optimizer", "engine"),
+    [
+        ({"optimizer": "adamw_8bit", "deepspeed": "zero1.json"}, "adamw", "deepspeed"),
+        ({"optimizer": "paged_adamw_8bit", **FSDP}, "adamw", "fsdp"),
+        ({"optimizer": "adamw_8bit"}, "adamw_8bit", None),
+        ({"optimizer": "paged_adamw_8bit", **FSDP, **QLORA}, "paged_adamw_8bit", None),
+        ({**QLORA, "deepspeed": "zero3.json"}, "adamw", None),
+        ({**QLORA, "deepspeed": "zero2.json"}, "adamw", "deepspeed"),
+        ({"optimizer": "muon", **FSDP}, "muon", None),
+        ({"optimizer": "sgd", "deepspeed": "zero2_offload.json"}, "sgd", "deepspeed"),
+    ],
+)
+def test_an_engine_does_not_change_what_is_learned(axolotl, config, optimizer, engine):
+    recipe = axolotl(**config).recipe
+    assert recipe["optimizer"]["name"] == optimizer
+    assert {"deepspeed", "fsdp"} & recipe["training"].keys() == ({engine} if engine else set())
+    assert bool(recipe["model"].get("lora", {}).get("quantize")) == ("adapter" in config)

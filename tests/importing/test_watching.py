@@ -10,13 +10,13 @@ def run(make, **values):
     ("values", "checkpoints"),
     [
         ({"save_steps": 20}, {"every_steps": 20, "keep": 4}),
-        ({"save_steps": 0.25, "save_total_limit": 2}, {"every_tokens": 250, "keep": 2}),
-        ({"saves_per_epoch": 4, "num_epochs": 2}, {"every_tokens": 125, "keep": 4}),
+        ({"save_steps": 0.25, "save_total_limit": 2}, {"every_steps": 0.25, "keep": 2}),
+        ({"saves_per_epoch": 4, "num_epochs": 2}, {"every_steps": 0.125, "keep": 4}),
         ({"saves_per_epoch": 1}, None),
         ({"save_strategy": "no", "save_total_limit": 3}, None),
         ({"save_strategy": False}, None),
-        ({"save_strategy": "epoch", "num_epochs": 4}, {"every_tokens": 250, "keep": 4}),
-        ({"num_epochs": 4}, {"every_tokens": 250, "keep": 4}),
+        ({"save_strategy": "epoch", "num_epochs": 4}, {"every_steps": 0.25, "keep": 4}),
+        ({"num_epochs": 4}, {"every_steps": 0.25, "keep": 4}),
         ({"num_epochs": 1}, None),
     ],
 )
@@ -27,16 +27,16 @@ def test_when_checkpoints_are_written(axolotl, loaded, values, checkpoints):
 
 
 def test_the_tools_save_by_default(axolotl, llamafactory):
-    assert "the default of axolotl: each epoch" in axolotl(num_epochs=3).comments["checkpoints"]
+    assert axolotl(num_epochs=3).recipe["checkpoints"] == {"every_steps": 1 / 3, "keep": 4}
     assert llamafactory().recipe["checkpoints"] == {"every_steps": 500, "keep": None}
     assert "checkpoints" not in llamafactory(save_strategy="no").recipe
 
 
-def test_intervals_of_an_unknown_length_are_told(axolotl, loaded):
-    ledger = axolotl(saves_per_epoch=4, evals_per_epoch=2, val_set_size=0.1)
-    found = result(ledger)
-    assert found["saves_per_epoch"][0] == found["evals_per_epoch"][0] == "not" and "write every_tokens" in ledger.comments["checkpoints"]
-    assert loaded(ledger).evaluation.held_out_share == 0.1
+def test_intervals_in_epochs_need_no_length(axolotl, loaded):
+    ledger = axolotl(saves_per_epoch=4, evals_per_epoch=2, val_set_size=0.1, num_epochs=2)
+    recipe = loaded(ledger)
+    assert (recipe.checkpoints.every_steps, recipe.evaluation.every_steps) == (0.125, 0.25)
+    assert not {"not"} & {result(ledger)[key][0] for key in ("saves_per_epoch", "evals_per_epoch")}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_intervals_of_an_unknown_length_are_told(axolotl, loaded):
         ({"eval_steps": 20}, {}),
         ({"eval_steps": 20, "val_set_size": 0.1}, {"held_out_share": 0.1, "every_steps": 20}),
         ({"eval_strategy": "no", "eval_steps": 20, "val_set_size": 0.1}, {"held_out_share": 0.1}),
-        ({"evals_per_epoch": 5, "val_set_size": 0.1}, {"held_out_share": 0.1, "every_tokens": 200}),
+        ({"evals_per_epoch": 5, "val_set_size": 0.1}, {"held_out_share": 0.1, "every_steps": 0.2}),
         ({"evals_per_epoch": 1, "val_set_size": 0.1}, {"held_out_share": 0.1}),
     ],
 )

@@ -33,7 +33,3 @@ def test_values_stand_with_the_key_that_they_had(axolotl):
     assert lines[0].startswith("# From the axolotl config config.yml, by `cpt import`.") and "1 of its" in lines[0] + lines[1]
     assert "  sequence_length: 1024  # sequence_len" in lines and "  learning_rate: 1e-5" in lines
     assert "  path: example/base  # base_model" in lines and "    - path: example/texts" in lines
-
-
-def test_a_section_that_is_left_to_the_reader_is_a_comment(axolotl):
-    assert "\n# checkpoints: saves_per_epoch: 4 times an epoch" in recipe_text(axolotl(saves_per_epoch=4))

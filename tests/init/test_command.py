@@ -45,6 +45,13 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
     assert recipe.schedule.name == "rewarm_cosine" and recipe.evaluation.held_out_share
 
 
+def test_one_huge_document_is_warned_of(run, here, capsys):
+    with (here / "docs" / "domain.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "a long text " * 5000}) + "\n")
+    run()
+    assert "domain.jsonl:121" in "".join(capsys.readouterr())
+
+
 def test_each_choice_has_its_reason_above_it(run, here):
     run()
     lines = (here / "recipe.yaml").read_text().splitlines()
@@ -62,8 +69,9 @@ def test_each_choice_has_its_reason_above_it(run, here):
     assert max(map(len, lines)) <= 140 and sum("arXiv" in line for line in lines) >= 4
 
 
-@pytest.mark.parametrize("gpu", ["RTX 4090", pytest.param("A100-80GB", marks=pytest.mark.long), "cpu"])
-@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize(
+    ("gpu", "gpus"), [("RTX 4090", 1), ("RTX 4090", 4), pytest.param("A100-80GB", 4, marks=pytest.mark.long), ("cpu", 1)]
+)
 @pytest.mark.parametrize("full", [None, pytest.param(True, marks=pytest.mark.slow), False])
 def test_it_is_sound_on_every_machine(run, gpu, gpus, full):
     recipe = run(gpu=gpu, gpus=gpus, full=full)

@@ -19,7 +19,7 @@ def test_deepspeeds_launcher_without_a_profile_would_split_nothing(tmp_path):
 
 
 def test_deepspeeds_launcher_is_not_for_fsdp(tmp_path):
-    with pytest.raises(LaunchError, match="FSDP.*--with torchrun"):
+    with pytest.raises(LaunchError, match="FSDP.*--launcher torchrun"):
         refuse_contradictions(launch_of(tmp_path, engine="deepspeed", overrides=("training.fsdp=full_shard",)))
 
 

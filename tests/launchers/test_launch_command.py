@@ -35,7 +35,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_node_is_one_command(work, capsys, engine):
-    code, said = launch(capsys, ZERO, "--with", engine, "--gpus-per-node", "4")
+    code, said = launch(capsys, ZERO, "--launcher", engine, "--gpus-per-node", "4")
     assert code == 0 and said.rstrip().endswith("    " + COMMANDS[engine].format(f"launch/tiny-{engine}-1x4"))
     for path in (work / f"launch/tiny-{engine}-1x4").iterdir():
         assert "@" not in path.read_text().replace('"$@"', "").replace("[@]", "").replace("USR1@300", ""), path
@@ -84,20 +84,20 @@ def test_existing_files_may_have_been_edited(work, capsys):
     [
         (["--nodes", "0"], "--nodes 0: a run has at least one"),
         (["--gpus-per-node", "-1"], "--gpus-per-node -1"),
-        (["--with", "torchrunn"], "--with torchrunn: there is no such launcher. Did you mean `torchrun`?"),
-        (["--with", "ray"], "There are: accelerate, torchrun, deepspeed, slurm."),
+        (["--launcher", "torchrunn"], "--launcher torchrunn: there is no such launcher. Did you mean `torchrun`?"),
+        (["--launcher", "ray"], "There are: accelerate, torchrun, deepspeed, slurm."),
         (["--port", "80"], "--port 80: take one from 1024"),
         (["--nodes", "2"], "--nodes 2: name them, --hosts node-a,node-b or --hostfile FILE"),
         (["--hosts", "a"], "one node needs no --hosts"),
         (["--nodes", "2", "--hosts", "a,b", "--hostfile", "x"], "--hostfile and --hosts both name the nodes"),
-        (["--nodes", "2", "--with", "slurm", "--hosts", "a,b"], "SLURM chooses the nodes by itself"),
-        (["--partition", "gpu"], "--partition=gpu is an option of SLURM, but this is --with torchrun"),
-        (["--with", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high: expected an option of sbatch"),
+        (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "SLURM chooses the nodes by itself"),
+        (["--partition", "gpu"], "--partition=gpu is an option of SLURM, but this is --launcher torchrun"),
+        (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high: expected an option of sbatch"),
         (["--nodes", "2", "--hostfile", "gone"], "--hostfile gone cannot be read"),
         (["--output", "/elsewhere"], "the files belong into a folder below this one"),
         (["--output", "."], "the files belong into a folder below this one"),
         (["--output", "my files"], "take a name of letters"),
-        (["--with", "deepspeed"], "names no DeepSpeed profile"),
+        (["--launcher", "deepspeed"], "names no DeepSpeed profile"),
         (["--nodes", "3", "--hosts", "a,b,c"], "does not divide into 3 node(s)"),
         (["budget.tokenz=3"], "Did you mean `tokens`"),
         (["--output", "recipe.yaml/x"], "Not a directory"),

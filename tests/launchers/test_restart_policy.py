@@ -26,6 +26,24 @@ def test_how_an_attempt_ended_decides(last, what, code):
     assert (decision.what, decision.code) == (what, code)
 
 
+@pytest.mark.parametrize(
+    ("last", "what", "code"),
+    [
+        (ended(state="finished", code=0), "done", 0),
+        (ended(state="interrupted", error="Interrupted", own_code=75), "stop", 75),
+        (ended(state="interrupted", error="RestartNeeded", own_code=75), "again", 0),
+        (ended(state="failed", error="RecipeError", own_code=2), "give up", 2),
+        (ended(state="failed", error="LaunchError", own_code=2), "give up", 2),
+        (ended(state="failed", error="ValueError", own_code=1), "give up", 1),
+        (ended(), "give up", 1),
+        (ended(hung=True), "give up", 1),
+    ],
+)
+def test_without_supervision_a_run_is_started_once_and_its_code_passed_on(last, what, code):
+    decision = next_move([last], restarts=None)
+    assert (decision.what, decision.code) == (what, code)
+
+
 def test_the_same_step_three_times_is_enough():
     assert next_move([ended(5), ended(5)], restarts=10).what == "again"
     decision = next_move([ended(5), ended(9), ended(5), ended(5)], restarts=10)

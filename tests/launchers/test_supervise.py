@@ -52,6 +52,12 @@ def recipe(folder):
     return Recipe.model_validate({"name": "a-run", "output_dir": folder, "model": model, "data": data, "budget": {"tokens": 1000}})
 
 
+def test_without_restarts_a_run_that_dies_is_started_once_and_no_event_says_more(tmp_path):
+    decision = supervised(tmp_path, "os.kill(os.getpid(), 9)", restarts=None).supervise()
+    assert (decision.what, decision.code) == ("give up", 1) and "--supervise" in decision.why
+    assert len(list(tmp_path.glob("try-*"))) == 1 and read_events(tmp_path) == []
+
+
 def test_a_run_that_dies_is_started_again_until_it_is_done(tmp_path):
     body = """
         if tries < 2: os.kill(os.getpid(), 9)

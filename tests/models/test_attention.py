@@ -65,21 +65,21 @@ def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on
     on_gpu((8, 9), "flash-attn 2")
     assert chosen("flash_attention_2") == "varlen_fa2"
     assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
-    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: varlen`"):
+    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: auto`"):
         chosen("flash_attention_4")
 
 
 @pytest.mark.parametrize(
     ("capability", "wanted", "options", "error", "why"),
     [
-        ((7, 5), "varlen", {}, ResourceError, "older than flash kernels.*Use `model.attention: sdpa`"),
+        ((7, 5), "varlen", {}, ResourceError, "older than flash kernels.*Use `model.attention: auto`"),
         ((8, 9), "varlen", {"half_precision": False}, RecipeError, "training.bf16: true"),
         (
             (8, 9),
             "varlen",
             {"config": AutoConfig.for_model("opt")},
             RecipeError,
-            "opt has not been tried with it. Use `model.attention: sdpa`",
+            "opt has not been tried with it. Use `model.attention: auto`",
         ),
         ((8, 9), "flash_attention_2", {}, ResourceError, "pip install flash-attn"),
         ((8, 9), "flash_attention_3", {}, ResourceError, "for Hopper GPUs"),

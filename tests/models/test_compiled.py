@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
 from cpt.models.compiled import Compiling, check_compiling, compile_layers, compiled_parts, take_compiling, wanted_compiling
+from cpt.models.documents import document_bounds
 from cpt.models.recomputing import set_up_recomputing
 from cpt.recipe.schema import Model
 
@@ -185,6 +186,36 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
         losses(model, steps=1)
     assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
     assert len([name for name in operations if "linear" in name]) == 7, "all of the layer, from queries to the last projection"
+
+
+@torch.library.custom_op("cpt_tests::attention_of_documents", mutates_args=())
+def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """An operation that no compiler looks into, as the GPU's kernel is one."""
+    return query * 1
+
+
+attention_of_documents.register_fake(lambda query, key, value, bounds: torch.empty_like(query))
+attention_of_documents.register_autograd(
+    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+
+
+@pytest.mark.slow
+def test_200_packed_batches_with_any_number_of_documents_share_one_graph(monkeypatch):
+    monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn",
+        lambda query, key, value, bounds, *_, **__: attention_of_documents(query, key, value, bounds),
+    )
+    model = built("llama", layers=1, compiling=Compiling("aot_eager"), attention="varlen", dtype="bfloat16")
+    ids, sizes = torch.randint(4, 96, (2, 120), generator=torch.Generator().manual_seed(1)), set()
+    for number in range(200):
+        shortest = 1 + number % 40
+        positions = (torch.arange(120) % shortest).expand(2, 120)
+        sizes.add(len(document_bounds(positions)))
+        model(input_ids=ids, labels=ids, position_ids=positions).loss.backward()
+    assert len(sizes) >= 4 and graphs() == 1
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():

@@ -203,6 +203,19 @@ def test_the_peak_is_lower():
     assert peak(fused=False) - peak(fused=True) > 0.7 * (logits - 2 * head)
 
 
+def test_an_evaluation_takes_less_memory_than_a_training_step(monkeypatch):
+    monkeypatch.setattr("cpt.models.fused_loss.SCORED_POSITIONS", 64)
+    config = config_from({**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000})
+    model = AutoModelForCausalLM.from_config(config)
+    ids = torch.zeros((1, 512), dtype=torch.long)
+    FusedLoss(model)
+    with PeakOfStorages() as training:
+        model.train()(input_ids=ids, labels=ids).loss.backward()
+    with torch.no_grad(), fused_scores(model.eval()), PeakOfStorages() as evaluation:
+        model(input_ids=ids, labels=ids)
+    assert evaluation.peak < 0.3 * training.peak
+
+
 def test_chunks_have_logits_of_two_gibibytes_at_most():
     assert [tokens_at_once(size) for size in (32_000, 128_256, 256_000, 10**7)] == [8192, 8192, 4096, 256]
     # One chunk of all tokens takes no more memory than a buffer of fp32 for the head's gradient.

@@ -304,5 +304,5 @@ def test_models_that_were_not_tried_are_told():
 def test_scores_that_are_changed_at_the_last_moment_are_refused(options):
     register_varlen()
     query, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)
-    with pytest.raises(RecipeError, match="Use `model.attention: sdpa`"):
+    with pytest.raises(RecipeError, match="Use `model.attention: auto`"):
         AttentionInterface()[VARLEN](torch.nn.Identity(), query, query, query, bounds, **options)

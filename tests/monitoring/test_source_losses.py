@@ -25,8 +25,12 @@ def recipe(tiny_recipe, tmp_path):
     return {**tiny_recipe, "data": {**tiny_recipe["data"], "sources": sources}}
 
 
-def with_batches(recipe, size, **training):
-    return {**recipe, "training": {**recipe["training"], "per_device_train_batch_size": size, **training}}
+def with_batches(recipe, size, fused=False, **training):
+    return {
+        **recipe,
+        "model": {**recipe["model"], "fused_loss": fused},
+        "training": {**recipe["training"], "per_device_train_batch_size": size, **training},
+    }
 
 
 def callback_of(trainer):
@@ -54,11 +58,11 @@ SMALLER = [pytest.param(size, marks=pytest.mark.slow) for size in (2, 1)]
 
 
 @pytest.mark.parametrize("size", [4, *SMALLER], ids=["mixed", "mixed and accumulated", "a row at a time"])
-@pytest.mark.parametrize("chunked", [False, True], ids=["logits", "chunked loss"])
-def test_each_source_has_the_loss_of_its_rows(size, chunked, recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused loss"])
+def test_each_source_has_the_loss_of_its_rows(size, fused, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(source_losses, "MICRO_BATCHES_FOR_ONE", 1)
-    trainer = four_steps(with_batches(recipe, size, use_liger_kernel=chunked), tmp_path)
-    assert isinstance(trainer.model.loss_function, FusedLoss) == chunked
+    trainer = four_steps(with_batches(recipe, size, fused=fused), tmp_path)
+    assert isinstance(trainer.model.loss_function, FusedLoss) == fused
     trainer.model.eval()
     expected = by_hand(trainer, range(4))
     trainer.train()

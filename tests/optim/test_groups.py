@@ -48,7 +48,9 @@ def test_without_either_the_groups_are_what_checkpoints_know(llama):
 
 
 def test_matrices_of_layers_and_head_decay_and_embeddings_and_norms_do_not(llama):
-    decays = {name for name, decay in of_each(llama, "weight_decay", parameter_groups(llama)).items() if decay is None}
+    found = of_each(llama, "weight_decay", parameter_groups(llama))
+    decays = {name for name, decay in found.items() if decay is None}
+    assert set(found.values()) == {None, 0.0}
     assert decays == {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")} | {"lm_head.weight"}
 
 

@@ -5,6 +5,8 @@ import torch
 from tiny_training import learns_and_resumes, steps, tiny_llama
 
 from cpt.optim.build import build_optimizer
+from cpt.optim.groups import MATRICES
+from cpt.optim.muon import muon
 from cpt.recipe.schema import Optimizer
 
 
@@ -22,6 +24,17 @@ def test_it_makes_matrices_orthogonal_and_leaves_the_rest_to_adamw():
     assert values.min() > 0.3 * values.max()  # Newton-Schulz leaves them between 0.7 and 1.2
     of_adamw = (before["lm_head.weight"] - trained.state_dict()["lm_head.weight"]).abs()
     assert of_adamw.max() == pytest.approx(1e-3, rel=0.05)  # AdamW's first step is the rate, for each number
+
+
+@pytest.mark.parametrize("shape", [(16, 1024), (64, 64), (1024, 16)])
+def test_updates_of_matrices_are_as_large_as_adamws_whatever_their_shape(shape):
+    """0.2 of the rate for each number (arXiv 2502.16982, section 2.2)."""
+    matrix = torch.nn.Parameter(torch.zeros(shape))
+    matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    muon([{"params": [matrix], MATRICES: True}], 1e-3).step()
+    assert matrix.detach().square().mean().sqrt().item() == pytest.approx(
+        0.2e-3, rel=0.35
+    )  # Newton-Schulz leaves singular values near 0.7 to 1.2
 
 
 def test_a_schedule_moves_both_parts():

@@ -1,11 +1,12 @@
 import sys
 
 import pytest
+import torch
 from tiny_training import learns_and_resumes, tiny_llama
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.optim.build import build_optimizer
-from cpt.optim.preconditioned import by_name
+from cpt.optim.preconditioned import by_name, shampoo, soap
 from cpt.recipe.schema import Optimizer
 
 
@@ -13,6 +14,18 @@ from cpt.recipe.schema import Optimizer
 def test_it_learns_and_goes_on_from_its_saved_state_bit_for_bit(name, rate):
     pytest.importorskip("pytorch_optimizer")
     learns_and_resumes(Optimizer(name=name, learning_rate=rate))
+
+
+@pytest.mark.parametrize("build", [soap, shampoo])
+def test_weights_decay_by_rate_times_decay_and_not_through_the_preconditioner(build):
+    pytest.importorskip("pytorch_optimizer")
+    matrix = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = build([{"params": [matrix]}], 0.1, weight_decay=0.5)
+    for _ in range(3):
+        matrix.grad = torch.full((4, 4), 1e-12)
+        before = matrix.detach().clone()
+        optimizer.step()
+    assert matrix.detach().mean().item() == pytest.approx(0.95 * before.mean().item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["muon", "soap", "shampoo"])

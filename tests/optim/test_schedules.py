@@ -1,10 +1,11 @@
 import math
 import re
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpt.errors import RecipeError
 from cpt.optim.schedules import (
@@ -93,12 +94,50 @@ def test_a_branch_of_the_constant_part_may_end_earlier_than_was_planned():
     assert continued(300, 300, **branch, planned_tokens=2000) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section["name"])
-def test_no_schedule_jumps(section):
-    """Against a reference that needs no formula: neighbours on a fine grid are close, and all lie between 0 and the peak."""
-    fine = rates(Schedule(**section), steps=2000, tokens_per_step=1)
-    assert all(0 <= rate <= 2 for rate in fine)
-    assert max(abs(after - before) for before, after in pairwise(fine)) <= 2 * math.sqrt(1 / 200) + 1e-9  # where a square root begins
+TOTAL = 1000
+LENGTHS = st.integers(0, 1100)
+FACTORS = st.sampled_from([0, 0.0, 0.1, 0.4, 1, 1.0])
+WARMUP = st.fixed_dictionaries({}, optional={"warmup_tokens": LENGTHS, "warmup_share": st.just(0) | st.floats(0.001, 1)})
+OPTIONS = {
+    "constant": WARMUP,
+    "linear": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
+    "cosine": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
+    "rewarm_cosine": st.fixed_dictionaries({"warmup_tokens": LENGTHS}, optional={"start": FACTORS, "floor": FACTORS}),
+    "wsd": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({"decay_tokens": LENGTHS}, optional={"floor": FACTORS})),
+    "infinite": st.fixed_dictionaries(
+        {"warmup_tokens": LENGTHS, "cooldown_tokens": LENGTHS, "anneal_tokens": LENGTHS}, optional={"constant": FACTORS, "floor": FACTORS}
+    ),
+}
+OPTIONS["continued"] = st.one_of(
+    st.fixed_dictionaries(
+        {"schedule": options.map(lambda options, name=name: {"name": name, **options}), "trained_tokens": LENGTHS},
+        optional={"planned_tokens": LENGTHS},
+    )
+    for name, options in [*OPTIONS.items()]
+)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(data=st.data())
+def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
+    options = data.draw(OPTIONS[name])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        build_schedule(Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL)
+    except RecipeError as problem:
+        assert re.match(r"`schedule(\.schedule)?\.\w+`", str(problem))
+        return
+    inner = options.get("schedule", options)
+    planned = options.get("planned_tokens") or options.get("trained_tokens", 0) + TOTAL
+    bends = [0.0, *(inner.get(part, 0) for part in ("warmup_tokens", "cooldown_tokens")), inner.get("warmup_share", 0) * planned]
+    bends += [inner.get("warmup_tokens", 0) + inner.get("cooldown_tokens", 0)]
+    bends += [planned - inner.get(part, 0) for part in ("decay_tokens", "anneal_tokens")]
+    for bend in bends:
+        at = bend - options.get("trained_tokens", 0)
+        if 0 < at < TOTAL:
+            before, after = (SCHEDULES[name](tokens, TOTAL, **options) for tokens in (at - 1e-7, at + 1e-7))
+            assert abs(before - after) < 1e-3, (bend, before, after)
+    assert all(0 <= SCHEDULES[name](tokens, TOTAL, **options) <= 1 for tokens in range(1, TOTAL + 1, 7))
 
 
 def test_the_curve_over_tokens_does_not_depend_on_the_batch():
@@ -116,8 +155,13 @@ def test_no_step_is_wasted_at_a_rate_of_zero():
     [
         (Schedule(name="cosin"), "Did you mean `cosine`"),
         (Schedule(name="cosine", warmup=3), "`schedule.warmup` is not an option of cosine"),
-        (Schedule(name="cosine", warmup_tokens=10**9), "the whole run has"),
-        (Schedule(name="wsd", warmup_tokens=11, decay_tokens=10), "warmup_tokens` is 11 and `schedule.decay_tokens` is 10, but the whole"),
+        (Schedule(name="cosine", warmup_tokens=10**9), "`schedule.warmup_tokens` is 1,000,000,000"),
+        (Schedule(name="wsd", warmup_tokens=11, decay_tokens=10), "`schedule.warmup_tokens` is 11"),
+        (Schedule(name="wsd", warmup_share=0.9, decay_tokens=10), "`schedule.decay_tokens` is 10"),
+        (
+            Schedule(name="continued", schedule={"name": "wsd", "decay_tokens": 30}, trained_tokens=5),
+            "`schedule.schedule.decay_tokens` is 30",
+        ),
         (Schedule(name="wsd"), "`schedule` needs `decay_tokens`"),
         (Schedule(name="continued", schedule={"name": "wds"}, trained_tokens=5), "Did you mean `wsd`"),
         (Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5), "`schedule.schedule` needs `decay_tokens`"),
@@ -232,7 +276,7 @@ def test_a_share_of_the_run_warms_up_as_its_tokens_do(schedule):
     ("options", "said"),
     [
         ({"warmup_share": 0.1, "warmup_tokens": 5}, "say the same thing twice"),
-        ({"warmup_share": 1.5}, "expected a share of the run from 0 to below 1, got 1.5"),
+        ({"warmup_share": 1.5}, "expected a share from 0 to 1, got 1.5"),
         ({"warmup_share": "x"}, "expected a number"),
     ],
 )

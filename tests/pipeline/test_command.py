@@ -48,8 +48,8 @@ def test_a_step_whose_model_nobody_is_going_to_make_is_refused(two_steps, capsys
     assert "step 2 goes on from" in (said := capsys.readouterr().out) and "begin with --from base" in said
 
 
-def test_check_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
-    command(two_steps, check=True)
+def test_a_dry_run_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
+    command(two_steps, dry_run=True)
     said = capsys.readouterr().out
     assert "checked when step 1 has made it" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
     assert not (tmp_path / "runs").exists()

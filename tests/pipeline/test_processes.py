@@ -8,7 +8,6 @@ import pytest
 
 from cpt.pipeline.processes import StepProcess, refuse_a_launcher
 from cpt.runs.record import Run
-from cpt.runs.signs import Sign, write_sign
 
 RUN = """
 import json, os, pathlib, signal, sys, time
@@ -65,23 +64,6 @@ def test_a_signal_is_passed_on_and_the_checkpoint_waited_for(tmp_path):
     stop_when_ready(tmp_path)
     assert process.wait() == 75 and process.told == signal.SIGTERM
     assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM)) and signal.getsignal(signal.SIGTERM) == before
-
-
-def test_the_runs_own_process_is_told_and_not_its_launcher(tmp_path):
-    body = f"""
-        import socket
-        child = os.fork()
-        if child:  # the launcher: would die of the signal
-            sign = dict(rank=0, pid=child, host=socket.gethostname(), phase="training", step=1, beats=1, seconds_per_step=None)
-            (folder / "heartbeats").mkdir(exist_ok=True)
-            (folder / "heartbeats" / "rank-0.json").write_text(json.dumps(sign))
-            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
-        {textwrap.indent(WAITS, " " * 8).strip()}
-    """
-    write_sign(tmp_path, Sign(0, 999_999_999, "h", "training", 1, 1, None))  # of an earlier start: forgotten
-    process = process_of(tmp_path, body)
-    stop_when_ready(tmp_path)
-    assert process.wait() == 75 and (tmp_path / "saved").exists()
 
 
 def test_a_launcher_around_the_pipeline_is_refused(monkeypatch):

@@ -43,14 +43,7 @@ def test_adapters_are_part_of_it():
 
 
 def test_a_router_whose_code_needs_values_is_estimated():
-    config = {
-        "model_type": "minimind2_moe",
-        "vocab_size": 640,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    config = {"model_type": "jetmoe", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "kv_channels": 16}
     found = count(config)
     assert not found.is_counted and 0 < found.largest_layer <= found.kept
 

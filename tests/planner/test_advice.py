@@ -56,7 +56,7 @@ def test_what_fits_stays_as_it_is():
 
 def test_the_fused_loss_is_the_first_to_be_tried_since_it_costs_nothing():
     found = proposal_for("H100", micro_batch=4)
-    assert found is not None and found.changes == {"training.use_liger_kernel": True}
+    assert found is not None and found.changes == {"model.fused_loss": True}
 
 
 def test_a_small_card_gets_all_that_keeps_all_parameters():
@@ -77,7 +77,7 @@ def test_portions_keep_the_rows_of_a_step():
 def test_a_stage_with_its_own_loss_gets_no_fused_one_and_samples_as_many_completions():
     beside = Beside("grpo", TILES, completion=512, reference=True, steps_per_generation=2)
     found = proposal_for("RTX 4090", micro_batch=16, beside=beside)
-    assert found is not None and "training.use_liger_kernel" not in found.changes
+    assert found is not None and "model.fused_loss" not in found.changes
     assert found.changes["training.steps_per_generation"] * found.setup.micro_batch == 32 == found.setup.sampled
 
 
@@ -113,7 +113,7 @@ def test_gradients_that_are_released_make_a_step_of_one_micro_batch_in_the_recip
     zero = dict(shipped_profiles())[f"{PROFILES.name}/ds_config_8b_24gb.json"]
     setup = setup_for(micro_batch=2, accumulation=4, batch_is_given=given, zero=zero)
     ways = [changes for changed, changes in with_small_states(setup, find_target("RTX 4080", 1, 64.0)) if changed.releases]
-    ways = [changes for changes in ways if SMALL_STATES.items() <= changes.items() and "training.use_liger_kernel" not in changes]
+    ways = [changes for changes in ways if SMALL_STATES.items() <= changes.items() and "model.fused_loss" not in changes]
     step = {"budget.global_batch_tokens": 2 * 4096} if given else {"training.gradient_accumulation_steps": 1}
     assert SMALL_STATES | step | {"training.max_grad_norm": 0, "training.deepspeed": None} in ways
     halved = next(changes for changes in ways if changes.get("training.per_device_train_batch_size") == 1)

@@ -1,7 +1,7 @@
 from planned_setups import SHAPES
 
 from cpt.models.config import config_from
-from cpt.planner.facts import facts_of, has_fused_loss
+from cpt.planner.facts import facts_of
 
 
 def test_the_parts_of_a_model_are_counted():
@@ -15,8 +15,3 @@ def test_the_parts_of_a_model_are_counted():
 def test_adapters_train_little_and_a_tied_head_is_one():
     facts = facts_of(config_from(SHAPES["qwen3"]), {"r": 4}, 512)
     assert facts.is_tied and facts.trained < 0.05 * facts.parameters
-
-
-def test_a_fused_loss_needs_logits_that_stay_as_the_head_gives_them():
-    assert has_fused_loss(config_from(SHAPES["gpt2"])) and has_fused_loss(config_from(SHAPES["llama"]))
-    assert not has_fused_loss(config_from({**SHAPES["llama"], "model_type": "cohere", "logit_scale": 0.0625}))

@@ -3,7 +3,7 @@ from dataclasses import replace
 from planned_setups import PLAIN
 from planner_facts import FACTS
 
-from cpt.planner.logits import logits_before, logits_of, scored_tokens, tokens_in_chunk
+from cpt.planner.logits import logits_before, logits_of, scored_tokens
 from cpt.planner.stages import PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TILES, Beside
 
 SETUP = replace(PLAIN, sequence_length=8, micro_batch=2, half=False, weights_bytes=4)
@@ -42,7 +42,3 @@ def test_pairs_and_teachers_have_whole_logits():
     assert pairs == 13.5 * 32 * 50 + 400
     assert size(logits_of(FACTS, beside(TAUGHT))) == (11 + 20) * 16 * 50 + 400
     assert size(logits_before(FACTS, beside(PAIRS, sequences=2))) < pairs
-
-
-def test_ligers_chunks_are_powers_of_two():
-    assert tokens_in_chunk(1000, 50, 2) == 64

@@ -52,7 +52,7 @@ def test_adapters_have_states_and_the_model_only_weights():
 def test_logits_are_there_three_times_in_fp32_and_a_cast_head_beside():
     assert sizes(logits_of(FACTS, AUTOCAST)) == {"logits": 12 * 8 * 50, "half-precision head": 200}
     fused = sizes(logits_of(FACTS, replace(AUTOCAST, fused_loss=True)))["logits"]
-    assert fused == 6 * 1 * 50 + 2 * 8 * 2 + 4 * 100  # of one token at once, the gradient of what went in, the head's gradient
+    assert fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100  # logits in half precision, the gradients of the head's inputs and of the head
 
 
 def test_accumulated_gradients_are_there_at_the_loss():

@@ -60,7 +60,7 @@ def test_pre_training_is_not_judged_by_the_bands_of_continuing():
 def test_the_gate_prints_warnings_with_their_lines_and_still_passes(load, tmp_path, capsys, tiny_recipe):
     data = {**tiny_recipe["data"], "sources": tiny_recipe["data"]["sources"][:1]}
     found = load(stage="cpt", model={"path": "a/b"}, data=data, optimizer={"learning_rate": 1e-5})
-    assert report(tmp_path / "recipe.yaml", found) == 0
+    assert report(tmp_path / "recipe.yaml", found).mistakes == []
     assert "warning: `data.sources` has nothing that keeps what the model knew" in capsys.readouterr().out
 
 
@@ -75,3 +75,10 @@ def test_a_rate_for_embeddings_that_adapters_leave_alone_is_a_mistake(load):
 
     assert "has no effect: these adapters train neither" in mistakes_with({})[0]
     assert mistakes_with({"preset": "cpt"}) == mistakes_with({"target_modules": ["embed_tokens", "q_proj"]}) == []
+
+
+def test_a_rate_at_which_adamw_diverges_is_a_warning_in_every_stage(load):
+    def warned(**optimizer):
+        return any("optimizer.learning_rate" in line for line in craft_warnings(load(optimizer=optimizer), None, None))
+
+    assert warned(learning_rate=0.05) and not warned(learning_rate=0.01) and not warned(name="sgd", learning_rate=0.05)

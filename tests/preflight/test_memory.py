@@ -67,4 +67,5 @@ def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):
 
     monkeypatch.setattr("cpt.preflight.memory.count_activations", fails)
     found = found_in(recipe(), [gpu(24)])
-    assert "could not be planned (TypeError: forward() takes no input_ids)" in found.warnings[0] and found.plan is None
+    assert found.mistakes == found.blockers == [] and found.plan is None
+    assert "TypeError: forward() takes no input_ids" in found.unchecked[0]

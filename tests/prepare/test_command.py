@@ -62,9 +62,7 @@ def test_a_worker_whose_fellows_are_still_at_work_leaves_the_rest_to_them(tiny_r
     assert "Others are at the last 2" in told.output and f"cpt prepare {path}" in told.output and "are ready" not in told.output
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"), [(["--workers", "2"], "--with ray"), (["--share", "1/2", "--with", "ray"], "Leave one of the two out")]
-)
+@pytest.mark.parametrize(("words", "complaint"), [(["--workers", "2"], "--ray"), (["--share", "1/2", "--ray"], "Leave one of the two out")])
 def test_options_that_do_not_go_together_are_told(tiny_recipe, tmp_path, words, complaint):
     path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
     ended = CliRunner().invoke(application("prepare"), ["prepare", str(path), *words])

@@ -65,11 +65,11 @@ def test_a_run_that_came_to_nothing_yet_is_refused_with_what_to_do(run_folder, s
         from_folder_or_hub(str(run_folder), None, False)
 
 
-def test_the_gate_excuses_a_run_that_is_still_to_end(run_folder, tiny_recipe, tmp_path):
+def test_a_run_that_has_not_finished_is_a_blocker_and_no_mistake(run_folder, tiny_recipe, tmp_path):
     (run_folder / "status.json").write_text('{"state": "running"}')
     sections = {**tiny_recipe, "stage": "cpt", "model": {"path": str(run_folder)}}
     found = check_reality(load_recipe(write_recipe(sections, tmp_path / "r.yaml")))
-    assert found.mistakes == [] and "first is a run that has not finished" in str(found.excused[0])
+    assert found.mistakes == [] and "first is a run that has not finished" in str(found.blockers[0])
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ PINNED = "a" * 40
         (
             "stage: cpt\n",
             ["model.from_scratch=true"],
-            "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove it (`stage`",
+            "stage `cpt` continues from trained weights: write `stage: pretrain`, or remove `model.from_scratch`",
         ),
         ("", ["model={attention: sdpa}"], "`model.path` is missing: the weights to start from"),
         ("stage: pretrain\ntokenizer: {path: a/b}\n", ["model={from_scratch: true}"], "new weights need an architecture"),

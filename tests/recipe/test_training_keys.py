@@ -36,7 +36,7 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("lerning_rate: 3", "`training.lerning_rate` is not a key of TrainingArguments. Did you mean `learning_rate`? It is written as"),
         (
             "warmup_ratio: 0.1",
-            "`training.warmup_ratio` is not written here: write `schedule.warmup_tokens` (in tokens: ratio x budget.tokens)",
+            "`training.warmup_ratio` is not written here: write `schedule.warmup_share`",
         ),
         ("evaluation_strategy: steps", "`training.evaluation_strategy` is not written here: write `evaluation.every_tokens`"),
         ("no_cuda: true", "`training.no_cuda` is not written here: write `training.use_cpu` (the new name)"),

@@ -1,22 +1,121 @@
+"""Units and bounds of every number in a recipe."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin
+
 import pytest
-from pydantic import ValidationError
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from cpt.recipe.schema import Budget
-from cpt.recipe.written_numbers import whole_number
+from cpt.errors import RecipeError
+from cpt.optim.build import FOR_ALL, OPTIMIZERS
+from cpt.optim.schedules import SCHEDULES
+from cpt.recipe.schema import Budget, Data, Recipe
+from cpt.recipe.tree import dotted
+from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS, LearningRate, Share, Weight
 
 
-@pytest.mark.parametrize(
-    ("written", "number"), [("500M", 5 * 10**8), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), ("20GB", 2 * 10**10), ("10k", 10_000)]
-)
-def test_numbers_may_have_a_suffix(written, number):
+def numbers_in(annotation: Any, where: tuple[str | int, ...] = (), metadata: tuple[Any, ...] = ()) -> Iterator[tuple[str, type, list[Any]]]:
+    """Each number that an annotation allows, with what bounds it."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from numbers_in(inner, where, (*metadata, *more))
+    elif annotation in (int, float):
+        yield dotted(where), annotation, [one for each in metadata for one in (each.metadata if isinstance(each, FieldInfo) else [each])]
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield from numbers_in(field.annotation, (*where, name), tuple(field.metadata))
+    else:
+        for part in get_args(annotation):
+            yield from numbers_in(part, where, metadata)
+
+
+NUMBERS = {f"{where} {kind.__name__}": (kind, bounds) for where, kind, bounds in numbers_in(Recipe)}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_number_of_the_schema_has_bounds(number):
+    kind, bounds = NUMBERS[number]
+    assert any(isinstance(bound, Gt | Ge) for bound in bounds), "a lower bound is missing"
+    assert kind is int or any(isinstance(bound, Lt | Le) for bound in bounds), "an upper bound is missing"
+
+
+def test_the_walk_over_the_schema_finds_numbers_at_every_depth():
+    found = {number.split()[0] for number in NUMBERS}
+    assert {"seed", "budget.tokens", "data.sources.weight", "data.phases.weights", "model.rope.factor", "evaluation.retain"} <= found
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(LearningRate, 1.5), (LearningRate, 0), (Share, 1), (Share, -0.1), (Weight, -1)])
+def test_shares_rates_and_weights_are_bounded(kind, wrong):
+    with pytest.raises(ValidationError):
+        TypeAdapter(kind).validate_python(wrong)
+
+
+@pytest.mark.parametrize(("written", "number"), [("500M", 5 * 10**8), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), ("10 k", 10_000)])
+def test_a_number_of_tokens_may_have_a_unit(written, number):
     assert Budget(tokens=written).tokens == number
 
 
-@pytest.mark.parametrize("written", ["1.5", "0.0001k", "3", "B", "1X", "-1M"])
-def test_a_text_that_is_no_such_number_is_refused(written):
-    with pytest.raises(ValidationError):
-        Budget(tokens=written)
+@pytest.mark.parametrize(("written", "number"), [("20GB", 2 * 10**10), ("16GiB", 2**34), ("64 kB", 64_000), (1e6, 10**6)])
+def test_a_number_of_bytes_may_have_a_unit(written, number):
+    assert Data(sources=[{"path": "a"}], window_bytes=written).window_bytes == number
 
 
-def test_a_whole_float_is_a_whole_number():
-    assert Budget(tokens=1e9).tokens == 10**9 and whole_number(1.5) == 1.5
+WRONG = [
+    *(("budget.tokens", text) for text in ("2GB", "1.5", "0.0001k", "'3'", "B", "1X", "-1M", "2 GiB", ".nan", ".inf", "0")),
+    *(("data.window_bytes", text) for text in ("20M", "20G", "1k", "-5", "1.5")),
+    *(("data.sequence_length", text) for text in ("4K", "4k", "1M", "4KB", "1", "1e12")),
+    *(("model.rope", text) for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")),
+    *(("seed", text) for text in ("42k", "-1", "5e9")),
+    *(("checkpoints.every_steps", text) for text in ("1k", "500MB", "0")),
+    *(("data.sources.0.max_documents", text) for text in ("20GB", "1k")),
+    *(("optimizer.learning_rate", text) for text in ("1e5", "0", "-1e-5", ".nan", ".inf")),
+    *(("evaluation.held_out_share", text) for text in ("5", "0", "1")),
+    ("evaluation.retain", "{general: 2}"),
+    ("data.max_bad_share", "1.5"),
+    ("data.sources.0.weight", ".inf"),
+    ("monitoring.profile", "{at_step: 0}"),
+    ("training.max_grad_norm", ".nan"),
+    ("optimizer", "{weight_decay: .nan}"),
+    ("optimizer", "{betas: [0.9, 95]}"),
+    ("optimizer", "{embedding_learning_rate: 2}"),
+    ("optimizer", "{name: 'my.module:sophia', rho: .nan}"),
+    ("schedule", "{warmup_tokens: 2GB}"),
+    ("schedule", "{warmup_tokens: many}"),
+    ("schedule", "{warmup_tokens: -5}"),
+    ("schedule", "{warmup_share: 1}"),
+    ("schedule", "{floor: 5}"),
+    ("schedule", "{name: continued, schedule: {name: wsd, decay_tokens: 1MB}, trained_tokens: 1M}"),
+    ("safety.loss_guard", "{window: 2}"),
+    ("checkpoints.keep", "{last: 0}"),
+]
+
+
+@pytest.mark.parametrize(("key", "text"), WRONG)
+def test_a_wrong_unit_or_a_number_out_of_bounds_is_refused_when_the_recipe_is_read(mistakes, key, text):
+    assert any(f"`: `{key.replace('.0.', '[0].')}" in line for line in mistakes("", f"{key}={text}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "option", "number"),
+    [
+        ("schedule={warmup_tokens: 20M}", "schedule", "warmup_tokens", 20_000_000),
+        ("schedule={name: 'my.module:own', rest_tokens: 2k}", "schedule", "rest_tokens", 2000),
+        ("optimizer={name: 'my.module:own', state_bytes: 1GiB}", "optimizer", "state_bytes", 2**30),
+    ],
+)
+def test_options_that_are_counts_may_have_units(load, override, section, option, number):
+    assert getattr(load("", override), section).options[option] == number
+
+
+def test_an_ambiguous_length_names_both_numbers(load):
+    with pytest.raises(RecipeError, match=r"4000.*4096"):
+        load("", "data.sequence_length=4K")
+
+
+def test_every_numeric_option_of_built_ins_that_is_listed_exists():
+    taken = {name for function in (*OPTIMIZERS.values(), *SCHEDULES.values()) for name in inspect.signature(function).parameters}
+    assert {*OPTIONS["optimizer"], *OPTIONS["schedule"]} <= taken | {*FOR_ALL, "embedding_learning_rate", "layer_decay"}
+    assert OF_ANY_FUNCTION

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,12 @@ def test_the_page_goes_into_the_runs_folder(run_folder):
     ended = report(run_folder)
     assert ended.exit_code == 0 and str(run_folder / "report.html") in ended.output
     assert (run_folder / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_run_is_named_as_for_compare(run_folder, monkeypatch):
+    monkeypatch.chdir(run_folder.parent)
+    Path("runs").symlink_to(run_folder.parent)
+    assert report(run_folder.name).exit_code == 0
 
 
 def test_or_where_one_wants_it(run_folder, tmp_path):

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.safety.loss_guard import FEWEST, STEPS_BEHIND, LossGuard, check_loss_guard, ranked
+from cpt.safety.loss_guard import STEPS_BEHIND, LossGuard, check_loss_guard, ranked, robust
 
 CPU = torch.device("cpu")
 
@@ -49,9 +49,20 @@ def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
     assert verdicts(guard(), [5.0, 5.0, 5.0], [bad, 1.0, bad]) == [True, False, True]
 
 
-def test_a_finite_value_is_no_spike_before_there_is_something_to_compare_it_with():
-    losses = [5.0, 5e4, 5.0, 5e4, 5.0]
-    assert verdicts(guard(), losses) == [False] * FEWEST
+@pytest.mark.parametrize("highest", [math.inf, 100.0])
+def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none(highest):
+    found = [LossGuard(Section(), CPU, highest), LossGuard(Component(name="tests.safety.test_loss_guard:on_device"), CPU, highest)]
+    for one in found:
+        assert verdicts(one, [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
+
+
+def on_device(step, history, count):
+    return robust(step, history, count)
+
+
+def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model_can_have():
+    assert verdicts(LossGuard(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [True, True, False, False]
+    assert verdicts(LossGuard(Section(), CPU), [1e6, 5.0]) == [False, False]
 
 
 @pytest.mark.parametrize("after", [6, 20, 300])

@@ -34,7 +34,7 @@ def test_pruners_are_rays_own_in_tokens(tmp_path):
     for name, kind in kinds.items():
         assert type(scheduler_of(space_in(tmp_path, pruner=name).settings, 27_000)).__name__ == kind
     for pruner in ({"name": "percentile", "keep": 30}, {"name": "median", "often": 3}, "medain"):
-        with pytest.raises(RecipeError, match="is not for --with ray. It has: none; median"):
+        with pytest.raises(RecipeError, match="is not for --ray. It has: none; median"):
             scheduler_of(space_in(tmp_path, pruner=pruner).settings, 27_000)
 
 
@@ -107,7 +107,7 @@ def test_the_same_space_is_drawn_from(tmp_path):
 def test_two_trials_on_a_local_ray_that_is_killed_and_restored(tiny_recipe, tmp_path):
     path, *_ = recipe_in(tmp_path, tiny_recipe, checkpoints={"every_steps": 2})
     space = write_recipe({**SPACE, "search": {**SPACE["search"], "trials": 2, "pruner": "none"}}, tmp_path / "space.yaml")
-    words = [sys.executable, "-m", "cpt.cli", "search", str(path), "--space", str(space), "--with", "ray"]
+    words = [sys.executable, "-m", "cpt.cli", "search", str(path), "--space", str(space), "--ray"]
     folder = tmp_path / "runs" / "tiny-search"
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     while not (list(folder.glob("ray/tune/experiment_state-*")) and list(folder.glob("trial-*/heartbeats/*"))):

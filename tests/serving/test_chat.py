@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from cpt.cli import application
@@ -21,7 +22,17 @@ def test_a_word_that_sets_nothing_is_refused_before_the_model_is_loaded(chat_fol
 
 
 @pytest.mark.slow
-def test_a_chat_answers_in_the_terminal_and_ends(chat_folder):
+def test_a_piped_chat_answers_each_line(chat_folder):
     words = [str(Path(sys.executable).parent / "cpt"), "chat", str(chat_folder), "max_new_tokens=4", "do_sample=False"]
-    ended = subprocess.run(words, input="the model reads\nn\n!exit\n", capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0 and "4 tokens in" in ended.stdout and "Traceback" not in ended.stderr
+    ended = subprocess.run(words, input="the model reads\n\na document\n!exit\nnever\n", capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr
+    model = AutoModelForCausalLM.from_pretrained(chat_folder)
+    tokenizer = AutoTokenizer.from_pretrained(chat_folder)
+    messages, expected = [], ""
+    for line in ("the model reads", "a document"):
+        messages.append({"role": "user", "content": line})
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        written = model.generate(**ids, do_sample=False, max_new_tokens=4)[0, ids["input_ids"].shape[1] :]
+        messages.append({"role": "assistant", "content": tokenizer.decode(written, skip_special_tokens=True)})
+        expected += messages[-1]["content"] + "\n"
+    assert ended.stdout.replace("\r\n", "\n").endswith(expected)

@@ -47,6 +47,45 @@ def test_the_openai_client_gets_chat_and_completions_whole_and_streamed(chat_fol
         assert name in refused.value.response.text
 
 
+def test_what_the_server_cannot_do_is_refused_by_name(chat_folder):
+    name = str(chat_folder)
+    with served(chat_folder) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        for options in ({"n": 2}, {"logprobs": 3}, {"echo": True}, {"logit_bias": {"5": 1}}, {"prompt": ["a", "b"]}, {"temperature": 3}):
+            with pytest.raises(BadRequestError, match=f"`{next(iter(options))}`"):
+                client.completions.create(**{"model": name, "prompt": PROMPT, **options})
+        messages = [{"role": "user", "content": PROMPT}]
+        for options in (
+            {"n": 2},
+            {"logprobs": True},
+            {"presence_penalty": 1},
+            {"response_format": {"type": "json_object"}},
+            {"messages": []},
+        ):
+            with pytest.raises(BadRequestError, match=f"`{next(iter(options))}`"):
+                client.chat.completions.create(**{"model": name, "messages": messages, **options})
+        with pytest.raises(BadRequestError, match="99999"):
+            client.chat.completions.create(model=name, messages=messages, logit_bias={"99999": 1})
+
+
+def test_what_the_server_honours(chat_folder):
+    name = str(chat_folder)
+    with served(chat_folder) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+        def complete(**options):
+            return client.completions.create(**{"model": name, "prompt": PROMPT, "max_tokens": 8, **options}).choices[0].text
+
+        greedy_text = complete()
+        assert complete(prompt=[PROMPT], n=1, user="me", stop=None) == greedy_text
+        assert len({complete(temperature=1.5, seed=seed) for seed in (1, 2, 3)} | {greedy_text}) > 1, "a temperature samples"
+        assert complete(temperature=1.5, seed=1) == complete(temperature=1.5, seed=1)
+        messages = [{"role": "user", "content": PROMPT}]
+        biased = client.chat.completions.create(model=name, messages=messages, max_tokens=4, logit_bias={"40": 100})
+        assert len(set(biased.choices[0].message.content)) == 1, "the biased token alone"
+        assert client.responses.create(model=name, input=PROMPT, max_output_tokens=4).output_text
+
+
 def test_a_model_without_a_chat_template_completes_and_says_so_to_who_wants_to_chat(plain_folder):
     with served(plain_folder) as url:
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

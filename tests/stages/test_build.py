@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cpt.data.build import build_data
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.models.chunked_loss import ChunkedLoss
+from cpt.models.fused_loss import FusedLoss
 from cpt.recipe.load import load_recipe
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
@@ -76,9 +76,9 @@ def losses_of(recipe, tmp_path, name, **changes):
 
 def test_a_loss_in_chunks_is_the_same_loss(tiny_recipe, tmp_path):
     plain, _ = losses_of(tiny_recipe, tmp_path, "plain")
-    fused, trainer = losses_of(tiny_recipe, tmp_path, "fused", training={**tiny_recipe["training"], "use_liger_kernel": True})
+    fused, trainer = losses_of(tiny_recipe, tmp_path, "fused", model={**tiny_recipe["model"], "fused_loss": True})
     assert fused == pytest.approx(plain, rel=1e-5)
-    assert isinstance(trainer.model.loss_function, ChunkedLoss) and not trainer.args.use_liger_kernel
+    assert isinstance(trainer.model.loss_function, FusedLoss)
 
 
 def test_muon_trains_with_the_schedule_and_the_guard(tiny_recipe, tmp_path):

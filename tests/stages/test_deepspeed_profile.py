@@ -8,7 +8,7 @@ from tiny import write_recipe
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
-from cpt.stages.deepspeed_profile import KEYS, check_profile, offloads, read_profile
+from cpt.stages.deepspeed_profile import KEYS, check_profile, offloads, profile_warnings, read_profile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))
@@ -29,6 +29,29 @@ def recipe(tiny_recipe, tmp_path):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_profile_that_we_ship_follows_any_recipe(path, recipe):
     assert check_profile(path, recipe) == []
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_no_profile_that_we_ship_reduces_gradients_during_the_backward_pass_of_stages_1_and_2(path):
+    zero = json.loads(path.read_text())["zero_optimization"]
+    assert zero["overlap_comm"] is (zero["stage"] == 3)
+    assert profile_warnings(path) == []
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_overlap_comm_at_stages_1_and_2_is_a_warning_with_its_line(tmp_path, stage):
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps({**SOUND, "zero_optimization": {"stage": stage, "overlap_comm": True}}, indent=2))
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "overlap_comm" in text)
+    (warning,) = profile_warnings(path)
+    assert warning.startswith(f"{path}:{line}: `zero_optimization.overlap_comm`")
+    (in_recipe,) = profile_warnings(json.loads(path.read_text()))
+    assert in_recipe.startswith("`training.deepspeed`")
+
+
+def test_overlap_comm_at_stage_3_or_left_out_is_no_warning():
+    for zero in ({"stage": 3, "overlap_comm": True}, {"stage": 2}, {"stage": 2, "overlap_comm": False}):
+        assert profile_warnings({**SOUND, "zero_optimization": zero}) == []
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -58,3 +58,8 @@ def test_a_learned_micro_batch_holds_only_where_it_divides_the_recipes(tmp_path)
     remember_micro_batch(tmp_path, 1, 4)
     length = run_length(recipe(), 0, tmp_path)
     assert (length.micro_batch, length.gradient_accumulation_steps) == (2, 4)
+
+
+def test_an_interval_below_1_is_a_share_of_the_steps():
+    length = run_length(recipe(), 0)
+    assert [length.steps_between(None, every) for every in (None, 3, 0.25, 0.26, 0.001)] == [None, 3, 5, 6, 1]

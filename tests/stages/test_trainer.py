@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny import write_recipe
+from tiny import TINY_LLAMA, write_recipe
 
 from cpt.data.build import build_data
 from cpt.errors import ResourceError
@@ -71,6 +71,40 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_r
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected.item(), rel=1e-6)
 
 
+class FewerLabels(torch.utils.data.Dataset):
+    """The rows, of which each has fewer labels than the one before."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getitem__(self, number):
+        row = self.rows[number]
+        return row | {"labels": row["labels"].where(torch.arange(64) >= 15 * (number % 4), -100)}
+
+
+@pytest.mark.parametrize("config", [TINY_LLAMA, TINY_MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe, tmp_path, config, micro_batch):
+    """Of the auxiliary loss, which has no labels, it is the mean over the micro-batches."""
+    tiny_recipe["model"]["config"] = config
+    tiny_recipe["budget"] = {"tokens": 256, "global_batch_tokens": 256}
+    tiny_recipe["training"]["per_device_train_batch_size"] = micro_batch
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    trainer.rows = FewerLabels(trainer.rows)
+    rows = [trainer.rows[number] for number in range(4)]
+    batches = [{key: torch.stack([row[key] for row in rows[at : at + micro_batch]]) for key in rows[0]} for at in range(0, 4, micro_batch)]
+    summed, labels, balance = 0.0, 0, 0.0
+    for batch in batches:
+        targets = batch["labels"][:, 1:].flatten()
+        with torch.no_grad():
+            outputs = trainer.model(**{**batch, "labels": None}, **({"output_router_logits": True} if config is TINY_MOE else {}))
+        summed += torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum").item()
+        labels += int((targets != -100).sum())
+        balance += 0.5 * outputs.aux_loss.item() / len(batches) if config is TINY_MOE else 0.0
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(summed / labels + balance, rel=1e-5)
+
+
 def test_the_loss_of_a_token_budget_is_the_mean_over_the_tokens_of_all_its_documents(tiny_recipe, tmp_path):
     tiny_recipe["data"] |= {"packing": "token_budget", "sequence_length": 128}
     tiny_recipe["budget"] = {"tokens": 4 * 512, "global_batch_tokens": 512}
@@ -113,6 +147,13 @@ def test_the_run_goes_through_each_row_once_and_in_order(tiny_recipe, tmp_path):
     seen = torch.cat([batch["input_ids"] for batch in trainer.get_train_dataloader()])
     expected = torch.stack([trainer.train_dataset[i]["input_ids"] for i in range(trainer.length.rows)])
     assert torch.equal(seen, expected)
+
+
+def test_a_resumed_run_reads_the_row_after_the_last_one_that_was_trained(tiny_recipe, tmp_path):
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    trainer.first_step = 3
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert torch.equal(batch["input_ids"][0], trainer.rows[3 * trainer.length.rows_per_step]["input_ids"])
 
 
 def test_memory_that_ends_in_an_evaluation_is_no_matter_of_the_micro_batch(tiny_recipe, tmp_path, corpus, monkeypatch):

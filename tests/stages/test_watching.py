@@ -28,14 +28,15 @@ def logged(trainer):
 
 def with_dropout(recipe, **training):
     """Random numbers that a watcher might draw from would be missed."""
-    model = {**recipe["model"], "config": {**recipe["model"]["config"], "attention_dropout": 0.3}}
+    fused = training.pop("fused_loss", False)
+    model = {**recipe["model"], "fused_loss": fused, "config": {**recipe["model"]["config"], "attention_dropout": 0.3}}
     return {**recipe, "model": model, "training": {**recipe["training"], **training}}
 
 
-CHUNKED = {"use_liger_kernel": True, "per_device_train_batch_size": 4}
+FUSED = {"fused_loss": True, "per_device_train_batch_size": 4}
 
 
-@pytest.mark.parametrize("training", [{}, pytest.param(CHUNKED, marks=pytest.mark.slow)], ids=["logits", "chunked loss"])
+@pytest.mark.parametrize("training", [{}, pytest.param(FUSED, marks=pytest.mark.slow)], ids=["logits", "fused loss"])
 def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
     recipe = with_dropout(tiny_recipe, **training)
     watched, alone = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched"), trainer_of(recipe, tmp_path / "alone")

@@ -3,7 +3,7 @@ import logging
 import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.errors import RecipeError
+from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe, untrained_tokenizer
@@ -56,10 +56,17 @@ def test_no_path_at_all_is_refused():
         load()
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c", "no_such_tokenizer", "nobody/nothing"])
+@pytest.mark.parametrize("path", ["/no/such/folder", "./missing", "a/b/c"])
 def test_a_path_that_leads_nowhere_is_refused(path):
     with pytest.raises(RecipeError, match=r"Check `tokenizer\.path`"):
         load(path)
+
+
+@pytest.mark.parametrize(("path", "downloads"), [("no_such_tokenizer", False), ("nobody/nothing", True)])
+def test_what_the_hub_cannot_give_now_is_refused(path, downloads):
+    with pytest.raises(ResourceError, match=r"`tokenizer\.path`.*the Hub cannot be reached") as refused:
+        load(path)
+    assert ("hf download" in str(refused.value)) == downloads
 
 
 def test_a_file_a_folder_without_tokenizer_and_a_damaged_one_are_told_apart(tmp_path, folder):

@@ -1,21 +1,24 @@
 """Which training documents hold what the model will be judged by: counted before anything is trained, and left out by default."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.checking.bad_rows import apply_policy
 from cpt.data.checking.decontamination import FORMAT, NAME, WORDS, Judged, load_runs, read_runs
 from cpt.data.checking.files import filters_of, keyed_sources, transforms_of
-from cpt.data.documents import Document, Piece
+from cpt.data.documents import Document, Origin, Piece
+from cpt.data.forms import form_of_source
 from cpt.data.parallel import map_in_order, num_workers
 from cpt.data.plan import plan_of
+from cpt.data.selection import longest_held_out
 from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.data.store.fill import POOL_BYTES
 from cpt.data.store.folder import default_cache_dir, key_of, write_once
@@ -23,10 +26,15 @@ from cpt.data.store.shards import ShardWork, keep
 from cpt.data.store.tokenized import order_of, reading_content
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
+from cpt.files import read_sealed, report_damage, sealed, size_and_hash
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut
 from cpt.recipe.sense_data import reported_name
 
 Function = TypeVar("Function")
+Places = dict[int, tuple[str, str]]
+"""Hash of an evaluation document's text -> its set, its file and line."""
+Equal = tuple[int, Origin, int]
+"""A training document that equals one of them: the hash of its text, where it comes from, its number there."""
 LISTED = 100  # of a source; more are only counted
 PIECE_BYTES = 8 * 2**20
 
@@ -53,6 +61,21 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class ExactCopy:
+    """A training document whose text is that of an evaluation document. Its hash keeps it from training."""
+
+    source: str
+    where: str
+    """The training document's file and line."""
+    set_name: str
+    evaluation_document: str
+    """Its file and line."""
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.source}) is an exact copy of {self.set_name}, {self.evaluation_document}"
+
+
+@dataclass(frozen=True)
 class Contamination:
     """What was found in all training sources."""
 
@@ -68,6 +91,10 @@ class Contamination:
     """Evaluation documents that were looked for."""
     too_short: int
     """Those of too few words, which were not."""
+    num_exact_copies: int = 0
+    """Training documents that equal an evaluation document. No run trains on them, so they do not count as contaminated."""
+    exact_copies: list[ExactCopy] = field(default_factory=list)
+    """The first hundred of each source."""
 
     @property
     def num_contaminated(self) -> int:
@@ -81,11 +108,13 @@ class Contamination:
     def summary(self) -> str:
         """One sentence."""
         read = sum(self.documents.values())
+        copies = "1 more is an exact copy" if self.num_exact_copies == 1 else f"{self.num_exact_copies:,} more are exact copies"
+        exact = f" {copies} of an evaluation document: dropped by their hash, never trained on." if self.num_exact_copies else ""
         touched = f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
         short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
         return (
             f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,} evaluation documents, "
-            f"or are half made of one.{touched}{short}"
+            f"or are half made of one.{exact}{touched}{short}"
         )
 
 
@@ -102,7 +131,10 @@ def find_contamination(
         DataError: there is nothing to look for, or a source cannot be read.
     """
     asked = (question._replace(is_held_out=False) for question in questions)
-    runs = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation), asked))
+    of_sets: Places = {}
+    of_sources: Places = {}
+    judged = noted(documents_of_sets(data, evaluation), of_sets), noted(held_out_documents(data, evaluation), of_sources)
+    runs = read_runs(chain(*judged, asked))
     if not runs.documents:
         raise DataError(
             f"there is no evaluation document of {WORDS} words or more to look for. Hold documents out "
@@ -112,13 +144,41 @@ def find_contamination(
     documents: dict[str, int] = {}
     counts: dict[str, dict[str, int]] = {}
     hits: list[Hit] = []
-    touched = 0
+    touched = num_copies = 0
+    copies: list[ExactCopy] = []
+    seen: set[int] = set()
     for number, source in enumerate(data.sources):
         name = reported_name(source)
         found = search_source(Searcher(work_of(data, source, f"data.sources[{number}]"), index))
         documents[name], counts[name] = found.documents, dict(found.counts)
         hits, touched = hits + found.hits, touched + found.touched
-    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short)
+        equal = list(copies_among(found.equal, of_sets, of_sources, seen))
+        num_copies += len(equal)
+        copies += [ExactCopy(name, origin.where(place), *judged) for origin, place, judged in equal[:LISTED]]
+    return Contamination(documents, counts, hits, touched, len(runs.documents), runs.too_short, num_copies, copies)
+
+
+def noted(documents: Iterable[Judged], places: Places) -> Iterator[Judged]:
+    """The documents; meanwhile note the place of each by the hash of its text."""
+    for judged in documents:
+        places.setdefault(xxh3_64_intdigest(judged.text.encode()), (judged.set_name, judged.where))
+        yield judged
+
+
+def copies_among(
+    equal: Iterable[Equal], of_sets: Places, of_sources: Places, seen: set[int]
+) -> Iterator[tuple[Origin, int, tuple[str, str]]]:
+    """The copies among training documents that equal an evaluation document, each with the place of the latter.
+
+    A document that `held_out_share` keeps for evaluation is in its source itself: the first one is no copy.
+
+    Args:
+        seen: hashes of such documents in the sources before; added to.
+    """
+    for digest, origin, number in equal:
+        if digest in of_sets or digest in seen:
+            yield origin, number, of_sets.get(digest) or of_sources[digest]
+        seen.add(digest)
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
@@ -145,22 +205,43 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
     Args:
         only_local: leave out sources whose files are elsewhere, or that have no end.
     """
-    for number, source in enumerate(data.sources if evaluation.held_out_share is not None else []):
+    share = evaluation.held_out_share
+    for number, source in enumerate(data.sources if share is not None else []):
         if only_local and kind_of(source.path) != "local":
             continue
         work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
         is_ordered = order_of(source) is not None
         plan = plan_of(source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered)
-        chosen = partial(held_out_texts, work, int((evaluation.held_out_share or 0) * 2**64))
         jobs = [plan.shards[shard] for shard in plan.held_out]
         is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
-        for found in map_in_order(partial(same, chosen), jobs, 0 if is_small else num_workers(), ("cpt.data.checking.contamination",)):
-            yield from (Judged(name, where, text) for where, text in found)
+        workers, search = 0 if is_small else num_workers(), partial(held_out_texts, work, share or 0.0)
+        parts = list(map_in_order(partial(same, search), jobs, workers, ("cpt.data.checking.contamination",)))
+        # As `build_data` has it. The filter against these documents drops some later, which moves the limit a little.
+        is_document = form_of_source(source) == "document"
+        total, count = sum(part.total_bytes for part in parts), sum(part.documents for part in parts)
+        longest = longest_held_out(total, count, share or 0.0) if is_document else math.inf
+        yield from (Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest)
 
 
-def held_out_texts(work: ShardWork, limit: int, pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """(place, text) of those whose hash is below the limit."""
-    return [(document.where, text) for text, document in texts_of(work, pieces) if xxh3_64_intdigest(text.encode()) < limit]
+class ChosenTexts(NamedTuple):
+    """What the hash of their text holds out of some pieces, whatever its length."""
+
+    texts: list[tuple[str, str]]
+    """Place and text."""
+    documents: int
+    """All of them, in these pieces."""
+    total_bytes: int
+
+
+def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> ChosenTexts:
+    """Go through the documents of some pieces."""
+    texts, documents, total, limit = [], 0, 0, int(share * 2**64)
+    for text, document in texts_of(work, pieces):
+        raw = text.encode()
+        documents, total = documents + 1, total + len(raw)
+        if xxh3_64_intdigest(raw) < limit:
+            texts.append((document.where, text))
+    return ChosenTexts(texts, documents, total)
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
@@ -202,13 +283,15 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     names = [reported_name(source) for _, source in read]
     limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, [source.max_documents for _, source in read]]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
-    if all(states.values()) and known.exists():
-        path = folder / known.read_text(encoding="utf-8")
+    if all(states.values()) and (written := read_sealed(known)) is not None:
+        path = folder / written["index"]
         if path.exists():
-            return path
+            if size_and_hash(path)[1] == written["digest"]:
+                return path
+            report_damage(path)
     path = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))).save(folder)
     if all(states.values()):
-        write_once(known, path.name)
+        write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
 
 
@@ -237,6 +320,9 @@ class Searcher:
         runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
             found.documents += 1
+            if runs.is_own(text):
+                found.equal.append((xxh3_64_intdigest(text.encode()), document.origin, document.number))
+                continue
             overlap = runs.find(text)
             if overlap is None:
                 continue
@@ -259,6 +345,8 @@ class Found:
     counts: Counter[str] = field(default_factory=Counter)
     """Contaminated ones by evaluation set."""
     hits: list[Hit] = field(default_factory=list)
+    equal: list[Equal] = field(default_factory=list)
+    """Those whose text is an evaluation document's."""
 
 
 def search_source(searcher: Searcher) -> Found:
@@ -273,6 +361,7 @@ def search_source(searcher: Searcher) -> Found:
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts
+        whole.equal += found.equal
         whole.hits += found.hits[: LISTED - len(whole.hits)]
     return whole
 

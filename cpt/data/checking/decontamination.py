@@ -35,7 +35,7 @@ from cpt.recipe.sense_data import reported_name
 WORDS = 8  # of a run; an evaluation document of fewer could stand anywhere, and is not looked for
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
-FORMAT = 2  # of the stored index
+FORMAT = 3  # of the stored index
 NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it says in front of the set's name
 
 # Chinese and Japanese do without spaces: each character counts as a word.
@@ -147,7 +147,7 @@ class Runs:
         return place < len(self.own) and bool(self.own[place] == wanted)
 
     def save(self, folder: Path) -> Path:
-        """Write them to a file whose name tells what is in it, for worker processes; a file that is there is left alone.
+        """Write them to a file whose name tells what is in it, for worker processes.
 
         The name's first part tells what the filter says of any text; where the evaluation documents lie is in the second only.
         """
@@ -156,12 +156,11 @@ class Runs:
         decides = xxh3_128_hexdigest(b"".join([told, *(array.tobytes() for array in arrays.values())]))
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
-            with beside.open("wb") as file:
-                np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
-            beside.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{uuid4().hex}")  # other machines may write it at the same time
+        with beside.open("wb") as file:
+            np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)  # type: ignore[arg-type]
+        beside.replace(path)
         return path
 
 

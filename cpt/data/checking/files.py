@@ -1,36 +1,42 @@
 """What is wrong with the recipe's files, told before anything is loaded: only names, sizes and first rows are read."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cpt.data.checking.bad_rows import complaint
 from cpt.data.documents import BadRow, Document
 from cpt.data.filters import FilterLists, build_filters, reason_to_drop
+from cpt.data.forms import columns_named
 from cpt.data.readers.function import find_function
+from cpt.data.readers.opening import format_of
 from cpt.data.readers.values import columns_of
 from cpt.data.sources import Piece, files_with_sizes, kind_of, read_piece
 from cpt.data.transforms import TransformLists, apply_transforms, build_transforms
 from cpt.errors import CptError
 from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
-from cpt.recipe.sense_data import reported_name
+from cpt.recipe.sense_data import options_without_effect, reported_name
 
 FILES_OPENED = 20  # of one source; of the others only name and size are looked at
 UNCHECKED = {"hub": "Hub", "url": "remote"}
 
 
-def check_sources(data: Data, evaluation: Evaluation) -> list[str]:
-    """Every complaint about filters, local files and their columns; imports neither torch nor transformers nor datasets."""
+def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers, and `datasets` only for the Hub.
+
+    Args:
+        ask_hub: also check the sources on the Hub, by a listing and the first row of each.
+    """
     complaints: list[str] = []
     for key, source in keyed_sources(data, evaluation):
         filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-        complaints += check_source(source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error")
+        complaints += check_source(source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error", ask_hub=ask_hub)
     return list(dict.fromkeys(complaints))
 
 
-def unchecked_sources(data: Data, evaluation: Evaluation) -> list[str]:
-    """The sources on the Hub and other servers, which nobody has looked at."""
-    keyed = [(key, source, UNCHECKED.get(kind_of(source.path))) for key, source in keyed_sources(data, evaluation)]
-    return [f"`{key}.path`: {source.path} ({place})" for key, source, place in keyed if place]
+def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
+    """The sources that `check_sources` does not open."""
+    kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
+    return [f"`{key}.path`: {path} ({UNCHECKED[kind]})" for key, path, kind in kinds if kind == "url" or kind == "hub" and not ask_hub]
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
@@ -51,7 +57,13 @@ def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformList
 
 
 def check_source(
-    source: DocumentSource, filters: FilterLists, transforms: TransformLists, key: str, *, refuse_bad_rows: bool = True
+    source: DocumentSource,
+    filters: FilterLists,
+    transforms: TransformLists,
+    key: str,
+    *,
+    refuse_bad_rows: bool = True,
+    ask_hub: bool = False,
 ) -> list[str]:
     """The complaints about one source: its filters and transforms, their options, its template, its function, then its files."""
     try:
@@ -59,10 +71,15 @@ def check_source(
         columns_of(source)
         if kind_of(source.path) == "function":
             find_function(source, key)
-        files = files_with_sizes(source, key) if kind_of(source.path) == "local" else []
+        on_hub = kind_of(source.path) == "hub"
+        files = files_with_sizes(source, key) if kind_of(source.path) == "local" or on_hub and ask_hub else []
     except CptError as problem:
         return [str(problem)]
-    complaints = []
+    written = source.model_copy(update={"chat": columns_named(source) or None})
+    useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
+    complaints = [f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it." for option in useless]
+    if on_hub:  # a file may be large, so only its first row is fetched
+        files, source = files[:1], source.model_copy(update={"max_documents": 1})
     for number, (file, size) in enumerate(files):
         if number >= FILES_OPENED and size:
             continue
@@ -77,3 +94,8 @@ def check_source(
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
+
+
+def kinds_in(files: Iterable[tuple[str, int]]) -> str:
+    """`.jsonl, .txt`."""
+    return ", ".join(sorted({format_of(file) for file, _ in files}))

@@ -14,8 +14,8 @@ DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "J
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
 SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-ASSISTANT = "assistant"
-ASKED, ANSWERED = "qqq", "zzz"  # contents of messages that no template writes by itself
+ASSISTANT, TOOL = "assistant", "tool"
+ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # contents of messages that no template writes by itself
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
 
@@ -72,8 +72,17 @@ class ChatTemplate:
         they begin where the prompt of the messages before ends. Or they are looked for.
 
         Raises:
-            Refused: they cannot be found.
+            Refused: they cannot be found, or a tool's words are among them.
         """
+        spans = self._turns(messages, tools, text)
+        if any(message["role"] == TOOL for message in messages):  # Gemma 4 writes some tool results inside the assistant's turn
+            probe = [{**message, "content": PROBE} if message["role"] == TOOL else message for message in messages]
+            written = self.write(probe, tools)
+            if any(PROBE in written[start:end] for start, end in self._turns(probe, tools, written)):
+                raise Refused("the chat template writes a tool's result inside the assistant's turn")
+        return spans
+
+    def _turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
         numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
 
@@ -137,13 +146,15 @@ class ChatTemplate:
 
         It ends with what the template wrote behind it, or the control token that follows at once.
         """
-        content = (message["content"] or "").strip()
+        words = message["content"] or ""
+        content, blanks = words.strip(), words[len(words.rstrip()) :]
         is_opened = text.startswith(opening) and at <= len(opening)
         begin = self._behind_header(text, len(opening)) if is_opened else at
         start = text.find(content, begin) if content else -1
         if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
             raise Refused("the assistant's words cannot be found in what the chat template writes")
         end = start + len(content)
+        end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content, phi's and gpt-oss's do not
         after = upto[upto.rfind(content) + len(content) :]
         token = self.control.match(text, end)
         ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [len(token[0]) if token else 0]

@@ -23,7 +23,7 @@ from cpt.data.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, DocumentSource
 
-VERSION = 2  # counts up when an example gets other ids, segments or bytes
+VERSION = 3  # counts up when an example gets other ids, segments or bytes
 
 
 class Tokens(NamedTuple):

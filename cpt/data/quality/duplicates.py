@@ -4,7 +4,7 @@ The stored documents are compared, not the stream while it is read, so the answe
 first of equal documents stays, in the order of the source.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.data.store.bucket import bucket
-from cpt.data.store.folder import hold, key_of, open_array, publish_once
+from cpt.data.store.folder import hold, key_of, open_array, publish_derived
 from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
@@ -52,31 +52,33 @@ class Repeated:
         return {reason: np.concatenate([mask[first:after] for first, after in bounds]) for reason, mask in self._masks.items()}
 
 
-def repeated_documents(sources: Sequence[StoredDocuments], deduplicate: str, cache_dir: Path) -> list[Repeated]:
+def repeated_documents(sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path) -> list[Repeated]:
     """Which documents of each source are left out; worked out once and kept in `cache_dir`.
 
     Args:
-        sources: compared with each other too: of equal documents, the one of the first source stays.
+        sources: open each source's documents, verified or not. They are compared with each other too: of equal documents, the one of
+            the first source stays.
         deduplicate: exact, or near, which finds equal ones too.
 
     Raises:
         ResourceError: near duplicates are asked for, and their library is not installed.
     """
-    parts = [part for documents in sources for part in documents.parts]
+    opened = [documents(False) for documents in sources]
 
     def fill(folder: Path) -> None:
         if (store := bucket()) is not None and store.get_folder(f"duplicates/{key_of(what)}.tar", folder):
             return
+        parts = [part for documents in sources for part in documents(True).parts]
         equal = ~first_of_each(np.concatenate([part.hashes for part in parts]))
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":
             np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
 
     numbers = [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else []
-    what = {"format": FORMAT, "parts": [part.description.digest for part in parts], "numbers": numbers}
-    folder = publish_once(cache_dir / "duplicates" / key_of(what), fill)
-    bounds = [0, *accumulate(part.description.documents for part in parts)]
-    last = [0, *accumulate(len(documents.parts) for documents in sources)]
+    what = {"format": FORMAT, "parts": [part.description.digest for documents in opened for part in documents.parts], "numbers": numbers}
+    folder = publish_derived(cache_dir / "duplicates" / key_of(what), fill)
+    bounds = [0, *accumulate(part.description.documents for documents in opened for part in documents.parts)]
+    last = [0, *accumulate(len(documents.parts) for documents in opened)]
     return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cpt.data.documents import BadRow, BadValue, Document, Origin
 from cpt.data.readers.values import clean, document_of, kind, refuse_surrogates
-from cpt.errors import RecipeError
-from cpt.extend import check_options, find
+from cpt.errors import CptError, RecipeError
+from cpt.extend import check_options, find, user_code_error
 from cpt.recipe.schema import DocumentSource
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
@@ -45,7 +46,16 @@ def call_function(source: DocumentSource, key: str) -> Iterable[object]:
 def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
     """The documents in the order in which the function gives them."""
     origin = Origin(source.path, "item")
-    for number, row in enumerate(call_function(source, key), start=1):
+    rows = iter(call_function(source, key))
+    for number in count(1):
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as problem:
+            if isinstance(problem, CptError):
+                raise
+            raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
         try:
             if not isinstance(row, str | Mapping):
                 raise BadValue("wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`")

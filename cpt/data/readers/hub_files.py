@@ -18,6 +18,7 @@ from cpt.data.readers.hub_errors import HUB_FILE, Unreachable, cannot_fetch, fai
 from cpt.data.readers.opening import format_of
 from cpt.data.store.folder import cannot_keep, default_cache_dir, write_once
 from cpt.errors import DataError, ResourceError
+from cpt.files import read_sealed, sealed
 from cpt.ranks import is_main_process
 from cpt.recipe.schema import DocumentSource
 
@@ -92,17 +93,16 @@ def find(asked: Asked, key: str) -> HubDataset:
         memory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(memory.parent, problem) from problem
-    write_once(memory, json.dumps(found))
+    write_once(memory, sealed(found._asdict()))
     return found
 
 
 def recall(memory: Path) -> HubDataset | None:
     """What was found the last time."""
-    try:
-        commit, files = json.loads(memory.read_text())
-    except (OSError, ValueError):
+    found = read_sealed(memory)
+    if found is None:
         return None
-    return HubDataset(commit, None if files is None else [File(*file) for file in files])
+    return HubDataset(found["commit"], None if found["files"] is None else [File(*file) for file in found["files"]])
 
 
 def ask(asked: Asked, key: str) -> HubDataset:

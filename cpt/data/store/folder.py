@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.errors import ResourceError
+from cpt.files import report_damage, sealed, size_and_hash, unsealed
 
+DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
 CLAIMS = "claims"  # the folder, beside what is made by many machines
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
 DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was filling
@@ -35,7 +37,9 @@ def key_of(content: dict[str, Any]) -> str:
     return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = True) -> Path:
+def publish_once(
+    folder: Path, fill: Callable[[Path], None], *, durable: bool = True, is_sound: Callable[[Path], bool] = Path.exists
+) -> Path:
     """Make `folder` by calling `fill` on a folder beside it, then rename; where it exists already, do nothing.
 
     One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file system without locks
@@ -43,16 +47,20 @@ def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = 
 
     Args:
         durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
+        is_sound: whether an existing folder is what was written; a damaged one is made again, which is logged.
 
     Raises:
         ResourceError: the disk is full or not writable.
     """
-    if folder.exists():
+    if folder.exists() and is_sound(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock_file(folder).open("a+") as lock:
+        with lock_file(folder).open("a+", errors="replace") as lock:
             is_locked = locked(lock)
+            if folder.exists() and not is_sound(folder):  # no other process made it again in the meantime
+                report_damage(folder)
+                shutil.rmtree(folder)
             if not folder.exists():
                 unfinished = begin_unfinished(folder, lock, is_locked=is_locked)
                 try:
@@ -68,6 +76,26 @@ def publish_once(folder: Path, fill: Callable[[Path], None], *, durable: bool = 
         if not folder.is_dir():  # no other machine was faster
             raise cannot_keep(folder.parent, problem) from problem
     return folder
+
+
+def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """As `publish_once`, for files that are compared with their hashes each time: a damaged folder is made again."""
+
+    def fill_and_seal(unfinished: Path) -> None:
+        fill(unfinished)
+        digests = {file.name: size_and_hash(file)[1] for file in unfinished.iterdir()}
+        (unfinished / DIGESTS).write_text(sealed(digests))
+
+    return publish_once(folder, fill_and_seal, is_sound=has_sound_files)
+
+
+def has_sound_files(folder: Path) -> bool:
+    """Whether the files of a folder that `publish_derived` made are what was written."""
+    try:
+        digests = unsealed((folder / DIGESTS).read_bytes())
+        return all(size_and_hash(folder / name)[1] == digest for name, digest in digests.items())
+    except (OSError, ValueError):
+        return False
 
 
 def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
@@ -91,8 +119,8 @@ def begin_unfinished(folder: Path, lock: IO[str], *, is_locked: bool) -> Path:
     unfinished.mkdir()
     lock.seek(0)
     for name in {*lock.read().split()} - {unfinished.name}:
-        left, is_ours = folder.with_name(name), name.startswith(f"{folder.name}.{machine()}-")
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ValueError):  # not there, or no name: the lock's file is damaged
+            left, is_ours = folder.with_name(name), name.startswith(f"{folder.name}.{machine()}-")
             if (is_ours and is_locked) or unfinished.stat().st_mtime - left.stat().st_mtime > DEAD_AFTER_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
     lock.write(f"{unfinished.name}\n")
@@ -140,7 +168,8 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
     """What to say of a disk that is full or cannot be written."""
     what = f"{folder}: cannot keep tokenised data there ({problem.strerror or problem})"
-    return ResourceError(f"{what}. Free space, or set CPT_CACHE to another folder.")
+    free = "Free space, or name" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+    return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
 
 
 def write_once(path: Path, content: str | Callable[[Path], None]) -> None:

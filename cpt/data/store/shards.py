@@ -19,10 +19,10 @@ from cpt.data.readers.values import score_column
 from cpt.data.sources import read_piece
 from cpt.data.store.bucket import bucket
 from cpt.data.store.folder import publish_once
-from cpt.data.store.token_files import ShardDescription, TokenWriter, read_shard_description
+from cpt.data.store.token_files import ShardDescription, TokenWriter, is_sound_shard, read_shard_description
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import Transform, apply_transforms, build_transforms
-from cpt.errors import DataError
+from cpt.errors import DataError, UserCodeError
 from cpt.extend import find
 from cpt.recipe.schema import DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
@@ -59,7 +59,7 @@ class ShardWork:
             if not fetch_shard(self, name, folder):
                 fill_shard(self, shard, folder)
 
-        publish_once(self.folder / name, fill, durable=False)
+        publish_once(self.folder / name, fill, durable=False, is_sound=is_sound_shard)
 
     def accepts(self, shard: ShardDescription) -> bool:
         """False for a shard whose bad rows an earlier run skipped, where they are an error now, or are to be kept."""
@@ -134,7 +134,10 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
     function = None if score_column(source) else find("score", source.order_by, {})
 
     def score(text: str, document: Document) -> float:
-        value = document.score if function is None else function(text)
+        try:
+            value = document.score if function is None else function(text)
+        except UserCodeError as problem:
+            raise UserCodeError(f"{document.where}: {problem}") from problem.__cause__
         if not isinstance(value, float | int) or math.isnan(value):
             raise DataError(f"{document.where}: `order_by: {source.order_by}` gives it {value!r}, expected a number.")
         return value

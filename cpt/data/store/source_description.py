@@ -7,6 +7,7 @@ from pathlib import Path
 from cpt.data.store.bucket import bucket
 from cpt.data.store.token_files import DESCRIPTION, FORMAT
 from cpt.errors import DataError
+from cpt.files import sealed, unsealed
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class SourceDescription:
 
 
 def as_text(description: SourceDescription) -> str:
-    """As JSON."""
-    return json.dumps(asdict(description), indent=1)
+    """As JSON with its hash."""
+    return sealed(asdict(description), indent=1)
 
 
 def read_description(folder: Path) -> SourceDescription:
@@ -45,7 +46,7 @@ def read_description(folder: Path) -> SourceDescription:
         DataError: another version of cpt made the folder.
         OSError, ValueError, TypeError: it is damaged, or not there yet.
     """
-    return as_description((folder / DESCRIPTION).read_text(), folder)
+    return as_description((folder / DESCRIPTION).read_bytes(), folder)
 
 
 def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
@@ -61,6 +62,7 @@ def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
             f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is not read. Remove it: "
             "cpt store prune --leftovers."
         )
+    content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})
 
 

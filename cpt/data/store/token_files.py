@@ -1,6 +1,5 @@
 """Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was written."""
 
-import json
 import mmap
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,9 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.data.store.folder import key_of, sync
 from cpt.errors import DataError
+from cpt.files import sealed, size_and_hash, unsealed
 
-FORMAT = 3  # of stored tokens; counts up when old folders must not be read
+FORMAT = 4  # of stored tokens; counts up when old folders must not be read
 DESCRIPTION = "description.json"
 ARRAYS: dict[str, str] = {
     "tokens": "",
@@ -27,7 +27,6 @@ ARRAYS: dict[str, str] = {
     "scores": "float64",
     "segments": "uint8",
 }  # the ids' type depends on the vocabulary
-BLOCK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class ShardDescription:
 
     def as_text(self) -> str:
         """As JSON; what only examples have is not written for others."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "segmented" or value}, indent=1)
+        return sealed({name: value for name, value in asdict(self).items() if name != "segmented" or value}, indent=1)
 
 
 class TokenWriter:
@@ -117,7 +116,7 @@ class TokenWriter:
             dict(dropped),
             dict(bad_rows or {}),
             longest,
-            digest_of(self._digests),
+            digest_of([digest.hexdigest() for digest in self._digests.values()]),
             *made_by,
             texts,
             self.scored,
@@ -147,6 +146,7 @@ class TokenFiles:
         self.folder = folder
         try:
             self.description = read_shard_description(folder)
+            self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = self.description.documents, self.description.tokens
             self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", self.description.dtype, tokens)
             self.offsets: NDArray[np.int64] = open_raw(folder / "offsets.bin", "int64", documents + 1)
@@ -161,12 +161,8 @@ class TokenFiles:
 
     def is_sound(self) -> bool:
         """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in memory."""
-        digests = {name: xxh3_128() for name in arrays(self.description.scored, self.description.segmented)}
-        for name, digest in digests.items():
-            with (self.folder / f"{name}.bin").open("rb", buffering=0) as file:
-                while block := file.read(BLOCK):
-                    digest.update(block)
-        return digest_of(digests) == self.description.digest
+        names = arrays(self.description.scored, self.description.segmented)
+        return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
     def rest(self) -> None:
         """Give the memory of the mapped tokens back; they are mapped again when they are read."""
@@ -259,19 +255,27 @@ def open_documents(folders: Sequence[Path]) -> StoredDocuments:
     return StoredDocuments([TokenFiles(folder) for folder in folders])
 
 
+def is_sound_shard(folder: Path) -> bool:
+    """Whether a folder's documents are what was written, after reading all of them."""
+    try:
+        return TokenFiles(folder).is_sound()
+    except DataError:
+        return False
+
+
 def read_shard_description(folder: Path) -> ShardDescription:
     """What stands beside the arrays.
 
     Raises:
         OSError, ValueError, TypeError: it is damaged.
     """
-    content = json.loads((folder / DESCRIPTION).read_text())
+    content = unsealed((folder / DESCRIPTION).read_bytes())
     return ShardDescription(**{**content, "longest": tuple(content["longest"])})
 
 
-def digest_of(digests: Mapping[str, xxh3_128]) -> str:
+def digest_of(digests: Sequence[str]) -> str:
     """One digest of the arrays' digests."""
-    return xxh3_128_hexdigest(" ".join(digest.hexdigest() for digest in digests.values()).encode())
+    return xxh3_128_hexdigest(" ".join(digests).encode())
 
 
 def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:

@@ -29,6 +29,7 @@ from cpt.data.store.token_files import DESCRIPTION, FORMAT, StoredDocuments, Tok
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import transform_content
 from cpt.errors import DataError
+from cpt.files import report_damage
 from cpt.recipe.schema import DocumentSource, Source
 
 Result = TypeVar("Result")
@@ -56,6 +57,7 @@ class TokenizedSource:
         self._release = hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._has_asked = False  # a bucket
+        self._verified = set[tuple[int, int]]()  # shards that this process has compared with their digests, and when these were written
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes hold the folder themselves."""
@@ -104,26 +106,44 @@ class TokenizedSource:
         """A shard, made now if it is not there.
 
         Args:
-            verified: read all of it, and make it again if it is not what was written: a power cut may have left another.
+            verified: compare it with its digest, unless this process has done so before, and make it again if it is damaged.
 
         Raises:
             DataError: a row is bad, or the files are not those that the plan was made from.
         """
+        folder, is_made_again = self.shard_folder(number), False
         for _ in range(TRIES):
             with suppress(DataError):
-                files = TokenFiles(self.shard_folder(number))
-                if self.work.accepts(files.description) and (not verified or files.is_sound()):
+                files = TokenFiles(folder)
+                if not self.work.accepts(files.description):
+                    rmtree(folder, ignore_errors=True)
+                elif not verified or (number, files.written) in self._verified or files.is_sound():
                     break
-            rmtree(self.shard_folder(number), ignore_errors=True)
-            self.proven_work(self.plan.shards[number], self.shard_folder(number).name)
+            self.proven_work(self.plan.shards[number], folder.name)
             self.check_files(number)
+            is_made_again = True
         else:
-            raise DataError(
-                f"{self.shard_folder(number)}: what is written there does not come back the same. Is the disk failing? "
-                "Set CPT_CACHE to another."
-            )
+            raise DataError(f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to another.")
         self.check_digest(files)
+        if is_made_again:
+            self.refuse_other_tokens(files)
+        if verified:
+            self._verified.add((number, files.written))
         return files
+
+    def refuse_other_tokens(self, shard: TokenFiles) -> None:
+        """Refuse a shard that was made again and is not what it was when the source was described.
+
+        Raises:
+            DataError: with what to do.
+        """
+        if self.description is not None and self.digests.get(shard.folder.name) != shard.description.digest:
+            rmtree(shard.folder, ignore_errors=True)
+            raise DataError(
+                f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than before. What "
+                f"reads it has changed since ({self.work.key}: libraries, or code of yours). Bring it back, or delete {self.folder} and "
+                "begin a new run: another `name`."
+            )
 
     def check_digest(self, shard: TokenFiles) -> None:
         """Refuse a shard out of a bucket that is not the one that the manifest lists."""
@@ -132,8 +152,12 @@ class TokenizedSource:
             rmtree(shard.folder, ignore_errors=True)
             raise store.damaged(object_of(self.folder, shard.folder.name))
 
-    def documents(self, numbers: Sequence[int], *, verified: bool = False) -> StoredDocuments:
-        """The documents of some shards, one after the other."""
+    def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
+        """The documents of some shards, one after the other.
+
+        Args:
+            verified: as for `shard`; False where the arrays are not read.
+        """
         return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
 
     @cached_property
@@ -165,8 +189,14 @@ class TokenizedSource:
     def description(self) -> SourceDescription | None:
         """Of the whole source, once all shards are there."""
         if self._description is None:
-            with suppress(OSError, ValueError, TypeError):
+            try:
                 self._description = self.if_ours(read_description(self.folder))
+            except FileNotFoundError:
+                pass
+            except (DataError, OSError, ValueError, TypeError):  # the folder's name tells the version: no other wrote it
+                report_damage(self.folder / DESCRIPTION)
+                with suppress(OSError):
+                    (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
         if self._description is None and not self._has_asked:
             self._has_asked = True
             kept = fetch_description(self.folder)
@@ -283,10 +313,11 @@ def beside(function: Callable[[], Result]) -> "Future[Result]":
 
 
 def read_bad_rows(folder: Path) -> Iterator[Listed]:
-    """The bad rows of a shard."""
+    """The bad rows of a shard; a damaged line is skipped, since the rows are counted in its description."""
     file = folder / FILE_NAME
-    if file.exists():
-        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def nothing_left(source: DocumentSource, key: str, dropped: Counter[str]) -> str:

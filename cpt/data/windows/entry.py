@@ -55,6 +55,8 @@ class Total:
 
     rows: int
     windows: int
+    has_table: bool
+    """Whether what is known of each window is in one table."""
     everything: WindowEntry | None = None
     """The sum over all windows, where this was written down."""
 

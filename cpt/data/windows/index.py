@@ -1,10 +1,8 @@
 """Where the rows of a source are: in which window, whatever was read before, and also where most windows are not there."""
 
-import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from itertools import accumulate
@@ -16,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.data.mixture.order import seed_of
+from cpt.data.selection import AFTER_MAX_TOKENS
 from cpt.data.store.folder import hold, write_once
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.windows.complaints import all_held_out, other_documents, refuse_bad_windows, used_up
 from cpt.data.windows.entry import Total, WindowEntry, entry_of, summed
 from cpt.data.windows.table import entry_in, fetch_table, open_table, read_total, write_table, write_total
 from cpt.errors import DataError
+from cpt.files import read_sealed, sealed
 
 MARKS = "readers"
 
@@ -51,8 +51,7 @@ class WindowIndex(ABC):
     def total(self) -> "Total | None":
         """What one time through is, once its last window was made."""
         if self._total is None:
-            with suppress(OSError):
-                self._total = read_total(self.folder)
+            self._total = read_total(self.folder)
         if self._total is None and not self._has_asked:
             self._has_asked = True
             if fetch_table(self.folder):
@@ -61,11 +60,11 @@ class WindowIndex(ABC):
 
     @cached_property
     def table(self) -> NDArray[Any] | None:
-        """What is known of all windows; to be asked for where there is a total."""
-        try:
-            return open_table(self.folder)
-        except OSError:  # windows before those of a checkpoint that went on in an empty store
-            return None
+        """What is known of all windows; to be asked for where there is a total.
+
+        There is none of windows before those of a checkpoint that went on in an empty store.
+        """
+        return open_table(self.folder) if self.total is not None and self.total.has_table else None
 
     def known_entry(self, window: int) -> WindowEntry | None:
         """What is known of a window; None where it was never made."""
@@ -73,11 +72,18 @@ class WindowIndex(ABC):
             return self._entries[window]
         if self.total is not None and self.table is not None:
             return entry_in(self.table, window) if window < len(self.table) else None
-        try:
-            self._entries[window] = entry_of(json.loads(self.entry_file(window).read_text()))
-        except OSError:
+        content = read_sealed(self.entry_file(window))
+        if content is None:
             return None
-        return self._entries[window]
+        entry = entry_of(content)
+        if self.total is None and self.is_last(window, entry) and (not window or self.entry_file(window - 1).exists()):
+            return None  # the total is lost: it is written again with the last window
+        self._entries[window] = entry
+        return entry
+
+    def is_last(self, window: int, entry: WindowEntry) -> bool:
+        """Whether no window follows."""
+        return AFTER_MAX_TOKENS in entry.left_out or window + 1 == len(self.tokenized.plan.windows)
 
     def known_so_far(self) -> tuple[WindowEntry, int]:
         """What is known of the windows from the first on, as many as there are without a gap, as one; and how many these are."""
@@ -176,7 +182,7 @@ class WindowIndex(ABC):
         refuse_bad_windows(self.tokenized, self._sum, window)
         if is_last and not entry.end:
             raise DataError(all_held_out(self.tokenized, entry))
-        write_once(self.entry_file(window), json.dumps(asdict(entry)))
+        write_once(self.entry_file(window), sealed(asdict(entry)))
         if is_last:
             entries = [known for number in range(window + 1) if (known := self.known_entry(number)) is not None]
             if len(entries) == window + 1:
@@ -198,7 +204,7 @@ class WindowIndex(ABC):
         window, content = int(state["window"]), state["entry"]
         known = self.known_entry(window)
         if known is None:
-            write_once(self.entry_file(window), json.dumps(content))
+            write_once(self.entry_file(window), sealed(content))
             self._near = window
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))

@@ -20,7 +20,7 @@ from cpt.data.mixture.order import seed_of, shuffled
 from cpt.data.packing import FORMAT
 from cpt.data.rows import PackedRows
 from cpt.data.selection import Chosen, Selection, part_by_score
-from cpt.data.store.folder import key_of, publish_once, size_of
+from cpt.data.store.folder import has_sound_files, key_of, publish_derived, size_of
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.windows.complaints import other_documents
@@ -161,9 +161,9 @@ class WindowedRows(WindowIndex):
         return Here(turn - place, turn - place + len(rows), seed, number, epoch, first_row, rows)
 
     def prepare(self, window: int) -> None:
-        """Make a window that is not there."""
+        """Make a window that is not there, or is damaged."""
         entry = self.entry(window)
-        if entry.rows and not self.window_folder(window).exists():
+        if entry.rows and not has_sound_files(self.window_folder(window)):
             self.make(window)
 
     def window(self, window: int) -> PackedRows:
@@ -196,7 +196,7 @@ class WindowedRows(WindowIndex):
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            folder = publish_once(self.window_folder(window), self.layout.packer(starts, lengths, self.seed))
+            folder = publish_derived(self.window_folder(window), self.layout.packer(starts, lengths, self.seed))
             packed = self.layout.open(documents, folder)
             positions, tokens_in_rows, rows = packed.num_positions, packed.num_tokens, len(packed)
         if known is not None or before is None:
@@ -227,7 +227,7 @@ class WindowedRows(WindowIndex):
     def choose(self, window: int, tokens_before: int) -> tuple[StoredDocuments, Chosen]:
         """The documents of a window's shards, and which of them are trained on in this window."""
         shards = self.tokenized.plan.windows[window]
-        documents = self.tokenized.documents(shards, verified=self.is_new(window))
+        documents = self.tokenized.documents(shards)
         for part in documents.parts if self.is_new(window) else []:
             part.sync()
         if not self.tokenized.plan.is_ordered:

@@ -4,8 +4,8 @@ The table is memory-mapped: a process that looks for a row touches as much of it
 (documents left out, lengths, bad rows), is kept as a sum over all windows beside it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from xxhash import xxh3_128_hexdigest
 from cpt.data.store.bucket import bucket
 from cpt.data.store.folder import open_array, write_once
 from cpt.data.windows.entry import Total, WindowEntry, entry_of, summed
+from cpt.files import read_sealed, report_damage, sealed, size_and_hash, unsealed
 
 TOTAL, TABLE = "total.json", "windows.npy"
 COUNTS = [field.name for field in fields(WindowEntry) if field.type is int]
@@ -28,13 +29,13 @@ def write_table(folder: Path, entries: Sequence[WindowEntry]) -> None:
     """Write what is known of all windows, the table first: where the total stands, all is there."""
     table = np.array([tuple(vars(entry)[name] for name in (*COUNTS, *DIGESTS)) for entry in entries], LINE)
     write_once(folder / TABLE, lambda path: save(path, table))
-    digest = xxh3_128_hexdigest((folder / TABLE).read_bytes())
+    digest = size_and_hash(folder / TABLE)[1]
     write_total(folder, entries[-1].end, len(entries), {"sum": asdict(summed(entries)), "table": digest})
 
 
 def write_total(folder: Path, rows: int, windows: int, besides: Mapping[str, Any] | None = None) -> None:
     """Write what one time through is."""
-    write_once(folder / TOTAL, json.dumps({"rows": rows, "windows": windows, **(besides or {})}))
+    write_once(folder / TOTAL, sealed({"rows": rows, "windows": windows, **(besides or {})}))
 
 
 def save(path: Path, table: NDArray[Any]) -> None:
@@ -48,15 +49,24 @@ def write_bytes(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def read_total(folder: Path) -> Total:
-    """What one time through is.
-
-    Raises:
-        OSError: its last window was not made yet.
-    """
-    content = json.loads((folder / TOTAL).read_text())
+def read_total(folder: Path) -> Total | None:
+    """What one time through is; None where its last window was not made yet, or where the total or the table is damaged."""
+    content = read_sealed(folder / TOTAL)
+    digest = None if content is None else content.get("table")
+    if digest is not None and not is_table(folder / TABLE, digest):
+        report_damage(folder / TABLE)
+        content = None
+    if content is None:
+        with suppress(OSError):
+            (folder / TOTAL).unlink()  # else each look at it would report the damage
+        return None
     everything = content.get("sum")
-    return Total(content["rows"], content["windows"], None if everything is None else entry_of(everything))
+    return Total(content["rows"], content["windows"], digest is not None, None if everything is None else entry_of(everything))
+
+
+def is_table(path: Path, digest: str) -> bool:
+    """Whether a table is there and what was written."""
+    return path.exists() and size_and_hash(path)[1] == digest
 
 
 def fetch_table(folder: Path) -> bool:
@@ -70,7 +80,11 @@ def fetch_table(folder: Path) -> bool:
     if store is None or total is None:
         return False
     table = store.read(f"rows/{folder.name}/{TABLE}")
-    if table is None or xxh3_128_hexdigest(table) != json.loads(total)["table"]:
+    try:
+        is_sound = table is not None and xxh3_128_hexdigest(table) == unsealed(total)["table"]
+    except ValueError:
+        is_sound = False
+    if table is None or not is_sound:
         raise store.damaged(f"rows/{folder.name}/{TABLE}")
     write_once(folder / TABLE, lambda path: write_bytes(path, table))
     write_once(folder / TOTAL, total.decode())

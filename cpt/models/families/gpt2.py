@@ -1,5 +1,7 @@
 """GPT-2 with its vocabulary padded to a multiple of 64 rows, which the logits never show."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
@@ -14,6 +16,13 @@ class CptGPT2Config(GPT2Config):
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
     attn_pdrop: float | int = 0.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if self.add_cross_attention:
+            raise ValueError("add_cross_attention: there is no encoder to attend to. Remove it.")
+        if self.unpadded_vocab_size > self.vocab_size:
+            raise ValueError(f"unpadded_vocab_size ({self.unpadded_vocab_size}) is larger than vocab_size ({self.vocab_size}).")
 
 
 class PaddedVocabularyHead(nn.Linear):

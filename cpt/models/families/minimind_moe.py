@@ -47,6 +47,10 @@ class BalancedForCausalLM:
         """The family's way to count."""
         raise NotImplementedError
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # transformers searches this file for the decorator of its experts, which Qwen3MoeExperts has in its own file
+
     @can_return_tuple
     def forward(
         self,
@@ -141,6 +145,7 @@ class MiniMind2MoEConfig(LlamaConfig):
 
     model_type = "minimind2_moe"
     default_theta = 1e6
+    base_model_tp_plan = {}  # Llama's names a dense feed-forward part
     attribute_map = {"num_local_experts": "num_experts"}
 
     vocab_size: int = 6400
@@ -158,6 +163,12 @@ class MiniMind2MoEConfig(LlamaConfig):
     output_router_logits: bool = True
     router_aux_loss_coef: float = 0.01
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        for name in ("attention_bias", "mlp_bias"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: minimind2_moe has no biases. Remove it.")
+
     @property
     def moe_intermediate_size(self) -> int:
         """Width of one expert, by the name that transformers' expert layers read."""
@@ -165,8 +176,8 @@ class MiniMind2MoEConfig(LlamaConfig):
 
     @property
     def norm_topk_prob(self) -> bool:
-        """The scores of a token's experts always add up to 1."""
-        return True
+        """The scores of a token's experts add up to 1, except that a single expert keeps its score."""
+        return self.num_experts_per_tok > 1
 
 
 class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
@@ -200,6 +211,10 @@ class MiniMind2MoEPreTrainedModel(LlamaPreTrainedModel):
         "attentions": LlamaAttention,
     }
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -221,6 +236,8 @@ class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):
 
 class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, LlamaForCausalLM):
     """MiniMind2's mixture with its head."""
+
+    _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super(LlamaForCausalLM, self).__init__(config)  # LlamaForCausalLM's own __init__ would build Llama's layers first

@@ -13,9 +13,9 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from transformers import (
     GPT2Config,
-    GraniteMoeSharedConfig,
     LlamaConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -44,7 +44,7 @@ def native_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
             native.vocab_size = config.unpadded_vocab_size
             return native
         case MiniMind2MoEConfig():
-            return _granite_config(config)
+            return _qwen2_moe_config(config)
         case MiniMind2Config():
             return _same_fields(config, LlamaConfig, "LlamaForCausalLM")
         case MiniMind3MoEConfig():
@@ -65,7 +65,7 @@ def native_state_dict(config: PreTrainedConfig, state_dict: StateDict) -> StateD
             tokens = config.unpadded_vocab_size
             return {name: t[:tokens].clone() if name.endswith(vocabulary) else t for name, t in state_dict.items()}
         case MiniMind2MoEConfig():
-            return _granite_state_dict(config, state_dict)
+            return _qwen2_moe_state_dict(config, state_dict)
     return state_dict
 
 
@@ -101,42 +101,35 @@ def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig],
     return native_class(**values)
 
 
-def _granite_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
-    """GraniteMoeShared with every multiplier at 1 is a Llama with routed and shared experts."""
-    shared = {field.name for field in dataclasses.fields(GraniteMoeSharedConfig)} & {field.name for field in dataclasses.fields(config)}
+def _qwen2_moe_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
+    """Qwen2-MoE without biases computes what MiniMind2's mixture does."""
+    shared = {field.name for field in dataclasses.fields(Qwen2MoeConfig)} & {field.name for field in dataclasses.fields(config)}
     values: dict[str, Any] = {name: vars(config)[name] for name in shared}
     values |= {
-        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "architectures": ["Qwen2MoeForCausalLM"],
         "use_cache": True,
-        "attention_multiplier": (config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim) ** -0.5,
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "num_local_experts": config.num_experts,
-        "shared_intermediate_size": config.intermediate_size * config.n_shared_experts,
+        "head_dim": config.head_dim,  # Qwen2-MoE reads it, but does not declare it
+        "qkv_bias": False,
+        "norm_topk_prob": config.norm_topk_prob,
+        "moe_intermediate_size": config.moe_intermediate_size,
+        "shared_expert_intermediate_size": config.intermediate_size * config.n_shared_experts,
         "output_router_logits": False,
     }
-    return GraniteMoeSharedConfig(**values)
+    return Qwen2MoeConfig(**values)
 
 
-def _granite_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
-    renamed = {name: tensor for name, tensor in state_dict.items() if ".mlp." not in name}
+def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> StateDict:
+    """Several shared experts side by side are one wide expert."""
+    renamed = {name: tensor for name, tensor in state_dict.items() if ".shared_experts." not in name}
     for layer in range(config.num_hidden_layers):
-        ours, theirs = f"model.layers.{layer}.mlp", f"model.layers.{layer}"
-
-        def stack(part: str, dim: int, group: str, count: int, ours: str = ours) -> torch.Tensor:
-            tensors = [state_dict[f"{ours}.{group}.{index}.{part}_proj.weight"] for index in range(count)]
-            return torch.stack(tensors) if group == "experts" else torch.cat(tensors, dim=dim)
-
-        moe, experts, shared = f"{theirs}.block_sparse_moe", config.num_experts, config.n_shared_experts
-        renamed[f"{moe}.router.layer.weight"] = state_dict[f"{ours}.gate.weight"]
-        renamed[f"{moe}.input_linear.weight"] = torch.cat([stack(p, 0, "experts", experts) for p in ("gate", "up")], dim=1)
-        renamed[f"{moe}.output_linear.weight"] = stack("down", 0, "experts", experts)
-        if shared == 0:
-            continue
-        # Several shared experts side by side are one wide expert.
-        renamed[f"{theirs}.shared_mlp.input_linear.weight"] = torch.cat([stack(p, 0, "shared_experts", shared) for p in ("gate", "up")])
-        renamed[f"{theirs}.shared_mlp.output_linear.weight"] = stack("down", 1, "shared_experts", shared)
+        mlp = f"model.layers.{layer}.mlp"
+        gate = state_dict[f"{mlp}.gate.weight"]
+        # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size undo it exactly.
+        renamed[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
+        for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
+            shared = [state_dict[f"{mlp}.shared_experts.{index}.{part}_proj.weight"] for index in range(config.n_shared_experts)]
+            empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
+            renamed[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*shared, empty], dim=dim)
     return renamed
 
 

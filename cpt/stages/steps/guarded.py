@@ -16,14 +16,17 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from cpt.models.inventory import vocabulary_size
 from cpt.optim.clipping import gradient_norm
 from cpt.optim.schedules import phases_in_tokens
 from cpt.safety.judging_engine import JudgingEngine
-from cpt.safety.loss_guard import STEPS_BEHIND, LossGuard
+from cpt.safety.loss_guard import HIGHEST_LOSS, STEPS_BEHIND, LossGuard
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.safety.skip_budget import SkipBudget
 from cpt.stages.steps.rolling_back import RollBack, RollingBack, read_safety
 from cpt.stages.steps.smaller_batches import SmallerBatches
+
+OF_LANGUAGE_MODELS = ("pretrain", "cpt", "sft")
 
 
 class LastWord(TrainerCallback):
@@ -52,7 +55,7 @@ class GuardedSteps(RollingBack, SmallerBatches):
         """As the Trainer does, with what the checkpoint knows of skipped steps."""
         section = self.recipe.safety.loss_guard
         if section is not None:
-            self.guard = LossGuard(section, self.args.device)
+            self.guard = LossGuard(section, self.args.device, self.highest_loss())
             self.budget = SkipBudget(self.rows_of_steps, self.guard.window, self.guard.skips)
         if resume_from_checkpoint is not None:
             self.restore_safety(read_safety(Path(resume_from_checkpoint)))
@@ -62,6 +65,13 @@ class GuardedSteps(RollingBack, SmallerBatches):
         self.remove_callback(LastWord)
         self.add_callback(LastWord(self))  # behind those that were added since
         return super().train(resume_from_checkpoint, **options)  # type: ignore[arg-type]
+
+    def highest_loss(self) -> float:
+        """Of a language model's own loss, which starts near that of a uniform guess; the other stages have losses without such a scale."""
+        if self.recipe.stage not in OF_LANGUAGE_MODELS:
+            return math.inf
+        model: Any = self.model
+        return HIGHEST_LOSS * math.log(vocabulary_size(model.config))
 
     def begin_guarding(self) -> None:
         """Take the places from which a step can be judged."""

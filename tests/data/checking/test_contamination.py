@@ -53,6 +53,32 @@ def test_documents_held_out_of_a_source_are_looked_for_in_all(source, tmp_path):
     assert all(hit.source != hit.set_name for hit in found.hits)
 
 
+def test_exact_copies_of_a_held_out_set_are_counted_and_listed_with_their_place(source, exam, tmp_path):
+    sources = [source("a", [text(200), text(7), text(201)], name="a"), source("b", [text(7), f"{text(8)} copied"], name="b")]
+    found = find_contamination(Data(sources=sources), exam, cache_dir=tmp_path)
+    assert (found.num_exact_copies, found.num_contaminated) == (2, 1)
+    places = [(one.source, one.where, one.set_name, one.evaluation_document) for one in found.exact_copies]
+    exam_place = str(tmp_path / "exam.jsonl:8")
+    assert places == [(name, str(tmp_path / f"{name}.jsonl:{line}"), "exam", exam_place) for name, line in (("a", 2), ("b", 1))]
+    assert found.to_json()["exact_copies"][0]["where"] == places[0][1] and "exact copies" in found.summary()
+
+
+def test_a_short_exact_copy_is_counted_too(source, tmp_path):
+    (tmp_path / "exam.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in (text(1), "three words only")))
+    evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.jsonl"))])
+    found = find_contamination(Data(sources=[source("a", [text(2), "three words only"])]), evaluation, cache_dir=tmp_path)
+    assert found.num_exact_copies == 1
+
+
+def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
+    texts = [text(number) for number in range(60)]
+    evaluation = Evaluation(held_out_share=0.3)
+    once = find_contamination(Data(sources=[source("a", texts, name="a")]), evaluation, cache_dir=tmp_path)
+    twice = find_contamination(Data(sources=[source("a", texts, name="a"), source("b", texts, name="b")]), evaluation, cache_dir=tmp_path)
+    assert once.num_exact_copies == 0 and twice.num_exact_copies == once.judged > 5
+    assert {one.source for one in twice.exact_copies} == {"b"}
+
+
 def test_questions_of_tasks_are_looked_for(source, exam, tmp_path):
     data = Data(sources=[source("a", [f"the answer: {text(77)}"], name="a")])
     found = find_contamination(data, exam, [Judged("quiz", "quiz: question 3", text(77))], cache_dir=tmp_path)
@@ -75,12 +101,13 @@ def test_the_filter_leaves_nothing_for_the_count_to_find(source, exam, tmp_path)
 
 def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch):
     texts = [text(1000 + number, 40) + (f" {text(number % 40)} " if number % 50 == 0 else "") for number in range(2000)]
+    texts[701] = texts[1901] = text(3)
     data = Data(sources=[source("a", texts, name="a")])
     alone = find_contamination(data, exam, cache_dir=tmp_path)
     monkeypatch.setattr("cpt.data.checking.contamination.POOL_BYTES", 1)
     monkeypatch.setattr("cpt.data.checking.contamination.PIECE_BYTES", 200_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
-    assert find_contamination(data, exam, cache_dir=tmp_path) == alone and alone.num_contaminated == 40
+    assert find_contamination(data, exam, cache_dir=tmp_path) == alone and (alone.num_contaminated, alone.num_exact_copies) == (40, 2)
 
 
 def test_nothing_to_look_for_is_told(source, tmp_path):

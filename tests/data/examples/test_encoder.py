@@ -1,10 +1,15 @@
 import json
 import pickle
+import re
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import ByT5Tokenizer
 
 from cpt.data.examples.chat import CONTROL
@@ -303,3 +308,72 @@ def test_the_bytes_of_a_conversation_are_those_of_its_answers_without_control_to
     texts = [text_of(row, "conversation") for row in rows]
     sizes = encoder_for(talking(template), "conversation").bytes_learned(texts, [text.encode() for text in texts])
     assert sizes.tolist() == [3 + 14, 1, 21, 4]
+
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+CONTROL_TOKEN = re.compile(
+    r"<\|[^|<>\s{}'\"]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_\w+>|<\|(?:turn|channel|tool\w*)>|<(?:turn|channel|tool\w*)\|>"
+)
+ENDS_OF_ALL = {
+    "phi3": "<|endoftext|>",
+    "gptoss": "<|return|>",
+    "glm4moe": "<|endoftext|>",
+    "gemma": "<eos>",
+    "deepseek": "<｜end▁of▁sentence｜>",
+}
+PUBLISHED = [
+    path.stem for path in TEMPLATES.glob("*.jinja") if not path.stem.startswith(("idefics3", "llava_next", "smolvlm"))
+]  # no plain text
+NO_END_TOKEN = {"glm4moe"}  # the token that opens the next turn ends one; `cpt data check` reports it
+LOOK_UP = {"type": "function", "function": {"name": "look", "arguments": {"q": "Acall"}}}
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}}
+
+
+def calling(content):
+    return assistant(content, tool_calls=[LOOK_UP])
+
+
+SAID = {"role": "tool", "name": "look", "content": "Tool"}
+TALKS = {
+    "two turns": lambda a: [user("Uone"), assistant(a("Aone")), user("Utwo\n"), assistant(a("Atwo"))],
+    "asked last": lambda a: [user(" Uone"), assistant(a("Aone")), user("Utwo")],
+    "with a system": lambda a: [{"role": "system", "content": "Sys "}, user("Uone"), assistant(a("Aone")), user("Utwo"), assistant("Atwo")],
+    "with a call": lambda a: [user("Uone"), calling(""), SAID, assistant(a("Aone")), user("Utwo"), assistant("Atwo")],
+    "words with a call": lambda a: [user("Uone"), calling(a("Aone")), SAID, assistant("Atwo")],
+}
+# How a published template fails to write a talk, whatever the blanks; the example is dropped, and counted by the reason.
+REFUSE_CALLS = {"cohere", "cohere2", "gemma", "gemma3", "deepseekv3", "phi3", "phi3_5", "gptoss", "deepseek_r1_distill"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
+    """In every chat template that TRL ships: each answer with the token that ends its turn, and nothing that another said."""
+    template = (TEMPLATES / f"{name}.jinja").read_text()
+    eos = next((token for start, token in ENDS_OF_ALL.items() if name.startswith(start)), "<|im_end|>")
+    tokenizer = talking(template)
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in sorted({eos, *CONTROL_TOKEN.findall(template)})], special_tokens=True)
+    tokenizer.eos_token = eos
+    encoder = encoder_for(tokenizer, "conversation")
+    control = set(encoder.control_tokens.values())
+    written = dict.fromkeys(TALKS, 0)
+    for talk, spaced in product(TALKS, ("{}", "{} ", "{}\n", "{}. \n\n", " {}", "\n{}\t")):
+        messages = TALKS[talk](spaced.format)
+        text = text_of({"messages": messages, "tools": [LOOK] if "call" in talk else None}, "conversation")
+        if refused({"text": text, "source": "a", "where": "a:1"}, **encoder.filters()[0].options):
+            continue
+        written[talk] += 1
+        ids, _, segments = encoder.encode_segments([text])
+        pieces = ["\0" if number in control else tokenizer.decode([number]) for number in ids.tolist()]
+        marks = "".join("x" if learned else " " for piece, learned in zip(pieces, segments == LEARNED, strict=True) for _ in piece)
+        seen = "".join(pieces)
+        for found in re.finditer(r"Uone|Utwo|Sys|Tool", seen):
+            assert not marks[slice(*found.span())].strip(), (talk, spaced, found)
+        answers = [m["content"].strip() for m in messages if m["role"] == "assistant" and m["content"]]
+        for answer in answers if talk != "words with a call" else answers[1:]:
+            begin = seen.index(answer)
+            end = begin + re.match(r"\s*", seen[begin + len(answer) :]).end() + len(answer)
+            assert " " not in marks[begin : begin + len(answer)], (talk, spaced, answer)
+            assert seen[end] == "\0" and (marks[end] == "x" or name in NO_END_TOKEN), (talk, spaced, answer)
+    assert set(written.values()) <= {0, 6}, f"blanks decide whether it is written: {written}"
+    calls_are_refused = any(name in (start, f"{start}_training") for start in REFUSE_CALLS)
+    assert written["two turns"] == 6 and (calls_are_refused or written["with a call"] == 6)

@@ -27,7 +27,7 @@ def stored(tokenized, source):
 
 def found(documents, folder, deduplicate="near"):
     """By reason, of one source."""
-    (repeated,) = repeated_documents([documents], deduplicate, folder)
+    (repeated,) = repeated_documents([lambda verified: documents], deduplicate, folder)
     return {reason: which.tolist() for reason, which in repeated.of_shards([0]).items()}
 
 
@@ -43,7 +43,8 @@ def test_equal_texts_are_left_out_and_others_not(stored, tmp_path):
 
 
 def test_of_equal_documents_in_several_sources_that_of_the_first_stays(stored, tmp_path):
-    sources = [stored(["a", "b"]), stored(["c", "a", "c"], "b")]
+    texts = {"a": ["a", "b"], "b": ["c", "a", "c"]}
+    sources = [lambda verified, stem=stem: stored(texts[stem], stem) for stem in texts]
     first, second = repeated_documents(sources, "exact", tmp_path)
     assert first.of_shards([0])["exact duplicate"].tolist() == [False, False]
     assert second.of_shards([0])["exact duplicate"].tolist() == [False, True, True]

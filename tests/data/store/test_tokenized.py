@@ -17,6 +17,7 @@ from cpt.data.store import shards
 from cpt.data.store import tokenized as tokenized_module
 from cpt.data.store.fill import make_shards
 from cpt.data.store.token_files import TokenFiles
+from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import Component, Source
 
@@ -263,6 +264,18 @@ def test_a_damaged_shard_is_made_again(large, tokenized):
     tokens = opened.shard_folder(0) / "tokens.bin"
     tokens.write_bytes(bytes(tokens.stat().st_size))
     assert opened.shard(0, verified=True).tokens.tolist() == whole
+
+
+def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(large, tokenized, monkeypatch):
+    opened = tokenized(large)
+    opened.finish()
+    tokens = opened.shard_folder(0) / "tokens.bin"
+    tokens.write_bytes(bytes(tokens.stat().st_size))
+    one = np.ones(1, np.int64)
+    monkeypatch.setattr(DocumentEncoder, "encode", lambda self, texts: (one.repeat(len(texts)).astype(self.dtype), one.repeat(len(texts))))
+    for _ in range(2):
+        with pytest.raises(DataError, match="other tokens"):
+            tokenized(large).documents([0])
 
 
 def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokenizer, reads):

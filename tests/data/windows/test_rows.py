@@ -5,9 +5,11 @@ from collections import Counter
 
 import pytest
 import torch
+from tiny_run import DAMAGES, damage
 
 from cpt.data import plan
 from cpt.data.build import build_data
+from cpt.data.store.token_files import TokenFiles
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Budget, Data, Evaluation, Source
 
@@ -68,6 +70,28 @@ def test_cold_warm_prepared_and_resumed_rows_are_the_same(large, build):
     assert all_rows(build(large, cache="prepared", whole=True), 900) == cold
     resumed = build(large, cache="resumed")
     assert [resumed.rows[row]["input_ids"].tolist() for row in (850, 3, 400, 899)] == [cold[row] for row in (850, 3, 400, 899)]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(
+    "pattern", ["rows/*/000001.json", "rows/*/000001/starts.npy", "tokens/*/*/tokens.bin", "tokens/*/*/description.json"]
+)
+def test_damage_to_a_source_that_is_half_read_changes_no_row(large, build, tmp_path, pattern, how):
+    rows = all_rows(build(large), 200)
+    damage(sorted((tmp_path / "cache").glob(pattern))[0], how)
+    again = build(large)
+    assert again.windowed[0].total is None and all_rows(again, 200) == rows
+
+
+def test_a_process_verifies_each_shard_once(large, build, monkeypatch):
+    build(large, whole=True)
+    verified = Counter()
+    is_sound = TokenFiles.is_sound
+    monkeypatch.setattr(TokenFiles, "is_sound", lambda files: verified.update([files.folder]) or is_sound(files))
+    prepared = build(large)
+    assert not verified, "before the first row is read"
+    all_rows(prepared, 2 * prepared.windowed[0].total.rows)
+    assert set(verified.values()) == {1} and len(verified) == len(prepared.windowed[0].tokenized.plan.shards)
 
 
 def test_another_seed_gives_another_order_of_the_windows(large, build):

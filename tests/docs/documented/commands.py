@@ -25,7 +25,7 @@ from documented.shell import simple_commands
 ROOT = Path(__file__).parents[3]
 LEFT_OUT = "..."
 FOLDERS = ("recipes", "deepspeed_configs", "launch", "docs", "tests", "examples", "docker", "cpt", "benchmarks")
-WRITTEN_BY = re.compile(r"^(-o|--output|--markdown|--html|--json|--folder|--write|--plot)$")
+WRITTEN_BY = re.compile(r"^(-o|--output|--markdown|--html|--folder|--write|--plot)$")
 KNOWN = """
 [ apt-get cat cd chmod code cp curl date df diff du echo export false find git grep head hf ip jq kill ln ls mkdir mv nano nohup nproc
 nvidia-smi pdsh printf pwd rm rsync scancel scontrol scp sed set sinfo sleep sort squeue srun ssh source tail tar tee test touch trap tree

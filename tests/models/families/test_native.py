@@ -14,7 +14,7 @@ IDS = torch.arange(3, 63).view(2, 30)
 NATIVE = {
     "cpt-gpt2": "GPT2LMHeadModel",
     "minimind2": "LlamaForCausalLM",
-    "minimind2_moe": "GraniteMoeSharedForCausalLM",
+    "minimind2_moe": "Qwen2MoeForCausalLM",
     "minimind3": "Qwen3ForCausalLM",
     "minimind3_moe": "Qwen3MoeForCausalLM",
 }
@@ -48,8 +48,9 @@ def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_pa
         torch.testing.assert_close(seen, logits[..., : seen.shape[-1]], atol=2e-6, rtol=0, msg=folder.name)
 
 
-def test_several_shared_experts_become_one_wide_one(tmp_path: Path):
-    config = {**tiny_config("minimind2_moe"), "n_shared_experts": 2}
+@pytest.mark.parametrize("options", [{"n_shared_experts": 2}, {"n_shared_experts": 0}, {"num_experts_per_tok": 1}, {"head_dim": 16}])
+def test_an_exported_minimind2_mixture_keeps_its_options(options: dict[str, int], tmp_path: Path):
+    config = tiny_config("minimind2_moe") | options
     model = build_model(Model(from_scratch=True, config=config), make_tokenizer(), seed=5).eval()
     model.save_pretrained(tmp_path)
     assert export_native(tmp_path)

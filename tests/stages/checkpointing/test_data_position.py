@@ -64,6 +64,13 @@ def test_a_checkpoint_tells_the_next_row_and_another_store_goes_on_there(data, t
     assert [empty.rows[row]["input_ids"].tolist() for row in range(80, 90)] == rows
 
 
+def test_a_checkpoint_keeps_the_window_that_holds_the_next_row(data):
+    prepared = data()
+    begin = prepared.windowed[0].entry(1).first_row
+    kept = [window["window"] for row in (begin - 1, begin) for window in prepared.state(row)["windows"].values()]
+    assert kept == [0, 1]
+
+
 def test_a_checkpoint_without_a_position_is_gone_on_from_and_one_of_other_data_is_not(data, tmp_path):
     restore_position(data(), tmp_path)
     (tmp_path / FILE_NAME).write_text(json.dumps({"fingerprint": "other", "row": 0, "windows": {}}))

@@ -83,13 +83,12 @@ def test_the_trainers_own_count_of_operations_is_kept(tiny_recipe, tmp_path):
         assert trainer.floating_point_ops(inputs) == Trainer.floating_point_ops(trainer, inputs) > 0
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_labels_are_counted_as_the_trainer_counts_them(tiny_recipe, tmp_path, accumulation):
+@pytest.mark.parametrize("counts", [[4], [3, 7, 1]])
+def test_labels_are_counted_as_the_trainer_counts_them(tiny_recipe, tmp_path, counts):
     trainer = trainer_of(tiny_recipe, tmp_path)
-    torch.manual_seed(0)
-    batches = [{"labels": torch.where(torch.rand(2, 9) < 0.3, -100, torch.arange(9))} for _ in range(accumulation)]
+    batches = [{"labels": torch.tensor([[5] * (count + 1) + [-100] * (8 - count)])} for count in counts]  # the first is never predicted
     theirs = Trainer._get_num_items_in_batch(trainer, batches, torch.device("cpu"))
-    assert trainer._get_num_items_in_batch(batches, torch.device("cpu")) == int(theirs) > 0
+    assert trainer._get_num_items_in_batch(batches, torch.device("cpu")) == int(theirs) == sum(counts)
     assert isinstance(trainer._get_num_items_in_batch(batches, torch.device("cpu")), int)
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from tiny_faults import STEPS, at_steps, events, in_rows, losses, same, trainer_of, weights
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.models import chunked_loss
+from cpt.models import fused_loss
 
 RELEASED = {"name": "adamw_8bit", "learning_rate": 3e-3, "rounding": "stochastic", "release_gradients": True}
 OPTIMIZERS = [
@@ -40,11 +40,10 @@ def test_a_run_is_the_same_with_and_without_and_leaves_no_hooks(tiny_recipe, tmp
 
 @pytest.mark.slow
 def test_a_loss_in_chunks_and_layers_computed_again_give_each_parameter_one_update(tiny_recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(chunked_loss, "tokens_at_once", lambda vocabulary: 16)  # 16 chunks in a step
-    saving = {**tiny_recipe["training"], "gradient_checkpointing": True, "use_liger_kernel": True}
-    ordinary, released = (
-        released_trainer({**tiny_recipe, "training": saving}, tmp_path / str(releases), releases=releases) for releases in (False, True)
-    )
+    monkeypatch.setattr(fused_loss, "tokens_at_once", lambda vocabulary: 16)  # 16 chunks in a step
+    saving = {**tiny_recipe["training"], "gradient_checkpointing": True}
+    recipe = {**tiny_recipe, "model": {**tiny_recipe["model"], "fused_loss": True}, "training": saving}
+    ordinary, released = (released_trainer(recipe, tmp_path / str(releases), releases=releases) for releases in (False, True))
     for trainer in (ordinary, released):
         trainer.train()
     assert same(weights(released), weights(ordinary)) and losses(released)[STEPS] < losses(released)[1]

@@ -1,0 +1,1 @@
+"""How well `cpt data ingest` keeps what is in documents."""
