@@ -2,18 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.gates import GIB, format_gates, gates_of
 from benchmarks.gpu.roofline import FORECAST
+from benchmarks.gpu.watch import KERNELS
 from benchmarks.marked import with_part
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "benchmarks" / "results" / "gpu.jsonl"
 BEGIN, END = "<!-- python -m benchmarks.gpu.page: begin -->\n", "<!-- python -m benchmarks.gpu.page: end -->\n"
 NOT_RUN = "Not run: no result of a GPU is here yet.\n"
+Line = dict[str, Any]
 
 
 def main() -> None:
@@ -25,62 +27,103 @@ def main() -> None:
     PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, part, PAGE.name), encoding="utf-8")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Line]:
     """All results of a file, in the order in which they came."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def format_results(lines: Sequence[dict[str, Any]]) -> str:
-    """All results as text: tests, small measurements with their predictions, runs with their forecast, commands, gates."""
-    parts: list[str] = []
-    for line in newest(lines, "tests"):
-        parts.append(f"tests, {line['name']}: {line['summary']}" + "".join(f"\n  failed: {test}" for test in line["failed_tests"]))
-    small = newest(lines, "micro")
-    if small:
-        parts += ["", f"{'measurement':44}{'predicted':>12}{'measured':>12}"]
-    for line in small:
-        predicted = "" if line["predicted"] is None else f"{line['predicted']:.4g}"
-        measured = f"{line['measured']:.4g} {line['unit']}" if "measured" in line else line["failed"][:60]
-        parts.append(f"{line['name']:44}{predicted:>12}  {measured:>10}")
+def format_results(lines: Sequence[Line]) -> str:
+    """All results as text: machines, tests, small measurements with their predictions, runs with their forecast, whole runs, gates."""
     runs = [line for line in lines if "system" in line]
-    if runs:
-        parts += [
-            "",
-            f"{'run':14}{'parts':>6}{'tokens/s':>12}{'MFU':>8}{'forecast':>10}{'peak GiB':>10}{'plan GiB':>10}{'waits':>7}{'idle':>7}",
-        ]
+    versions = [f"{line['device']}: {format_versions(line['libraries'])}" for line in lines if "device" in line]
+    tests = [
+        f"tests, {line['name']}: {line['summary']}" + "".join(f"\n  failed: {test}" for test in line["failed_tests"])
+        for line in newest(lines, "tests")
+    ]
+    small = [
+        [line["name"], number(line["predicted"]), number(line.get("measured")), line.get("failed", line["unit"])[:60]]
+        for line in newest(lines, "micro")
+    ]
     last = {(line["case"], line["system"], line["parts"]): line for line in runs}
-    parts += [format_run(last[key]) for key in sorted(last)]
-    for line in newest(lines, "command"):
-        found = line.get("failed") or f"losses {' '.join(f'{loss:.4f}' for loss in line['losses'])}"
-        peak = f", peak {line['peak_reserved'] / GIB:.1f} GiB reserved, nvidia-smi {line['nvidia_smi']}" if "peak_reserved" in line else ""
-        parts.append(f"{line['name']}: {found}{peak}, {line.get('evaluations', 0)} evaluations")
-    parts += [f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")]
-    return "\n".join([*parts, "", format_gates(gates_of(runs))])
+    table = [[column(last[key]) for column in COLUMNS.values()] for key in sorted(last)]
+    kernels = [
+        f"{time:8.3f} ms {calls:5} x {name}"
+        for line in runs
+        if (line["case"], line["system"]) == ("C", "cpt")
+        for name, calls, time in line.get("kernels", [])
+    ]
+    parts = [
+        "\n".join(dict.fromkeys(versions)),
+        "\n".join(tests),
+        format_table(["measurement", "predicted", "measured", "unit"], small),
+        format_table(list(COLUMNS), table),
+        "\n".join(["kernels of a step, C by cpt", *kernels[-KERNELS:]] if kernels else []),
+        "\n".join(format_command(line) for line in newest(lines, "command")),
+        "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
+        format_gates(gates_of(runs)),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
-def newest(lines: Sequence[dict[str, Any]], step: str) -> list[dict[str, Any]]:
+def newest(lines: Sequence[Line], step: str) -> list[Line]:
     """The last line of each name."""
     return list({line["name"]: line for line in lines if line.get("step") == step}.values())
 
 
-def format_run(run: dict[str, Any]) -> str:
-    """One line of the table."""
-    name = f"{run['case']} {run['system']:9}{run['parts']:>9}"
-    if "failed" in run:
-        return f"{name}  {run['failed']}"
-    shares = [f"{100 * run[key]:.1f} %" if run.get(key) is not None else "" for key in ("mfu", "host_gap")]
-    memory = [f"{run[key] / GIB:.1f}" if key in run else "" for key in ("peak_allocated", "planned_peak")]
-    forecast = forecast_of(run["case"], run["system"])
-    waits = f"{run['waits_per_step']:.1f}" if "waits_per_step" in run else ""
-    expected = "" if forecast is None else f"{100 * forecast:.1f} %"
-    return f"{name}{run['tokens_per_second']:12,.0f}{shares[0]:>8}{expected:>10}{memory[0]:>10}{memory[1]:>10}{waits:>7}{shares[1]:>7}"
+def format_versions(libraries: dict[str, str]) -> str:
+    """Names and versions in one line."""
+    return ", ".join(f"{name} {version}" for name, version in libraries.items())
 
 
-def forecast_of(case: str, system: str) -> float | None:
-    """Strict MFU that the roofline expects."""
-    label = {"cpt": "+ one-kernel AdamW", "trainer": "default Trainer", "bare": "bare loop"}.get(system)
-    rows = json.loads(FORECAST.read_text())["results"] if FORECAST.exists() else []
-    return next((row["mfu"] for row in rows if row["name"] == f"{case}: {label}"), None)
+def format_command(line: Line) -> str:
+    """One whole run."""
+    if "failed" in line:
+        return f"{line['name']}: {line['failed']}"
+    memory = f"; {line['peak_reserved'] / GIB:.1f} GiB reserved, nvidia-smi {line['nvidia_smi']}" if "peak_reserved" in line else ""
+    return f"{line['name']}: {line['evaluations']} evaluations; losses {' '.join(f'{loss:.4f}' for loss in line['losses'])}{memory}"
+
+
+def format_table(heads: list[str], rows: list[list[str]]) -> str:
+    """Columns as wide as their widest cell; empty without rows."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]]
+    return "\n".join(lines) if rows else ""
+
+
+def number(value: float | None) -> str:
+    """Four digits."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def shown(key: str, form: str, unit: float = 1.0) -> Callable[[Line], str]:
+    """A value of a run; empty if the device cannot measure it."""
+    return lambda run: "" if run.get(key) is None else format(run[key] / unit, form)
+
+
+def forecast_of(run: Line) -> str:
+    """The strict MFU that the roofline expects."""
+    label = {"cpt": "+ one-kernel AdamW", "trainer": "default Trainer", "bare": "bare loop"}.get(run["system"])
+    rows = json.loads(FORECAST.read_text())["results"]
+    return next((f"{row['mfu']:.1%}" for row in rows if row["name"] == f"{run['case']}: {label}"), "")
+
+
+COLUMNS: dict[str, Callable[[Line], str]] = {
+    "run": lambda run: f"{run['case']} {run['system']}",
+    "micro-batches": lambda run: str(run["parts"]),
+    "tokens/s": lambda run: run.get("failed") or f"{run['tokens_per_second']:,.0f}",
+    "MFU": shown("mfu", ".1%"),
+    "forecast": forecast_of,
+    "HFU": shown("hfu", ".1%"),
+    "step ms": shown("p50", ".0f", 1e-3),
+    "p95": shown("p95", ".0f", 1e-3),
+    "peak GiB": shown("peak_allocated", ".1f", GIB),
+    "plan": shown("planned_peak", ".1f", GIB),
+    "reserved": shown("peak_reserved", ".1f", GIB),
+    "on device": shown("used_on_device", ".1f", GIB),
+    "waits": shown("waits_per_step", ".1f"),
+    "idle": shown("host_gap", ".1%"),
+    "first step s": shown("cold_start_seconds", ".0f"),
+}
 
 
 if __name__ == "__main__":
