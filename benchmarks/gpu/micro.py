@@ -146,8 +146,7 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
     of = f"attention {case.name}"
     yield Measurement(f"{of}, varlen FA2", "ms", predicted("fa2"), lambda: flat(torch_kernel))
     yield Measurement(f"{of}, SDPA by default", "ms", predicted("fa3"), lambda: rows(None))
-    legend = ", ".join(f"{backend.value} {backend.name}" for backend in SDPBackend.__members__.values() if backend.value >= 0)
-    yield Measurement(f"{of}, SDPA's choice", f"({legend})", float(SDPBackend.CUDNN_ATTENTION.value), choice)
+    yield Measurement(f"{of}, SDPA's choice", "(0 math, 1 flash, 2 efficient, 3 cuDNN)", float(SDPBackend.CUDNN_ATTENTION.value), choice)
     for label, backend in backends.items():
         yield Measurement(
             f"{of}, SDPA {label}", "ms", predicted("fa3" if label == "cuDNN" else "fa2"), lambda backend=backend: rows(backend)

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.gpu.gates import GIB, format_gates, gates_of
 from benchmarks.gpu.roofline import FORECAST
-from benchmarks.gpu.watch import KERNELS
 from benchmarks.marked import with_part
 
 ROOT = Path(__file__).parents[2]
@@ -36,28 +35,21 @@ def format_results(lines: Sequence[Line]) -> str:
     """All results as text: machines, tests, small measurements with their predictions, runs with their forecast, whole runs, gates."""
     runs = [line for line in lines if "system" in line]
     versions = [f"{line['device']}: {format_versions(line['libraries'])}" for line in lines if "device" in line]
-    tests = [
-        f"tests, {line['name']}: {line['summary']}" + "".join(f"\n  failed: {test}" for test in line["failed_tests"])
-        for line in newest(lines, "tests")
-    ]
+    tests = ["\n  failed: ".join([f"tests, {one['name']}: {one['summary']}", *one["failed_tests"]]) for one in newest(lines, "tests")]
     small = [
-        [line["name"], number(line["predicted"]), number(line.get("measured")), line.get("failed", line["unit"])[:60]]
-        for line in newest(lines, "micro")
+        [one["name"], number(one["predicted"]), number(one.get("measured")), one.get("failed", one["unit"])[:60]]
+        for one in newest(lines, "micro")
     ]
     last = {(line["case"], line["system"], line["parts"]): line for line in runs}
     table = [[column(last[key]) for column in COLUMNS.values()] for key in sorted(last)]
-    kernels = [
-        f"{time:8.3f} ms {calls:5} x {name}"
-        for line in runs
-        if (line["case"], line["system"]) == ("C", "cpt")
-        for name, calls, time in line.get("kernels", [])
-    ]
+    traced = [line["kernels"] for line in runs if (line["case"], line["system"]) == ("C", "cpt") and "kernels" in line][:1]
+    kernels = [f"{time:8.3f} ms {calls:5} x {name}" for found in traced for name, calls, time in found]
     parts = [
         "\n".join(dict.fromkeys(versions)),
         "\n".join(tests),
         format_table(["measurement", "predicted", "measured", "unit"], small),
         format_table(list(COLUMNS), table),
-        "\n".join(["kernels of a step, C by cpt", *kernels[-KERNELS:]] if kernels else []),
+        "\n".join(["kernels of a step, C by cpt", *kernels] if kernels else []),
         "\n".join(format_command(line) for line in newest(lines, "command")),
         "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
         format_gates(gates_of(runs)),

@@ -5,7 +5,7 @@
 #   benchmarks/gpu/wheels.sh build/wheels
 #   python3 -m pip install --no-index --no-deps --target /tmp/site build/wheels/*.whl && export PYTHONPATH=/tmp/site
 #
-# About 24 files, 24 MB. Wheels are never committed.
+# Run it in the environment of this project, which builds DeepSpeed. About 24 files, 24 MB. Wheels are never committed.
 set -euo pipefail
 folder=${1:?usage: wheels.sh FOLDER}
 mkdir -p "$folder"
