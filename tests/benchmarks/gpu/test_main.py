@@ -61,7 +61,7 @@ def test_a_session_takes_earlier_lines_and_continues_after_a_failure(monkeypatch
     one = session.Session(tmp_path / "out", time.monotonic() + 100, True, tmp_path)
     session.take_earlier([earlier, earlier], one)
     monkeypatch.setattr(session, "run_jobs", lambda jobs, *_, **__: one.add({"step": "jobs", "name": str(jobs[0])}))
-    one.run([session.KERNELS, session.Module("no_such_module"), Job("F", "cpt")])
+    one.run([session.KERNELS, session.Module("no_such_module", 60), Job("F", "cpt")])
     lines = [json.loads(line) for line in one.results.read_text().splitlines()]
     assert [line["name"] for line in lines] == ["kernels", "no_such_module", "F1 by cpt"], "a card of less than 120 GiB takes one row"
 
