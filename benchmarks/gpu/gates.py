@@ -22,7 +22,7 @@ class Gate:
     name: str
     case: str
     systems: tuple[str, ...]
-    """Systems whose results it needs."""
+    """Systems whose results it needs; `C/cpt` is one of another case."""
     metric: Callable[..., float]
     """Computed from those results, in that order."""
     least: float = -float("inf")
@@ -82,6 +82,11 @@ def plan_over_peak(ours: Result) -> float:
     return float(ours["planned_peak"] / ours["peak_allocated"])
 
 
+def mfu_ratio(packed: Result, whole: Result) -> float:
+    """The FLOP rate of packed rows, as a multiple of that of whole rows."""
+    return float(packed["mfu"] / whole["mfu"])
+
+
 def value(name: str, unit: float = 1.0) -> Callable[[Result], float]:
     """A metric that a result holds."""
     return lambda result: float(result[name]) / unit
@@ -109,6 +114,7 @@ def all_gates() -> list[Gate]:
     gates += [
         Gate("speed / expert's padding-free Trainer", "D", ("cpt", "expert"), speed, 1.10),
         Gate("losses apart from expert", "D", ("cpt", "expert"), losses_apart, most=SAME_LOSS),
+        Gate("FLOP rate / whole rows (C)", "D", ("cpt", "C/cpt"), mfu_ratio, 0.95),
         Gate("packing efficiency", "D", ("cpt",), value("packing_efficiency"), 0.99),
         Gate("host waits a step", "D", ("cpt",), value("waits_per_step"), most=0),
         Gate("speed / expert's Trainer", "E", ("cpt", "expert"), speed, 1.10),
@@ -129,7 +135,8 @@ def gates_of(results: list[Result]) -> list[Outcome]:
 def evaluate(gate: Gate, results: list[Result]) -> float | None:
     """The metric; None if a result or a value is missing. In a dry run only losses mean anything."""
     parts = CASES[gate.case].equal_parts if gate.equal_rows else None
-    found = [fastest(results, gate.case, system, parts) for system in gate.systems]
+    places = [system.rpartition("/") for system in gate.systems]
+    found = [fastest(results, case or gate.case, system, parts) for case, _, system in places]
     if not all(found) or gate.metric is not losses_apart and any(one.get("dry_run") for one in found if one):
         return None
     try:

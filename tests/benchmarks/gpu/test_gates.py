@@ -31,6 +31,11 @@ def test_speed_is_compared_at_the_best_and_memory_at_equal_rows():
     assert named([best, equal, theirs], "C", "speed / default Trainer, equal rows").status == "MISSED"
 
 
+def test_packed_rows_are_compared_with_whole_ones_of_another_case():
+    results = [result("C", "cpt", mfu=0.5), result("D", "cpt", mfu=0.48)]
+    assert named(results, "D", "FLOP rate / whole rows (C)").measured == pytest.approx(0.96)
+
+
 def test_losses_of_the_same_text_may_be_a_percent_apart():
     near, far = result("A", "bare", losses=[6.05, 5.0]), result("A", "bare", losses=[6.0, 5.06])
     assert named([result("A", "cpt"), near], "A", "losses apart from bare").status == "reached"
