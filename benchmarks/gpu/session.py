@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on machines that are lent.
+"""`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on rented machines.
 
 Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier calls (`--from`).
 A run that failed is repeated, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine.
