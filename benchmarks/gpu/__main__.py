@@ -2,7 +2,7 @@
 
 Each run has a process of its own, one after the other. Its result is appended to benchmarks/results/gpu.jsonl at once. What is there for
 the same device and versions does not run again, so a command that was cut off can be repeated. `--dry-run` goes through all cases and
-systems on a CPU, with tiny shapes, and writes no results. For machines that are rented by the minute see `python -m benchmarks.gpu.session`.
+systems on a CPU, with tiny shapes, and writes no results. For rented machines see `python -m benchmarks.gpu.session`.
 """
 
 import argparse
