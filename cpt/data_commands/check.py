@@ -69,7 +69,7 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(f"{path}: {len(mistakes)} mistake(s)." if mistakes else f"{path}: a run can read all of it.", markup=False)
+    console.print(f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
 
