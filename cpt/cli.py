@@ -127,7 +127,7 @@ class Command(TyperCommand):
     """A command that knows keys of the recipe among wrong options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Show how `--epochs 3` is written where a command takes `key.path=value`.
+        """Show how an option named like a key is written where a command takes `key.path=value`.
 
         Raises:
             RecipeError: an option is none, and a key of the recipe.
@@ -153,8 +153,10 @@ def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def called(recipe: Path, overrides: list[str] | None, **options: Any) -> None:
         from cpt.recipe.load import load_recipe  # which a help page does not need
+        from cpt.recipe.paths import is_document_file
 
-        load_recipe(recipe, overrides or (), lora=options.get("lora", False))
+        if not (recipe.is_dir() or is_document_file(recipe.name)):  # `cpt data check` takes documents too
+            load_recipe(recipe, overrides or (), lora=options.get("lora", False))
         function(recipe=recipe, overrides=overrides, **options)
 
     return called

@@ -15,6 +15,8 @@ from typing import Any, get_args, get_origin
 
 from cpt.errors import CptError, RecipeError, UserCodeError
 
+REPORTED_BY_CALLER = ("reward", "callback")
+"""Kinds of functions whose callers report what they raise: a reward with its completion, a callback as an event."""
 IN_WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -42,7 +44,8 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
     found = import_named(name)
     if not callable(found):
         raise RecipeError(f"`{name}` is a {type(found).__name__}, but a function is needed for the {kind}.")
-    return named_in_errors(found, f"the {kind} `{name}`") if inspect.isfunction(found) else found  # type: ignore[no-any-return]
+    is_named = inspect.isfunction(found) and kind not in REPORTED_BY_CALLER
+    return named_in_errors(found, f"the {kind} `{name}`") if is_named else found  # type: ignore[no-any-return]
 
 
 def named_in_errors(function: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -40,10 +40,12 @@ def test_a_clean_recipe_ends_with_code_0(recipe, tmp_path, capsys):
 
 def test_exact_copies_alone_are_listed_and_end_with_code_0(recipe, tmp_path, capsys):
     (tmp_path / "dirty.jsonl").write_text((tmp_path / "exam.jsonl").read_text() + json.dumps({"text": "another document"}) + "\n")
-    assert run(recipe, f"data.sources=[{{path: {tmp_path / 'dirty.jsonl'}}}]", "--json", tmp_path / "found.json") == 0
+    sources = f"data.sources=[{{path: {tmp_path / 'dirty.jsonl'}}}]"
+    assert run(recipe, sources) == 0
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'dirty.jsonl'}:1 " in shown and f"{tmp_path / 'exam.jsonl'}:1" in shown
-    found = json.loads((tmp_path / "found.json").read_text())
+    assert run(recipe, sources, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     assert (found["contaminated"], found["num_exact_copies"]) == (0, 1)
 
 

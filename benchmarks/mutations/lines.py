@@ -48,8 +48,8 @@ MUTATIONS = (
     Mutation(
         "data order",
         "cpt/data/selection.py",
-        "return hashes < np.uint64(int(self.held_out_share * 2**64))",
-        "return np.zeros(len(hashes), bool)",
+        "is_chosen = hashes < np.uint64(int(share * 2**64))",
+        "is_chosen = np.zeros(len(hashes), bool)",
         "tests/data/test_selection.py",
     ),
     Mutation(

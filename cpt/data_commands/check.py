@@ -16,12 +16,11 @@ from cpt.console import open_console
 from cpt.data.checking.bad_rows import Listed, absurd_share, refuse_too_many
 from cpt.data.checking.rows import FileCounts, count_source, reasons
 from cpt.data.forms import form_of_source
-from cpt.data.readers.formats import READERS
-from cpt.data.readers.opening import format_of
 from cpt.data_commands.example_gate import ExampleGate
 from cpt.data_commands.showing import OneSource, Overrides, chosen_sources
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.recipe.load import load_recipe
+from cpt.recipe.paths import is_document_file
 from cpt.recipe.schema import Data, DocumentSource, Source
 from cpt.recipe.sense_data import reported_name
 
@@ -30,7 +29,7 @@ TRUNCATED_SHARE = 0.05
 
 
 def check_command(
-    path: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")],
     overrides: Overrides = None,
     source: OneSource = None,
     output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")] = None,
@@ -43,13 +42,13 @@ def check_command(
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
     console = open_console()
-    if path.is_dir() or format_of(path.name) in READERS:
+    if recipe.is_dir() or is_document_file(recipe.name):
         if overrides or source:
-            raise RecipeError(f"{path} holds documents; key=value and --source need a recipe.")
-        data, gate = Data(sources=[Source(path=str(path))]), None
+            raise RecipeError(f"{recipe} holds documents; key=value and --source need a recipe.")
+        data, gate = Data(sources=[Source(path=str(recipe))]), None
         sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
     else:
-        loaded = load_recipe(path, overrides or ())
+        loaded = load_recipe(recipe, overrides or ())
         data, gate, sources = loaded.data, ExampleGate(console, loaded, truncated_share), list(chosen_sources(loaded, source))
     has_examples = any(form_of_source(one) != "document" for _, one in sources)
     refuse_ignored(
@@ -70,7 +69,7 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(f"{path}: {len(mistakes)} mistake(s)." if mistakes else f"{path}: a run can read all of it.", markup=False)
+    console.print(f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False)
     raise typer.Exit(2 if mistakes else 0)
 
 

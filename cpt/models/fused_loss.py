@@ -70,7 +70,7 @@ def cross_entropy_in_place(logits: torch.Tensor, targets: torch.Tensor, scale: t
     if logits.is_cuda:
         from cpt.models.fused_loss_kernel import launch  # Triton comes with torch's CUDA builds alone
 
-        return launch(logits, targets, scale, cap, gradient)
+        return launch(logits, targets, scale, cap, gradient, ignored=IGNORED, padding=PADDED_TO)
     losses = torch.empty(len(logits), dtype=torch.float32)
     for start in range(0, len(logits), ROWS_ON_CPU):
         rows = slice(start, start + ROWS_ON_CPU)

@@ -4,8 +4,6 @@ import torch
 import triton
 import triton.language as tl
 
-from cpt.models.fused_loss import IGNORED, PADDED_TO
-
 MOST_AT_ONCE, WARPS = 8192, 16  # logits of a row
 
 
@@ -64,16 +62,19 @@ def cross_entropy_of_row(
                 tl.store(logits + start + words, made.to(logits.dtype.element_ty), mask=start + words < width)
 
 
-def launch(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+def launch(
+    logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool, *, ignored: int = -100, padding: int = 64
+) -> torch.Tensor:
     """The cross entropy of each row, [T], fp32; see `cpt.models.fused_loss.cross_entropy_in_place`.
 
-    Rows may be padded up to `PADDED_TO` logits, which are overwritten: loads and stores are then wide whatever the size of the vocabulary.
+    Args:
+        padding: rows may be followed by fewer unused logits than this, which are overwritten: so loads are wide for any vocabulary.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     stride, vocabulary = logits.stride(0), logits.shape[1]
-    width = stride if stride < vocabulary + PADDED_TO else vocabulary
+    width = stride if stride < vocabulary + padding else vocabulary
     block = min(MOST_AT_ONCE, triton.next_power_of_2(vocabulary))
     cross_entropy_of_row[(len(logits),)](
-        logits, targets, losses, scale, stride, vocabulary, width, cap, IGNORED, block, gradient, num_warps=WARPS
+        logits, targets, losses, scale, stride, vocabulary, width, cap, ignored, block, gradient, num_warps=WARPS
     )
     return losses

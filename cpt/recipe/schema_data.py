@@ -93,7 +93,7 @@ class Data(Section):
     """The mixture: weights are shares of tokens."""
     phases: list[Phase] = []
     """A curriculum: weights that change as tokens go by, instead of the sources' own."""
-    temperature: Annotated[float, Field(gt=0, le=1000)] | None = None
+    temperature: Annotated[float, Field(gt=0, le=1e12)] | None = None
     """Weights from sizes instead: each source's tokens to the power of 1/temperature. 1: in proportion; higher: more even."""
     when_exhausted: Literal["wrap", "stop"] = "wrap"
     """When the run needs more of a source than there is. wrap: begin it anew, in another order, with a warning. stop: refuse to start."""

@@ -108,7 +108,7 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
 
 
 def key_called(name: str) -> str | None:
-    """The key of a recipe that a name alone means, as `--epochs` does on a command line; None where it means none, or several."""
+    """The key of a recipe that a name alone means, typed as an option for example; None where it means none, or several."""
     if name in MOVED or name in OTHER_WORDS:
         return dotted(place_of_key(name))
     found = [dotted(key) for key in all_keys() if key[-1] == name]

@@ -112,7 +112,8 @@ def kept(section: Checkpoints, length: RunLength, steps: list[int], *, is_archiv
         try:
             chosen = {one.folder for one in rule(there, **options)} | {there[-1].folder}
         except Exception as problem:  # whatever it does
-            why = f"; all are counted, since `checkpoints.keep` cannot be asked ahead ({type(problem).__name__}: {problem})"
+            cause = problem.__cause__ or problem
+            why = f"; all are counted, since `checkpoints.keep` cannot be asked ahead ({type(cause).__name__}: {cause})"
             return Kept(len(steps), len(steps), why)
         there = [one for one in there if one.folder in chosen]
     if is_archived:  # an archive that is slow still reads one, and two wait for it

@@ -129,7 +129,8 @@ def test_the_cost_is_operations_by_the_peak_at_an_assumed_efficiency(choices, ba
 
 def test_operations_are_six_for_each_weight_and_attention(base_of):
     base = base_of("8b")
-    expected = 6 * (base.parameters - 128256 * 4096) + 6 * 32 * 4096 * 4096
+    norms = (2 * 32 + 1) * 4096
+    expected = 6 * (base.parameters - 128256 * 4096 - norms) + 6 * 32 * 4096 * 4096
     assert flops_per_token(base.model, 4096) == pytest.approx(expected, rel=1e-6)
     assert flops_per_token(base.model, 4096, trains_weights=False) < expected
 

@@ -34,8 +34,8 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
 @pytest.mark.parametrize(
     ("model", "data", "mistake"),
     [
-        ({"config": {**TINY_LLAMA, "attention_dropout": 0.1}}, {}, "varlen: it has no dropout.*`model.attention: sdpa`"),
-        ({"config": TINY_LLAMA}, {"packing": "token_budget"}, "varlen is for rows without a mask.*Write `sdpa`"),
+        ({"config": {**TINY_LLAMA, "attention_dropout": 0.1}}, {}, "varlen: it has no dropout"),
+        ({"config": TINY_LLAMA}, {"packing": "token_budget"}, "varlen is for rows without a mask"),
         ({"config": {"model_type": "opt", "vocab_size": 320}}, {"packing": "none"}, "opt has not been tried with it"),
     ],
 )
