@@ -128,7 +128,7 @@ def test_every_recipe_stands_in_the_readme():
 
 def test_the_prototype_is_one_24_gb_card():
     training = load_recipe(FOLDER / "prototype_rtx4090.yaml").training
-    assert (training["per_device_train_batch_size"], training["gradient_accumulation_steps"]) == (4, 2)
+    assert training["per_device_train_batch_size"] == 8 and "gradient_accumulation_steps" not in training
     assert training["gradient_checkpointing"] and training["bf16"] and training["deepspeed"].endswith("ds_config_8b_24gb.json")
 
 
@@ -137,14 +137,14 @@ SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora"
 
 @pytest.mark.parametrize("path", [SMALLER[0], *(pytest.param(path, marks=pytest.mark.slow) for path in SMALLER[1:])])
 def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
-    """All parameters take what they take in torchtune with 8B and 4,096 tokens, or less: 18.9 GiB without CUDA's own."""
+    """All parameters take at most 20.5 GiB without CUDA's own: 2 more than Liger's loss, which rounds the head's gradient in each chunk."""
     recipe = load_recipe(path)
     config = config_without_weights(recipe.model)
     setup = setup_of(recipe, 1, None, attention="sdpa")
     plan = plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup))
     target = find_target("RTX 4090", 1, 64.0)
     assert fits(plan, target, 1.0)
-    assert recipe.model.lora is not None or plan.model_alone <= 18.9 * GIB
+    assert recipe.model.lora is not None or plan.model_alone <= 20.5 * GIB
     check_release(recipe, deepspeed=False)
     check_rounding(recipe)
 

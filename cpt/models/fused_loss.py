@@ -94,6 +94,23 @@ def _(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: flo
     return logits.new_empty(len(logits), dtype=torch.float32)
 
 
+@torch.library.custom_op("cpt::add_product", mutates_args=("total",))
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left^T @ right to fp32 `total` in place, without rounding the product to half precision."""
+    if left.dtype == torch.float32:
+        total.addmm_(left.t(), right)
+    elif total.is_cuda:
+        torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
+    else:
+        for some, others in zip(left.split(ROWS_ON_CPU), right.split(ROWS_ON_CPU), strict=True):
+            total.addmm_(some.t().float(), others.float())
+
+
+@add_product.register_fake
+def _(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    return None
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """`scale` times the summed cross entropy of a linear head's logits; all gradients are made in the forward pass."""
 
@@ -142,8 +159,10 @@ class LinearCrossEntropy(torch.autograd.Function):
                 losses[tokens] = cross_entropy_in_place(logits, targets[tokens], inside, cap, for_hidden or for_weight)
                 if of_hidden is not None:
                     torch.mm(logits, head, out=of_hidden[tokens])
-                if for_weight:
-                    of_weight = logits.t() @ part if of_weight is None else add_product(of_weight, logits.t(), part)
+                if for_weight and of_weight is None:
+                    of_weight = logits.t() @ part
+                elif of_weight is not None:
+                    add_product(of_weight, logits, part)
                 if of_bias is not None:
                     of_bias += logits.sum(0, dtype=torch.float32)
         ctx.mark_non_differentiable(losses)
@@ -161,15 +180,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         gradients = [None if one is None else one.mul_(factor).to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)]
         return *gradients, None, None, None, None
-
-
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Add left @ right to fp32 `total` in place, without rounding the product to half precision."""
-    if left.dtype == torch.float32:
-        return total.addmm_(left, right)
-    if total.is_cuda:
-        return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-    return total.addmm_(left.float(), right.float())
 
 
 class FusedLoss:
