@@ -24,9 +24,18 @@ def make_output_safe(outlives_readers: bool = False) -> None:
     Args:
         outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be reported.
     """
+    for number in (1, 2):  # a closed descriptor would become the next socket, here or in a child, and what is printed would go there
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.set_inheritable(number, True)
+            if nowhere != number:
+                os.close(nowhere)
     if not (sys.stdout and sys.stderr):  # `>&-`: Python has None there
-        nowhere = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        dropped = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        sys.stdout, sys.stderr = sys.stdout or dropped, sys.stderr or dropped
     sys.stderr = reopened(sys.stderr, "backslashreplace", is_lossy=True)
     sys.stdout = reopened(sys.stdout, "replace", is_lossy=outlives_readers)
 

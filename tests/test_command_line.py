@@ -2,6 +2,7 @@ import errno
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -200,3 +201,12 @@ def test_deepspeed_does_not_tell_each_command_that_there_is_no_gpu():
     told = ["Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.", "loss scale is 1"]
     kept = [text for text in told if log.filter(logging.makeLogRecord({"name": "DeepSpeed", "msg": text}))]
     assert kept == told[1:]
+
+
+def test_a_closed_output_is_no_descriptor_that_a_socket_of_a_child_may_take():
+    inner = f'{sys.executable} -c \'import os, socket; print(socket.socket().fileno(), file=open("/dev/stderr", "w"))\''
+    program = f"from cpt.output import make_output_safe; import os; make_output_safe(); os.system({inner!r})"
+    ended = subprocess.run(
+        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"], stderr=subprocess.PIPE, text=True
+    )
+    assert int(ended.stderr) > 2

@@ -12,6 +12,7 @@ from cpt.models.inventory import build_on_meta, count_model_parameters, isolates
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
+from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.read_back import read_objects
 from cpt.runs.record import EXPORT, RECIPE
@@ -55,6 +56,7 @@ def look_at_model(path: str) -> BaseModel:
         RecipeError: it cannot be loaded, or its tokenizer does not belong to it.
         ResourceError: it is on the Hub, which cannot be reached or wants a login.
     """
+    path = result_of_run(path) or path
     section = Model(path=path)
     config = load_config(section)
     tokenizer = load_tokenizer(Tokenizer(), section)

@@ -132,12 +132,8 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         source = DocumentSource(path=path)
         files = [name for name, _ in files_with_sizes(source, "DOCUMENTS")]
     except DataError as problem:
-        convertible = sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED}) if folder.is_dir() else []
-        if convertible:
-            raise DataError(
-                f"{path} holds {', '.join(convertible)} files and no {KNOWN}. Convert them first: "
-                f"cpt data ingest {path} --output {folder.name}-text, and give that folder."
-            ) from problem
+        if convertible := suffixes_to_convert(folder):
+            raise DataError(f"{path} holds {', '.join(convertible)} files and no {KNOWN}. {convert_first(folder)}") from problem
         raise DataError(f"{str(problem).split(' Set `DOCUMENTS.path`')[0]} Give another DOCUMENTS.") from problem
     first = next((name for name in files if format_of(name) not in TEXTS), files[0])
     missing: BadRow | None = None
@@ -149,6 +145,16 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         missing = missing or item
     assert missing is not None, "one column at least was looked for"
     raise DataError(f"{missing.where}: {missing.detail}. Say which column holds the text: --text-column NAME.")
+
+
+def suffixes_to_convert(folder: Path) -> list[str]:
+    """Of the files in a folder that `cpt data ingest` reads and a recipe does not."""
+    return sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED}) if folder.is_dir() else []
+
+
+def convert_first(folder: Path) -> str:
+    """What to type."""
+    return f"Convert them first: cpt data ingest {folder} --output {folder.name}-text, and give that folder."
 
 
 def read(facts: DocumentFacts, pieces: Sequence[Piece]) -> None:
@@ -189,16 +195,19 @@ def take(facts: DocumentFacts, item: Document | BadRow, seen: set[int], draw: ra
 def refuse_unusable(facts: DocumentFacts) -> None:
     """Documents that no run would take, or that cannot be judged."""
     path = facts.source.path
+    folder = Path(path).expanduser()
+    others = suffixes_to_convert(folder)
+    converted = f" It also holds {', '.join(others)} files, which were not read. {convert_first(folder)}" if others else ""
     if facts.bad_share > MOST_BAD:
         raise DataError(
-            f"{path}: {facts.bad_rows:,} of {facts.bad_rows + facts.documents_read:,} rows are no documents; the first: {facts.first_bad}. "
-            "Fix them, or leave these files out."
+            f"{path}: {facts.bad_rows:,} of {facts.bad_rows + facts.documents_read:,} rows are not documents; the first: "
+            f"{facts.first_bad}. Fix them, or leave these files out.{converted}"
         )
     if facts.documents < FEWEST_DOCUMENTS:
         files = "A txt or md file is one document: split long ones, one file a chapter. " if facts.formats.keys() & {"txt", "md"} else ""
         raise DataError(
             f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed: some are held out to see whether it "
-            f"helped, and fewer than {FEWEST_DOCUMENTS // 5} held-out documents tell nothing. {files}Give more."
+            f"helped, and fewer than {FEWEST_DOCUMENTS // 5} held-out documents tell nothing. {files}Give more.{converted}"
         )
 
 

@@ -1,5 +1,6 @@
 """A run as processes of its own: the words that start it, and how all of them are ended; needs no torch."""
 
+import ctypes
 import os
 import re
 import shlex
@@ -20,6 +21,8 @@ MOST_LOOKS = 10
 MOST_RESTARTS = 10  # of a supervised run, in an hour
 BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
 PROCESSES_OF_A_CORE = 4  # on a CPU; more of them only wait for each other
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+LIBC = ctypes.CDLL(None)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -95,3 +98,8 @@ def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None
     if processes > most:
         held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
         raise LaunchError(f"--processes {processes}: this machine has {held}. Say at most {most}.")
+
+
+def die_with_parent() -> None:
+    """In a new process, before its program starts: have the system send SIGTERM when the process that watches it is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -14,6 +14,7 @@ from cpt.launchers.attempts import (
     MOST_RESTARTS,
     SUPERVISED,
     command_of_attempt,
+    die_with_parent,
     kill_family,
     names_several_hosts,
     refuse_more_than_the_machine_holds,
@@ -90,7 +91,7 @@ class Supervisor:
         known, before = self.run.status().get("updated"), len(read_events(self.run.folder))
         marks = {SUPERVISED: str(os.getpid()), "CPT_RESTART_COUNT": str(number)}
         try:
-            child = subprocess.Popen(self.words, env={**os.environ, **marks}, start_new_session=True)
+            child = subprocess.Popen(self.words, env={**os.environ, **marks}, start_new_session=True, preexec_fn=die_with_parent)
         except OSError as problem:
             raise LaunchError(f"--launcher: {self.words[0]} cannot be started: {problem.strerror}.") from problem
         watch, hung, forwarded = Watch(self.run.folder), None, 0

@@ -149,7 +149,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_weight = torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and for_bias else None
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
-            buffer = inputs.new_empty(min(size, len(inputs)), -(-len(head) // PADDED_TO) * PADDED_TO)[:, : len(head)]
+            # The kernel zeroes the padding; torch's products on a CPU read it, so there is none.
+            width = -(-len(head) // PADDED_TO) * PADDED_TO if inputs.is_cuda else len(head)
+            buffer = inputs.new_empty(min(size, len(inputs)), width)[:, : len(head)]
             for start in range(0, len(inputs), size):
                 tokens = slice(start, start + size)
                 part = inputs[tokens]

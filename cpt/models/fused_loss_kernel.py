@@ -59,6 +59,7 @@ def cross_entropy_of_row(
                 made = (tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)) * factor
                 if cap > 0:
                     made *= 1 - (values / cap) * (values / cap)  # slope of the cap
+                made = tl.where(start + words < vocabulary, made, 0.0)
                 tl.store(logits + start + words, made.to(logits.dtype.element_ty), mask=start + words < width)
 
 
@@ -68,7 +69,7 @@ def launch(
     """The cross entropy of each row, [T], fp32; see `cpt.models.fused_loss.cross_entropy_in_place`.
 
     Args:
-        padding: rows may be followed by fewer unused logits than this, which are overwritten: so loads are wide for any vocabulary.
+        padding: rows may be followed by fewer unused logits than this, which become 0: so loads are wide for any vocabulary.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     stride, vocabulary = logits.stride(0), logits.shape[1]

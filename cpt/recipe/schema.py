@@ -11,7 +11,7 @@ from cpt.recipe.schema_data import Phase as Phase
 from cpt.recipe.schema_data import Source as Source
 from cpt.recipe.section import Component as Component
 from cpt.recipe.section import Section as Section
-from cpt.recipe.written_numbers import LearningRate, Length, Positive, Share, StepsOrShare, Times, Tokens, whole_number
+from cpt.recipe.written_numbers import LearningRate, Length, Positive, StepsOrShare, Times, Tokens, whole_number
 
 LORA_PRESETS = ("cpt",)
 LORA_QUANTIZATION: dict[str, tuple[str | bool, ...]] = {"quantize": ("nf4", "fp4"), "double_quantize": (True, False)}
@@ -192,7 +192,7 @@ class Evaluation(Section):
     """Evaluate each time so many tokens were trained."""
     every_steps: StepsOrShare | None = None
     """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the last step."""
-    held_out_share: Share | None = None
+    held_out_share: Annotated[float, Field(gt=0, le=0.5)] | None = None
     """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated. Very long documents are
     never held out."""
     perplexity: list[HeldOut] = []

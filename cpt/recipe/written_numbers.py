@@ -67,8 +67,8 @@ def steps_or_share(value: float) -> float:
 
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
 StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
-Tokens = Annotated[int, Field(gt=0, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)]
-Bytes = Annotated[int, Field(gt=0, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
+Tokens = Annotated[int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)]
+Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
 Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(number_of_positions)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e15)]

@@ -29,7 +29,7 @@ from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
-ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
+ENVIRONMENT, STARTS, INPUTS, PLAN, METRICS = "environment.json", "starts.jsonl", "inputs.json", "plan.json", "metrics.jsonl"
 LOCK = ".lock"
 SECONDS_BETWEEN_ASKING = 0.2
 
@@ -210,6 +210,10 @@ def claim_folder(recipe: Recipe) -> Path:
         differences = differing_keys(load_recipe(saved), recipe)
     except RecipeError as problem:
         return mend_record(recipe, folder, problem)
+    if differences and ended_before_it_began(folder):
+        if is_main_process():
+            (folder / INPUTS).unlink(missing_ok=True)
+        return write_record(recipe, folder)
     if differences:
         listing = "\n".join(f"  {line}" for line in differences)
         raise RecipeError(
@@ -218,6 +222,12 @@ def claim_folder(recipe: Recipe) -> Path:
             f"{saved} is damaged: delete it."
         )
     return folder
+
+
+def ended_before_it_began(folder: Path) -> bool:
+    """Whether a run ended with nothing trained or saved: it may start again with another recipe."""
+    has_results = (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
+    return not has_results and Run(folder).status().get("state") in ("failed", "interrupted")
 
 
 def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:

@@ -198,5 +198,9 @@ class Preemption(TrainerCallback):
             Interrupted: it was.
         """
         if self.stopped_by is not None:
-            saved = f"{checkpoint} is saved" if checkpoint else "nothing is saved yet"
-            raise Interrupted(f"stopped by {self.stopped_by}: {saved}. Start the same command again to go on from there.")
+            saved = (
+                f"{checkpoint} is saved. The same command continues from it"
+                if checkpoint
+                else "nothing is saved yet. The same command starts from the beginning"
+            )
+            raise Interrupted(f"stopped by {self.stopped_by}: {saved}.")

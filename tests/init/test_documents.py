@@ -99,7 +99,7 @@ def test_compressed_files_are_documents_too(tmp_path):
         ({"a.pdf": "x"}, "holds .pdf files and no .*cpt data ingest .*d --output d-text"),
         ({"a.txt": "one book"}, "1 document.s., but 50 are needed.*A txt or md file is one document: split"),
         ({"a.jsonl": '{"text": "x"}\n' * 40}, "40 document.s., but 50 are needed"),
-        ({"a.jsonl": '{"text": "x"}\n' * 60 + "broken\n" * 20}, "20 of 80 rows are no documents; the first: .*a.jsonl:61"),
+        ({"a.jsonl": '{"text": "x"}\n' * 60 + "broken\n" * 20}, "20 of 80 rows are not documents; the first: .*a.jsonl:61"),
     ],
 )
 def test_documents_that_no_run_could_use_are_refused_with_the_remedy(tmp_path, files, complaint):

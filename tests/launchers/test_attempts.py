@@ -65,3 +65,17 @@ def test_more_processes_than_the_machine_can_hold_are_refused(monkeypatch):
     with pytest.raises(LaunchError, match="this machine has 2 GPUs. Say at most 2."):
         refuse_more_than_the_machine_holds(3, on_gpus=True)
     refuse_more_than_the_machine_holds(3, on_gpus=False)
+
+
+def test_a_run_ends_with_the_process_that_started_it():
+    program = (
+        "import subprocess, time\nfrom cpt.launchers.attempts import die_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True, preexec_fn=die_with_parent)\n"
+        "print(child.pid, flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running()

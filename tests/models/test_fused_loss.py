@@ -187,6 +187,17 @@ def test_under_autocast_the_head_learns_in_fp32():
     assert (weight.grad - plain.grad).norm() / plain.grad.norm() < 0.01
 
 
+def test_an_odd_vocabulary_in_half_precision_reads_no_padding():
+    weight, hidden = torch.randn(260, 16, requires_grad=True), torch.randn(12, 16, requires_grad=True)
+    for _ in range(8):
+        del_me = torch.full((12, 320), float("nan"), dtype=torch.bfloat16)  # memory that may be handed out next
+        del del_me
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, _ = LinearCrossEntropy.apply(hidden, weight, None, torch.arange(12), torch.tensor(1 / 12), 0.0, None)
+        loss.backward()
+    assert weight.grad.isfinite().all() and hidden.grad.isfinite().all()
+
+
 def test_the_peak_is_lower():
     config = config_from({**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000})
 
@@ -249,6 +260,8 @@ for cap in (0.0, 30.0):
             kernel.launch(logits, targets, torch.tensor(1 / 37), cap, True)
             assert (logits.double() - exact.grad).abs().max() <= tolerance * exact.grad.abs().max(), (cap, dtype, vocabulary)
             assert not logits[2].any(), "an ignored row has no gradient"
+            padding = logits.as_strided((rows, stride - vocabulary), (stride, 1), vocabulary)
+            assert not padding.any(), "products may read the padding"
 """
 
 

@@ -42,7 +42,7 @@ from cpt.recipe.shape import unknown_key
         ("tags: a\n", 'r.yaml:5: `tags`: expected a list, got the text "a"'),
         ("tags:\n  - a\n  - 3\n", "r.yaml:7: `tags[1]`: expected text, got 3: put quotes around it"),
         ("output_dir: 3\n", "r.yaml:5: `output_dir`: expected text, got 3"),
-        ("evaluation: {held_out_share: 1}\n", "r.yaml:5: `evaluation.held_out_share`: must be less than 1.0, got 1"),
+        ("evaluation: {held_out_share: 1}\n", "r.yaml:5: `evaluation.held_out_share`: must be at most 0.5, got 1"),
         ("training: [a]\n", "r.yaml:5: `training`: expected keys and values, got a list of 1"),
     ],
 )

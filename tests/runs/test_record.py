@@ -89,6 +89,17 @@ def test_another_recipe_under_the_same_name_is_refused_with_what_differs(tmp_pat
         start_run(recipe(tmp_path, budget={"tokens": 2000}))
 
 
+def test_a_run_that_failed_before_its_first_step_takes_another_recipe(tmp_path):
+    run = start_run(recipe(tmp_path))
+    with pytest.raises(DataError), run.reporting():
+        raise DataError("no documents")
+    assert start_run(recipe(tmp_path, budget={"tokens": 2000})).folder == run.folder
+    assert "2000" in (run.folder / "recipe.yaml").read_text()
+    (run.folder / "metrics.jsonl").touch()
+    with pytest.raises(RecipeError):
+        start_run(recipe(tmp_path))
+
+
 def test_new_starts_beside_the_old_run(tmp_path):
     start_run(recipe(tmp_path))
     assert start_run(recipe(tmp_path), new=True).folder.name == "a-run-2"
