@@ -139,11 +139,10 @@ def score(
     model: nn.Module, fused: FusedLoss | None, batch: Mapping[str, torch.Tensor], labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `score_tokens`; by chunks of the head where the model allows it (`fused_scores`), else from all logits of the batch."""
-    if fused is None:
+    scored = None if fused is None else fused.score(model, batch, labels)
+    if scored is None:
         return score_tokens(model(**batch, use_cache=False).logits, labels)
-    model(**batch, labels=labels, use_cache=False)
-    assert fused.scored is not None, "the model computed its loss"
-    nats, is_correct = (values[:, :-1] for values in fused.scored)
+    nats, is_correct = (values[:, :-1] for values in scored)
     return nats.double(), labels[:, 1:] != -100, is_correct
 
 

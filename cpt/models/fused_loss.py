@@ -12,7 +12,7 @@ Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from cpt.errors import RecipeError
 from cpt.models.families.gpt2 import PaddedVocabularyHead
@@ -31,6 +31,7 @@ from cpt.ranks import tell
 
 IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
 PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
@@ -202,8 +203,12 @@ class FusedLoss:
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
         self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
+        self.labels: torch.Tensor | None = None
+        """While `score` runs: [rows, tokens]."""
         self.scored: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.is_scoring = False
+        self.is_scorable: bool | None = None
+        """Whether `factor` and `cap` are all that the model does to its logits; None before the first `score`."""
+        self.factor = logit_factor(whole.config.get_text_config())
         self.cap = float(getattr(whole.config.get_text_config(), SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
         """What the head was given, until the loss is called. What comes back from the forward pass may have another type (`.float()`) or
@@ -221,14 +226,17 @@ class FusedLoss:
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states while the model trains or is scored, else logits; with targets what the loss wants of them."""
-        if targets is None and not (self.head.training or self.is_scoring):
+        """The hidden states while the model trains, else logits; with targets their loss. While it is scored, nothing of use."""
+        if self.labels is not None:
+            self.scored = self.scores_of(hidden * self.factor if self.factor != 1 else hidden, self.labels)
+            self.hidden = hidden[..., :1]
+            return self.hidden
+        if targets is None and not self.head.training:
             return self.own_forward(hidden)
         if targets is None:
             self.hidden = hidden
             return hidden[..., :1] if self.cap else hidden
-        if scale is None:
-            return self.score(hidden, targets)
+        assert scale is not None, "it comes with the targets"
         if type(self.head) in (nn.Linear, PaddedVocabularyHead):
             weight = self.head.weight if type(self.head) is nn.Linear else self.head.weight[: self.head.num_tokens]
             fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
@@ -245,20 +253,47 @@ class FusedLoss:
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross entropies of some tokens, by whatever the head is."""
-        logits = self.own_forward(hidden).float()
-        if self.cap:
-            logits = self.cap * torch.tanh(logits / self.cap)
+        logits = self.capped(self.own_forward(hidden).float())
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
-    def score(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cross entropies of the tokens, and whether each was the most likely one; without gradients."""
+    def score(
+        self, forward: Callable[..., Any], batch: Mapping[str, Any], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The cross entropy of each next token in nats, and whether it was the most likely one, both [rows, tokens].
+
+        Its last position has no target. The head is called once, in the model's own forward pass, where ZeRO-3 expects it. None for a model
+        that changes its logits after its head in a way that is not known here.
+
+        Args:
+            labels: [rows, tokens]; -100 is not predicted and costs nothing.
+        """
+        if self.is_scorable is False:
+            return None
+        self.labels = labels
+        try:
+            output = forward(**batch, use_cache=False)
+        finally:
+            self.labels = None
+        assert self.scored is not None and self.hidden is not None, "the model called its head"
+        scored, self.scored, given, self.hidden = self.scored, None, self.hidden, None
+        if self.is_scorable is None:
+            self.is_scorable = torch.allclose(output.logits.float(), self.capped(self.factor * given.float()), rtol=0.02, atol=1e-4)
+        return scored if self.is_scorable else None
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits under the model's soft cap, if it has one."""
+        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+    def scores_of(self, hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `score`, of the hidden states that the head was given."""
         losses, is_correct = [], []
         one = torch.ones((), device=hidden.device)
-        for part, wanted in zip(hidden.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
+        rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
+        for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
             logits = self.own_forward(part)
             losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
             is_correct.append(logits.argmax(-1) == wanted)
-        return torch.cat(losses), torch.cat(is_correct)
+        return torch.cat(losses).view(labels.shape), torch.cat(is_correct).view(labels.shape)
 
     def __call__(
         self,
@@ -272,27 +307,36 @@ class FusedLoss:
         """The mean cross entropy over the labels, or their sum over `num_items_in_batch`.
 
         Args:
-            logits: hidden states while the model trains or is scored: [rows, tokens, width].
+            logits: hidden states while the model trains: [rows, tokens, width].
             labels: [rows, tokens]; -100 counts for nothing.
             shift_labels: the labels of the next tokens, where the caller has shifted them already.
         """
-        if not (self.head.training or self.is_scoring):
+        if not self.head.training:
             return self.plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options)
         if shift_labels is None:
-            shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+            shift_labels = next_tokens(labels)
         assert self.hidden is not None, "the head was called before its loss"
         hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
         hidden, targets, self.hidden = hidden.reshape(-1, hidden.shape[-1]), shift_labels.reshape(-1).to(hidden.device), None
-        if self.is_scoring:
-            losses, is_correct = self.head(hidden, targets)
-            self.scored = losses.view(shift_labels.shape), is_correct.view(shift_labels.shape)
-            return losses.sum()
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
         count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
         scale = 1 / count.to(hidden.device, torch.float32)
         loss, losses = self.head(hidden, targets, scale)
         self.token_losses = losses.view(shift_labels.shape)
         return loss
+
+
+def logit_factor(config: PreTrainedConfig) -> float:
+    """What a model multiplies its logits with after its head, by the names that transformers' configs have for it."""
+    values = config.to_dict()
+    if values.get("logits_scaling") and config.model_type != "hyperclovax":
+        return 1 / float(values["logits_scaling"])
+    return float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
+
+
+def next_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """The label that each position predicts; none for the last."""
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
@@ -313,11 +357,7 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """Let the model score labels instead of returning logits, by chunks of positions; None where it has to make all logits.
-
-    Inside, a forward pass with labels [B, T] leaves in `scored` the cross entropy of each next token and whether it was the most likely
-    one, both [B, T] (the last position has no target). All happens in the model's own forward pass, as autocast, ZeRO-3 and FSDP want it.
-    """
+    """What scores batches by chunks of positions, without all of their logits; None where the model has to make them."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
@@ -328,11 +368,9 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
     else:
         yield None
         return
-    fused.is_scoring = True
     try:
         yield fused
     finally:
-        fused.is_scoring, fused.scored = False, None
         if fused is not installed:
             fused.remove()
 

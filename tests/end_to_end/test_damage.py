@@ -143,7 +143,7 @@ def test_damage_to_what_can_be_made_again_changes_nothing_and_is_an_event(interr
                 assert "damaged_file" in [event["kind"] for event in read_events(run.run)], (kind, how)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("data", [{"deduplicate": "exact"}, {}], ids=["whole", "window by window"])
 def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_it_first(interrupted, data):

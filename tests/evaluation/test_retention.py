@@ -79,7 +79,7 @@ def test_a_run_that_forgets_ends_there_and_its_verdict_says_why(tiny_recipe, cor
         {"path": str(write_documents(tmp_path / "other.jsonl", 9, seed=7))},
     ]
     tiny_recipe["evaluation"] = {"perplexity": sets, "every_steps": 2, "retain": {"general": 0.01}}
-    tiny_recipe["optimizer"]["learning_rate"] = 10.0  # whatever it knew is gone at once
+    tiny_recipe["optimizer"]["learning_rate"] = 1.0  # whatever it knew is gone at once
     folder = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))).parent
     status = Run(folder).status()
     assert (status["state"], status["step"]) == ("finished", 2) and status["stopped"].startswith(

@@ -106,7 +106,7 @@ def test_generation_and_evaluation_still_have_logits(family):
     assert torch.equal(model.train()(**row()).logits, before.logits)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "granite", "cohere"])
 def test_scores_are_those_of_the_logits(family, monkeypatch):
     monkeypatch.setattr("cpt.models.fused_loss.SCORED_POSITIONS", 7)
     model = built(family).eval()
@@ -114,13 +114,29 @@ def test_scores_are_those_of_the_logits(family, monkeypatch):
     with torch.no_grad():
         logits = model(**batch).logits
         with fused_scores(model) as fused:
-            model(**batch)
-            nats, is_correct = fused.scored
+            inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
+            nats, is_correct = fused.score(model, inputs, batch["labels"])
     targets = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none").view(2, 24)
     torch.testing.assert_close(nats, expected)
     assert torch.equal(is_correct, logits.argmax(-1) == targets)
     assert torch.equal(model(**batch).logits, logits), "the model is as before"
+
+
+def test_logits_that_are_changed_in_an_unknown_way_are_not_scored_in_chunks():
+    model = built("llama").eval()
+    own = type(model).forward
+    batch = {name: value for name, value in row().items() if name != "labels"}
+
+    def shifted(*arguments, **options):
+        output = own(model, *arguments, **options)
+        output.logits = output.logits + 3
+        return output
+
+    with torch.no_grad(), fused_scores(model) as fused:
+        assert fused.score(shifted, batch, row()["labels"]) is None and fused.score(model, batch, row()["labels"]) is None
+    with torch.no_grad(), fused_scores(model) as fused:
+        assert fused.score(model, batch, row()["labels"]) is not None
 
 
 def test_each_token_has_its_loss():
@@ -222,8 +238,8 @@ def test_an_evaluation_takes_less_memory_than_a_training_step(monkeypatch):
     FusedLoss(model)
     with PeakOfStorages() as training:
         model.train()(input_ids=ids, labels=ids).loss.backward()
-    with torch.no_grad(), fused_scores(model.eval()), PeakOfStorages() as evaluation:
-        model(input_ids=ids, labels=ids)
+    with torch.no_grad(), fused_scores(model.eval()) as fused, PeakOfStorages() as evaluation:
+        fused.score(model, {"input_ids": ids}, ids)
     assert evaluation.peak < 0.3 * training.peak
 
 
