@@ -21,6 +21,7 @@ LEVEL = 0.95
 FEWEST = 2
 FEW = 20  # below, an interval is there but rests on little
 VERY_FEW = 7  # below, the 95 % interval of skewed differences covers only 85 to 93 %, and the 99 % interval about 95 %
+MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
 DOMINANT = 0.2  # of the bytes in one document
 
@@ -163,7 +164,9 @@ def hall(quantile: float, skewness: float) -> float:
     """The quantile of a studentised sum of this skewness: the inverse of Hall's t + s t^2 / 3 + s^2 t^3 / 27 + s / 6."""
     if abs(skewness) < 1e-6:
         return quantile
-    return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+    found = 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+    # Where skewness x quantile is near -1 the inverse grows without bound.
+    return max(-MOST_FOR_SKEWNESS * abs(quantile), min(MOST_FOR_SKEWNESS * abs(quantile), found))
 
 
 @lru_cache
