@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation(
         "loss normalisation",
         "cpt/models/fused_loss.py",
-        "shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]",
+        "shift_labels = next_tokens(labels)",
         "shift_labels = labels",
         "tests/models/test_fused_loss.py",
     ),
