@@ -68,6 +68,7 @@ def test_a_share_of_the_text_far_from_the_one_asked_for_is_a_warning(source):
     assert "a: " in line and "20" in line
 
 
-def test_all_held_out_is_a_mistake(source):
+@pytest.mark.parametrize("text", TEXTS[:8])  # some of them would be held out, the others not
+def test_one_document_alone_is_a_mistake_held_out_or_not(source, text):
     with pytest.raises(DataError, match="held_out_share"):
-        warnings(source("a", ["one document"]), share=0.999999)
+        warnings(source("a", [text]), share=0.5)
