@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, accuracy_interval
+from cpt.evaluation.paired import LEVEL, NEGLIGIBLE, TOO_FEW, accuracy_interval
 from cpt.runs.read_back import read_objects
 
 PREFIX, COUNT = "eval_", "_examples"
@@ -53,7 +53,7 @@ class ExampleSet:
     @property
     def worked(self) -> bool | None:
         """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures, leaves it open."""
-        if self.interval is None or not self.is_against_chance:
+        if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
         return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
@@ -67,7 +67,7 @@ class ExampleSet:
             if not self.is_against_chance:
                 return f"In {share} the better answer is the likelier one; before the run in {100 * self.accuracy[0]:.0f} %."
             outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
-            outcome = "It did harm" if high < CHANCE else outcome
+            outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
         others = {"the mean reward": self.reward, "the margin of wanted over unwanted answers": self.margin, "the loss": self.loss}
         told = [f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}" for what, figure in others.items() if figure is not None]

@@ -20,7 +20,7 @@ from cpt.evaluation.kept_losses import DocumentLosses
 LEVEL = 0.95
 FEWEST = 2
 FEW = 20  # below, an interval is there but rests on little
-VERY_FEW = 7  # below, the 95 % interval of skewed differences covers only 85 to 93 %, and the 99 % interval about 95 %
+TOO_FEW = 7  # below, an interval decides nothing: the 95 % interval of skewed differences covers only 85 to 93 %, the 99 % interval about 95 %
 MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
 DOMINANT = 0.2  # of the bytes in one document
@@ -56,10 +56,12 @@ class Difference:
     @property
     def is_clear(self) -> bool:
         """The interval leaves no doubt about the sign."""
-        return self.low > 0 or self.high < 0
+        return self.items >= TOO_FEW and (self.low > 0 or self.high < 0)
 
     def outcome(self, *, higher_is_better: bool = False) -> Outcome:
-        """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts."""
+        """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts, and below `TOO_FEW` items."""
+        if self.items < TOO_FEW:
+            return "unknown"
         low, high = (-self.high, -self.low) if higher_is_better else (self.low, self.high)
         if self.is_clear:
             return "better" if high < 0 else "worse"
@@ -139,7 +141,7 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
                 f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold out more."
             )
     ratio, error, degrees, skewness = ratio_and_error(strata)
-    reach = t_quantile(max(level, 0.99) if sum(len(own) for _, own in strata) < VERY_FEW else level, degrees)
+    reach = t_quantile(max(level, 0.99) if sum(len(own) for _, own in strata) < TOO_FEW else level, degrees)
     low, high = (ratio - error * extreme(quantile, hall(quantile, skewness)) for quantile, extreme in ((reach, max), (-reach, min)))
     return low, high
 

@@ -10,7 +10,7 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.held_out_examples import ExampleSet, read_example_sets
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
-from cpt.evaluation.paired import Difference, Outcome, bits_per_byte_difference
+from cpt.evaluation.paired import FEW, TOO_FEW, Difference, Outcome, bits_per_byte_difference
 from cpt.evaluation.retention import METRICS, Point, last_tokens, read_course
 from cpt.evaluation.source_facts import SourceFacts, sources_of
 from cpt.files import DAMAGED
@@ -150,6 +150,8 @@ def domain_sentence(domain: Difference, other: str) -> str:
     if outcome != "unknown":
         gain = percent(max(0.0, -domain.low), domain)
         return f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded ({evidence(domain)})."
+    if domain.items < TOO_FEW:
+        return f"Whether it worked is unknown: {too_few(domain)}"
     return f"Whether it worked is unknown: held-out domain text may have become better or worse ({evidence(domain)}).{more(domain)}"
 
 
@@ -160,6 +162,8 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"{text} became better, by {relative(general)}."
     if outcome == "worse":
         return f"It cost {relative(general)} more bits per byte on {what}."
+    if general.items < TOO_FEW:
+        return f"Whether {what} became worse is unknown: {too_few(general)}"
     loss = percent(max(0.0, general.high), general)
     if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
@@ -171,6 +175,11 @@ def evidence(difference: Difference) -> str:
     low, high = (percent(value, difference) for value in (difference.low, difference.high))
     worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
     return f"{100 * difference.level:.0f} % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
+
+
+def too_few(difference: Difference) -> str:
+    """Why nothing can be concluded, and how many documents are needed."""
+    return f"{difference.items} documents are too few to tell. Hold out at least {TOO_FEW}, better {FEW} or more."
 
 
 def more(difference: Difference) -> str:

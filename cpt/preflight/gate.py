@@ -20,7 +20,7 @@ from cpt.data.form_of_stage import sections_of
 from cpt.data.forms import form_of_source
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.domain_test import FEWEST_QUESTIONS
-from cpt.evaluation.paired import FEW, FEWEST
+from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
 from cpt.evaluation.tasks import check_tasks
 from cpt.extend import did_you_mean, find
 from cpt.hardware import find_gpus, nearest_existing, require_programs
@@ -176,7 +176,7 @@ def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, foun
                 )
             )
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
-            needed = f"an interval leans on {FEW} or more"
+            needed = f"an interval leans on {FEW} or more, and below {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
                 needed += f", and the domain test needs {FEWEST_QUESTIONS}, of each a question"
             found.warnings.append(f"{holds}: {needed}. The verdict will do without, or say that it rests on few")

@@ -10,7 +10,7 @@ from cpt.data.checking.contamination import Contamination, Hit
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
-from cpt.evaluation.verdict import NotRun, general_sentence, verdict_of_run
+from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run
 from cpt.recipe.load import dump_recipe, load_recipe
 
 
@@ -216,3 +216,20 @@ def test_of_a_model_that_gives_scores_no_text_is_asked(recipe, tmp_path):
     verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe), 0.9, name="accuracy"))
     assert verdict.is_of_scores and verdict.headline().endswith("half would be chance.")
     assert [one.what for one in verdict.not_run] == ["contamination"]
+
+
+@pytest.mark.parametrize("documents", [3, 6])
+def test_a_few_documents_that_all_became_better_prove_nothing(documents, recipe, tmp_path):
+    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, domain=(2.0, 1.0), general=(1.5, 1.0), documents=documents))
+    assert verdict.worked is None and verdict.domain.high < 0 and not verdict.domain.is_clear
+    assert outcome_of_set(verdict.general, is_general=True) == "unknown" and "at least 7" in verdict.headline()
+
+
+def test_seven_documents_that_all_became_better_prove_a_gain(recipe, tmp_path):
+    assert verdict_of_run(write_run(tmp_path / "run", recipe, documents=7)).worked
+
+
+def test_a_few_pairs_prove_nothing(recipe, tmp_path):
+    run = add_pairs(write_run(tmp_path / "run", recipe), 1.0)
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('"eval_pairs_examples": 40', '"eval_pairs_examples": 5'))
+    assert verdict_of_run(run).worked is None

@@ -1,0 +1,1 @@
+"""How often verdicts mislead, in simulated held-out sets."""
