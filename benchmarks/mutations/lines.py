@@ -251,7 +251,7 @@ MUTATIONS = (
     Mutation(
         "verdict",
         "cpt/evaluation/paired.py",
-        "return self.low > 0 or self.high < 0",
+        "return self.items >= TOO_FEW and (self.low > 0 or self.high < 0)",
         "return self.difference != 0",
         "tests/evaluation/test_paired.py",
     ),

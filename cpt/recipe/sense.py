@@ -25,7 +25,6 @@ REWARDED = ("grpo", "rloo", "ppo", "spo")
 
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")
 """Stages with a teacher."""
-SIZES = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 
 
 def check_sense(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
@@ -80,6 +79,13 @@ def weights_come_from_somewhere(model: Model) -> Found:
         yield Senseless(("model", "from_scratch"), "new weights need an architecture: give `model.config`, or the `model.path` that has it")
     if model.config is not None and "model_type" not in model.config:
         yield Senseless(("model", "config"), "`model.config.model_type` is missing: which architecture is it? (llama, qwen3, gpt2, ...)")
+
+
+def new_weights_read_no_path(model: Model, tokenizer: Tokenizer) -> Found:
+    """Beside a config and a tokenizer, a model from scratch needs nothing from a path."""
+    if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
+        text = "`model.path` has no effect: `from_scratch` takes the shape from `model.config`. Remove it (`path: null` over a base's)"
+        yield Senseless(("model", "path"), text, ("model", "config"))
 
 
 def tokenizer_is_known(model: Model, tokenizer: Tokenizer) -> Found:
@@ -144,13 +150,6 @@ def active_parameters_are_a_part(model: Model) -> Found:
     """One token passes through a part of the model."""
     if model.active_parameters and model.parameters and model.active_parameters > model.parameters:
         yield Senseless(("model", "active_parameters"), "must not be more than `model.parameters`", ("model", "parameters"))
-
-
-def batches_are_not_empty(training: dict[str, Any]) -> Found:
-    """A step has at least one row, a completion at least one token."""
-    for key in (*SIZES, "max_completion_length", "num_generations"):
-        if isinstance(training.get(key), int) and training[key] < 1:
-            yield Senseless(("training", key), f"`training.{key}` must be at least 1, got {training[key]}")
 
 
 def intervals_are_given_once(checkpoints: Checkpoints, evaluation: Evaluation) -> Found:
@@ -233,6 +232,7 @@ RULES: list[Callable[..., Found]] = [
     cpt_continues_from_weights,
     rewards_are_learned_from,
     weights_come_from_somewhere,
+    new_weights_read_no_path,
     tokenizer_is_known,
     lora_needs_trained_weights,
     new_rows_can_be_trained_alone,
@@ -241,7 +241,6 @@ RULES: list[Callable[..., Found]] = [
     revisions_belong_to_a_path,
     hashes_are_of_loaded_weights,
     active_parameters_are_a_part,
-    batches_are_not_empty,
     intervals_are_given_once,
     something_is_held_out,
     project_has_a_tracker,

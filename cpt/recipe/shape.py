@@ -1,7 +1,7 @@
 """The first gate: does every key exist, and is every value of its type? What pydantic finds, in plain words and with lines."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -11,10 +11,17 @@ from cpt.extend import closest, did_you_mean, simplified, slips
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Component, Recipe, Schedule
-from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, without_none
+from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, types_in, without_none
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, place_of, plain
 from cpt.recipe.words import expected, in_words, in_yaml
 from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS
+
+COMPARISONS = {
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
 
 
 def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
@@ -23,10 +30,9 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
         return Recipe.model_validate(plain_recipe), set()
     except ValidationError as found:
         problems = found.errors(include_url=False)
-    for problem in problems:
-        location = tuple(step for step in problem["loc"] if step != "[key]")  # pydantic's word for a key of a mapping
+    for location, text in sentences(problems):
         if not is_broken(root, location):
-            mistakes.add(place_of(root, location), sentence(problem, location))
+            mistakes.add(place_of(root, location), text)
     return None, {str(problem["loc"][0]) for problem in problems}
 
 
@@ -67,6 +73,37 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
         node.value = value
     if isinstance(value, float) and not math.isfinite(value):
         mistakes.add(node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}")
+
+
+def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]]:
+    """What is wrong, and where. Of a key that takes several types, pydantic reports a problem for each of them: the one that fits is chosen."""
+    by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
+    for problem in problems:
+        location, key_of_several = without_labels(problem["loc"])
+        if key_of_several is None:
+            yield location, sentence(problem, location)
+        else:
+            by_key.setdefault(key_of_several, []).append((location, problem))
+    for key, found in by_key.items():
+        inside = [one for one in found if one[0] != key] or [one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}]
+        for location, problem in inside:
+            yield location, sentence(problem, location)
+        if not inside:
+            kinds, got = kinds_of(annotation_at(key)), found[0][1]["input"]
+            words = [word for _, problem in found for word in words_of(problem)] + ["true", "false"] * ("bool" in kinds)
+            yield key, f"`{dotted(key)}`: {expected(kinds, got) if words == [] else one_of(words, got)}"
+
+
+def without_labels(steps: Location) -> tuple[Location, Location | None]:
+    """A location of pydantic's without its names for types, which are no keys; and the key of several types that it goes through."""
+    location: Location = ()
+    key_of_several = None
+    for step in steps:
+        if key_of_several is None and len(types_in(annotation_at(location))) > 1:
+            key_of_several = location
+        elif step != "[key]":  # pydantic's word for a key of a mapping
+            location = (*location, step)
+    return location, key_of_several
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
@@ -127,25 +164,25 @@ def missing_key(location: Location) -> str:
 def wrong_value(problem: ErrorDetails, annotation: Any) -> str:
     """Why the value cannot stand there."""
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
-    comparisons = {
-        "greater_than": "more than {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "less than {lt}",
-        "less_than_equal": "at most {le}",
-    }
-    if kind in comparisons:
-        return f"must be {comparisons[kind].format(**context)}, got {in_yaml(got)}"
+    if kind in COMPARISONS:
+        return f"must be {COMPARISONS[kind].format(**context)}, got {in_yaml(got)}"
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
     if kind == "finite_number":
         return f"must be a finite number, got {in_yaml(got)}"
     if kind == "literal_error":
-        return one_of(context["expected"].replace("'", "").replace(" or ", ", ").split(", "), got)
+        return one_of(words_of(problem), got)
     if kind == "string_pattern_mismatch":
         return f"may hold letters, digits, `.`, `_` and `-`, and begins with a letter or digit; got {in_words(got)}"
     if kind == "too_short":
         return "must not be empty"
     return expected(kinds_of(annotation), got)
+
+
+def words_of(problem: ErrorDetails) -> list[str]:
+    """The words that the key takes; none where it takes something else."""
+    listed = problem["ctx"]["expected"] if problem["type"] == "literal_error" else ""
+    return listed.replace("'", "").replace(" or ", ", ").split(", ") if listed else []
 
 
 def one_of(choices: Iterable[str], got: object) -> str:
@@ -157,6 +194,8 @@ def one_of(choices: Iterable[str], got: object) -> str:
 
 def kinds_of(annotation: Any) -> list[str]:
     """The kinds of `words.KINDS` that an annotation of the schema allows."""
+    if len(types := types_in(annotation)) > 1:
+        return [kind for one in types for kind in kinds_of(one)]
     if section_in(annotation) or is_free_mapping(annotation):
         return ["dict"]
     if item_in(annotation) is not None:

@@ -1,13 +1,13 @@
 """The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, REMOVED, new_home
 from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
@@ -18,6 +18,50 @@ from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at
 from cpt.recipe.words import expected, fits, in_yaml, kind_of
 from cpt.recipe.yaml_lines import shown_path
 
+Bound = tuple[str, Callable[[float], bool]]
+AT_LEAST_0: Bound = ("at least 0", lambda value: value >= 0)
+ABOVE_0: Bound = ("more than 0", lambda value: value > 0)
+SHARE: Bound = ("from 0 to 1", lambda value: 0 <= value <= 1)
+PART: Bound = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
+SHARE_ABOVE_0: Bound = ("more than 0 and at most 1", lambda value: 0 < value <= 1)
+PORT: Bound = ("a port from 1 to 65535", lambda value: 1 <= value <= 65535)
+
+
+def at_least_1(unit: str) -> Bound:
+    """A count of something."""
+    return f"at least 1 {unit}", lambda value: value >= 1
+
+
+BOUNDS: Mapping[str, Bound] = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), at_least_1("row")),
+    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation"), at_least_1("micro-batch")),
+    **dict.fromkeys(("torch_empty_cache_steps", "ref_model_sync_steps", "num_iterations"), at_least_1("step")),
+    **dict.fromkeys(("max_completion_length", "max_new_tokens", "vllm_max_model_length", "pad_to_multiple_of"), at_least_1("token")),
+    **dict.fromkeys(("num_generations", "num_generations_eval", "generation_batch_size"), at_least_1("completion")),
+    **dict.fromkeys(("dataset_num_proc", "vllm_tensor_parallel_size"), at_least_1("process")),
+    "logging_steps": (
+        "a whole number of steps, or a share of all steps between 0 and 1",
+        lambda value: 0 < value < 1 or value >= 1 and value == int(value),
+    ),
+    "max_grad_norm": ("at least 0 (0 turns clipping off)", lambda value: value >= 0),
+    "dataloader_num_workers": ("at least 0 processes", lambda value: value >= 0),
+    "dataloader_prefetch_factor": at_least_1("batch"),
+    "precompute_ref_batch_size": at_least_1("row"),
+    "prompts_read": at_least_1("prompt"),
+    "ddp_bucket_cap_mb": at_least_1("MB"),
+    "ddp_timeout": at_least_1("second"),
+    "vllm_server_timeout": ("more than 0 seconds", lambda value: value > 0),
+    "top_k": ("at least -1 (-1 and 0 turn it off)", lambda value: value >= -1),
+    "r": at_least_1("dimension"),
+    **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
+    **dict.fromkeys(("label_smoothing_factor", "label_smoothing", "lora_dropout"), PART),
+    **dict.fromkeys(("ld_alpha", "ref_model_mixup_alpha", "min_p", "top_entropy_quantile", "gamma", "lam", "lmbda"), SHARE),
+    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), SHARE_ABOVE_0),
+    **dict.fromkeys(("temperature", "repetition_penalty", "half_life", "sapo_temperature_neg", "sapo_temperature_pos"), ABOVE_0),
+    **dict.fromkeys(("beta", "epsilon", "epsilon_high", "delta", "neftune_noise_alpha", "router_aux_loss_coef"), AT_LEAST_0),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"), AT_LEAST_0),
+}
+"""The numbers that Hugging Face's classes accept outside these bounds, and fail on later or treat in an unexpected way."""
 LORA_IS_SET = {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "auto_mapping", "peft_version", "revision"}
 
 
@@ -117,6 +161,9 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{hint(key, keys)}")
         return
     problem = wrong_value(node, keys[key])
+    is_known = config in (*STAGE_CONFIGS.values(), LORA_CONFIG) or key in keys_of_config(STAGE_CONFIGS["cpt"])
+    if problem is None and is_known and key in BOUNDS and kind_of(node.value) in ("int", "float") and not BOUNDS[key][1](node.value):
+        problem = f"expected {BOUNDS[key][0]}, got {in_yaml(node.value)}"
     if problem:
         mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
     elif isinstance(node.value, float) and "float" not in keys[key].kinds and "int" in keys[key].kinds:

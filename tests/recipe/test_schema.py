@@ -4,7 +4,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from cpt.recipe.schema import Budget, Checkpoints, Keep, Model
-from cpt.recipe.sections import all_keys, annotation_at, item_in, section_in
+from cpt.recipe.sections import all_keys, annotation_at, item_in, section_in, types_in
+from cpt.recipe.tree import dotted
 
 
 @pytest.mark.parametrize("values", [{"tokens": "3"}, {"tokens": True}, {"tokens": 1.5}, {"epochs": "1"}, {"tokens": 0}, {"nothing": 1}])
@@ -28,3 +29,23 @@ def test_a_number_of_checkpoints_is_short_for_the_newest():
     assert Checkpoints().kept == Keep.model_validate({"name": "newest", "last": 3})
     assert Checkpoints(keep=5).kept == Keep.model_validate({"last": 5})
     assert Checkpoints(keep=None).kept is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [
+        *(("keep: 0", "checkpoints.keep"), ("keep: -1", "checkpoints.keep"), ("keep: many", "checkpoints.keep")),
+        *(("keep: {last: 0}", "checkpoints.keep.last"), ("keep: {name: 3}", "checkpoints.keep.name")),
+    ],
+)
+def test_a_wrong_value_of_a_key_of_several_types_has_one_message(mistakes, entry, key):
+    (line,) = mistakes(f"checkpoints:\n  {entry}\n  every_steps: 1\n")
+    assert line.startswith(f"r.yaml:6: `{key}`: ")
+
+
+@pytest.mark.parametrize("key", [key for key in all_keys() if len(types_in(annotation_at(key))) > 1], ids=dotted)
+@pytest.mark.parametrize("value", ["3.5", "[]"])
+def test_no_key_of_several_types_shows_pydantics_names(mistakes, key, value):
+    added = ["evaluation.perplexity=[{path: x}]"] if key[0] == "evaluation" else []
+    lines = mistakes("", *added, f"{dotted(key)}={value}")
+    assert all(f"`{dotted(key)}`: " in line for line in lines)

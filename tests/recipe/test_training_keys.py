@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from cpt.recipe.huggingface_keys import keys_of_config
+from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, REMOVED
 from cpt.recipe.references import REPOSITORY
-from cpt.recipe.training_keys import hint
+from cpt.recipe.training_keys import BOUNDS, hint
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
@@ -51,6 +51,37 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
 def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, said):
     (line,) = mistakes(f"training:\n  {entry}\n")
     assert line.startswith(f"r.yaml:6: {said}")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("logging_steps: 0", "logging_steps: -5", "logging_steps: 1.5", "max_grad_norm: -1", "max_grad_norm: -0.5"),
+        *("per_device_train_batch_size: 0", "per_device_eval_batch_size: -1", "gradient_accumulation_steps: 0"),
+        *("dataloader_num_workers: -1", "dataloader_prefetch_factor: 0", "torch_empty_cache_steps: 0", "ddp_timeout: 0"),
+        *("ddp_bucket_cap_mb: -25", "label_smoothing_factor: 1.0", "label_smoothing_factor: -0.1", "neftune_noise_alpha: -5"),
+    ],
+)
+def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
+    key = entry.partition(":")[0]
+    (line,) = mistakes(f"training:\n  {entry}\n")
+    assert line.startswith(f"r.yaml:6: `training.{key}`: expected ") and line.endswith(f"got {entry.partition(': ')[2]}")
+
+
+@pytest.mark.parametrize("entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1", "vllm_server_port: 99999"])
+def test_numbers_of_a_stages_own_class_have_bounds_too(mistakes, entry):
+    (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining: {{{entry}}}\n")
+    assert f"`training.{entry.partition(':')[0]}`: expected " in line
+
+
+def test_the_bounds_themselves_pass(load):
+    entries = "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, label_smoothing_factor: 0.0, torch_empty_cache_steps: null"
+    assert load(f"training: {{{entries}}}\n").training["max_grad_norm"] == 0
+
+
+def test_every_bound_is_of_a_key_that_a_class_has():
+    keys = {key for config in {*STAGE_CONFIGS.values(), LORA_CONFIG} for key in keys_of_config(config)}
+    assert keys >= set(BOUNDS)
 
 
 def test_one_knob_set_twice_is_told_with_both_lines(mistakes):

@@ -80,7 +80,7 @@ class Contamination:
     """What was found in all training sources."""
 
     documents: dict[str, int]
-    """Training documents that were read, by source."""
+    """Training documents that were read, by source; held-out documents and their exact copies are not among them."""
     counts: dict[str, dict[str, int]]
     """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of it."""
     hits: list[Hit]
@@ -319,10 +319,10 @@ class Searcher:
         """Go through the documents of some pieces."""
         runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
-            found.documents += 1
-            if runs.is_own(text):
+            if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
                 found.equal.append((xxh3_64_intdigest(text.encode()), document.origin, document.number))
                 continue
+            found.documents += 1
             overlap = runs.find(text)
             if overlap is None:
                 continue
