@@ -10,6 +10,7 @@ import cpt.errors
 from cpt.errors import CptError
 
 Result = TypeVar("Result")
+CONTINUE = "CPT_CONTINUE"  # set for a run that began with `--new`, so that all its processes name the same command
 
 
 def rank() -> int:
@@ -37,6 +38,12 @@ def name_of_launcher() -> str:
 def is_main_process() -> bool:
     """True for the one process that writes files and talks to the user."""
     return rank() == 0
+
+
+def same_command() -> str:
+    """What continues this run, at the beginning of a sentence; a run that began with `--new` needs another command."""
+    words = os.environ.get(CONTINUE, "The same command")
+    return words[0].upper() + words[1:]
 
 
 def tell(message: str) -> None:

@@ -104,7 +104,8 @@ def train(
             write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
-    tell(f"The model is in {run.export_folder}.")
+    skipped, steps = run.skipped_share()
+    tell(f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}")
     return run.export_folder
 
 

@@ -22,7 +22,7 @@ from cpt.checkpoints.transaction import LEAVING
 from cpt.errors import CheckpointError
 from cpt.models.families.native import export_native
 from cpt.models.new_rows import carry_extension
-from cpt.ranks import is_main_process, main_process_decides
+from cpt.ranks import is_main_process, main_process_decides, same_command
 from cpt.recipe.schema import Recipe
 from cpt.runs.read_back import read_object
 from cpt.runs.record import INPUTS, RECIPE, write_json
@@ -104,7 +104,7 @@ def not_exported(folder: Path, failure: OSError | SafetensorError) -> Checkpoint
     """What went wrong, and that nothing of the training is lost."""
     newest = published_in(folder.parent)[-1:]
     kept = f"{newest[0].folder} holds all that was trained: " if newest else ""
-    remedy = "make room, and the same command goes on from there and only exports." if newest else "Mend that, and start the run again."
+    remedy = f"make room. {same_command()} goes on from there and only exports." if newest else "Mend that, and start the run again."
     return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {kept}{remedy}")
 
 

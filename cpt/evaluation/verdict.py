@@ -20,6 +20,7 @@ from cpt.runs.events import record_event
 from cpt.runs.read_back import read_lines
 from cpt.runs.record import RECIPE, Run
 
+MUCH_SKIPPED = 0.1  # of the steps; the headline then says so
 GENERAL_SET = "HuggingFaceFW/fineweb-edu (subset sample-10BT) or Salesforce/wikitext (subset wikitext-103-raw-v1)"
 
 
@@ -73,6 +74,8 @@ class Verdict:
     sources: list[SourceFacts]
     stopped: str | None = None
     """Why the run ended before its budget."""
+    skipped_steps: tuple[int, int] = (0, 0)
+    """Steps whose update the loss guard skipped, and all steps."""
     domain_test: list[ScoreFinding] = field(default_factory=list)
     tasks: list[ScoreFinding] = field(default_factory=list)
     contamination: Contamination | None = None
@@ -98,7 +101,18 @@ class Verdict:
         return None if outcome == "unknown" else outcome == "better"
 
     def headline(self) -> str:
-        """What happened, in one or two sentences."""
+        """What happened, in a few sentences."""
+        skipped, steps = self.skipped_steps
+        is_much = skipped and skipped >= MUCH_SKIPPED * steps
+        return f"{self.outcome()} {self.told_skipped()}" if is_much else self.outcome()
+
+    def told_skipped(self) -> str:
+        """`38 of 40 steps were skipped`; empty where none was."""
+        skipped, steps = self.skipped_steps
+        return f"{skipped:,} of {steps:,} steps were skipped by the loss guard: events.jsonl has the reasons." if skipped else ""
+
+    def outcome(self) -> str:
+        """What the evaluation found."""
         if self.examples:
             return " ".join([*(one.sentence() for one in self.examples), *self.cost_of_text()])
         if self.domain is None:
@@ -252,6 +266,7 @@ def verdict_of_run(
         general=general_of_all,
         sources=sources_of(folder),
         stopped=run.status().get("stopped"),
+        skipped_steps=run.skipped_share(),
         domain_test=list(evaluation.domain_test) if evaluation is not None else [],
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,

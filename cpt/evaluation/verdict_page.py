@@ -81,7 +81,8 @@ def about(verdict: Verdict) -> str:
     """What was trained, from what, on how much."""
     base = f"from `{verdict.base}`" if verdict.base else "from new weights"
     stopped = f" The run {verdict.stopped}." if verdict.stopped else ""
-    return f"The model in `{verdict.model}` was trained {base} on {verdict.tokens:,} tokens.{stopped}"
+    skipped = f" {verdict.told_skipped()}".rstrip()
+    return f"The model in `{verdict.model}` was trained {base} on {verdict.tokens:,} tokens.{stopped}{skipped}"
 
 
 def examples_table(sets: Sequence[ExampleSet]) -> str:

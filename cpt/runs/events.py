@@ -74,6 +74,17 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return parsed(path.read_bytes()) if path.exists() else []
 
 
+def skipped_steps(folder: Path) -> int:
+    """Steps whose update the loss guard skipped; those that were trained again after a roll-back are not counted."""
+    skipped: set[int] = set()
+    for event in read_events(folder):
+        if event["kind"] in ("nan_skipped", "spike_skipped"):
+            skipped.add(event["step"])
+        elif event["kind"] == "rolled_back" and event.get("to_step") is not None:
+            skipped = {step for step in skipped if step <= event["to_step"]}
+    return len(skipped)
+
+
 def read_new_events(folder: Path, place: int) -> tuple[list[dict[str, Any]], int]:
     """The events behind a place in the file, as far as their lines are whole, and the place behind them."""
     path = folder / FILE_NAME

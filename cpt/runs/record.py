@@ -4,9 +4,11 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ from typing import IO, Any
 
 from cpt.errors import CheckpointError, CptError, Interrupted, LaunchError, RecipeError
 from cpt.files import DAMAGED, read_sealed, sealed
-from cpt.ranks import is_main_process, main_process_first
+from cpt.ranks import CONTINUE, is_main_process, main_process_first, same_command, tell
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.run_results import EXPORT as EXPORT
@@ -23,7 +25,7 @@ from cpt.recipe.run_results import RECIPE as RECIPE
 from cpt.recipe.run_results import STATUS as STATUS
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import describe_environment
-from cpt.runs.events import logged_events, record_event, write_waiting_events
+from cpt.runs.events import logged_events, record_event, skipped_steps, write_waiting_events
 from cpt.runs.read_back import read_object
 from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
@@ -58,6 +60,11 @@ class Run:
     def status(self) -> dict[str, Any]:
         """The last status that was written; empty before the first, and where a crash left half of one."""
         return read_object(self.folder / STATUS, [])
+
+    def skipped_share(self) -> tuple[int, int]:
+        """Steps that the loss guard skipped, and all steps so far."""
+        skipped = skipped_steps(self.folder)
+        return skipped, max(skipped, int(self.status().get("step", 0)))
 
     def write_status(self, state: str, **details: Any) -> None:
         """Say how the run stands, for scripts: launchers change exit codes, this file does not."""
@@ -137,6 +144,9 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
 
     def claim() -> Run:
         run = Run((claim_new_folder if new else claim_folder)(recipe))
+        if new and "--new" in sys.argv:
+            os.environ[CONTINUE] = command_to_continue(sys.argv, run.folder.name, recipe.name)
+            tell(f"This run is in {run.folder}. {same_command()} continues it.")
         if not is_main_process() or run.is_finished:
             return run
         refuse_unwritable(run.folder)
@@ -147,6 +157,15 @@ def start_run(recipe: Recipe, *, new: bool = False, patience: float = 0.0, train
         return Run(run.folder, lock)
 
     return main_process_first(claim)
+
+
+def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> str:
+    """What to type to continue a run that began with `--new`; a second `--new` would begin another one."""
+    if Path(words[0]).name not in ("cpt", "__main__.py"):
+        return f"the same command with `name={name}` instead of `--new`"  # the launcher's words are not known here
+    kept = [word for word in words[1:] if word != "--new" and not word.startswith("name=")]
+    has_own_name = any(word == f"name={name}" for word in words) or name != recipe_name
+    return f"`{shlex.join(['cpt', *kept, *([f'name={name}'] if has_own_name else [])])}`"
 
 
 def record_start(folder: Path) -> None:

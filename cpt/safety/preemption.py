@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.errors import Interrupted
-from cpt.ranks import world_size
+from cpt.ranks import same_command, world_size
 
 log = logging.getLogger("cpt")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -108,7 +108,7 @@ class Preemption(TrainerCallback):
     def at_signal(self, number: int, _: FrameType | None) -> None:
         """What Python calls in the main thread; the thread that watches has noted the signal already, or will."""
         if not self.is_training and self.stopped_by is None:
-            raise Interrupted(f"{signal.Signals(number).name} came while nothing was being trained. Start the same command again to go on.")
+            raise Interrupted(f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues.")
 
     def leave_child_alone(self) -> None:
         """Workers end when they are told to, and do not speak for this process; Ctrl-C is for the main one, which ends them."""
@@ -199,8 +199,8 @@ class Preemption(TrainerCallback):
         """
         if self.stopped_by is not None:
             saved = (
-                f"{checkpoint} is saved. The same command continues from it"
+                f"{checkpoint} is saved. {same_command()} continues from it"
                 if checkpoint
-                else "nothing is saved yet. The same command starts from the beginning"
+                else f"nothing is saved yet. {same_command()} starts from the beginning"
             )
             raise Interrupted(f"stopped by {self.stopped_by}: {saved}.")

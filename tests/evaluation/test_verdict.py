@@ -11,6 +11,7 @@ from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference
 from cpt.evaluation.verdict import NotRun, general_sentence, outcome_of_set, verdict_of_run
+from cpt.evaluation.verdict_page import verdict_page
 from cpt.recipe.load import dump_recipe, load_recipe
 
 
@@ -233,3 +234,16 @@ def test_a_few_pairs_prove_nothing(recipe, tmp_path):
     run = add_pairs(write_run(tmp_path / "run", recipe), 1.0)
     (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('"eval_pairs_examples": 40', '"eval_pairs_examples": 5'))
     assert verdict_of_run(run).worked is None
+
+
+def test_a_run_whose_steps_were_nearly_all_skipped_says_so(recipe, tmp_path):
+    run = write_run(tmp_path / "run", recipe)
+    (run / "status.json").write_text(json.dumps({"state": "finished", "step": 50}))
+    events = [{"kind": "spike_skipped", "step": step} for step in range(1, 49)]
+    back = {"kind": "rolled_back", "step": 48, "to_step": 10}  # steps 11 to 48 are trained again
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, back, *events[20:]]))
+    verdict = verdict_of_run(run)
+    assert verdict.skipped_steps == (38, 50) and "38 of 50 steps were skipped" in verdict.headline()
+    (run / "events.jsonl").write_text(json.dumps(events[0]) + "\n")
+    seldom = verdict_of_run(run)
+    assert "skipped" not in seldom.headline() and "1 of 50 steps were skipped" in verdict_page(seldom)

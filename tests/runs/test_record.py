@@ -9,9 +9,10 @@ import pytest
 from full_disk import disk_of_its_own, files_end_at, fill
 
 from cpt.errors import CheckpointError, DataError, Interrupted, LaunchError, RecipeError
+from cpt.ranks import CONTINUE, same_command
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event
-from cpt.runs.record import Run, claim_new_folder, hold, start_run
+from cpt.runs.record import Run, claim_new_folder, command_to_continue, hold, start_run
 
 
 def recipe(folder, **changes):
@@ -209,3 +210,24 @@ def test_events_that_never_found_room_are_counted_when_the_run_ends(tmp_path, ca
         with run.reporting():
             assert read_events(disk) == []
         assert [event["kind"] for event in read_events(disk)] == ["save_failed"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder", "continues"),
+    [
+        ("cpt train r.yaml seed=1 --new", "a-run-2", "`cpt train r.yaml seed=1 name=a-run-2`"),
+        ("cpt train r.yaml --new", "a-run", "`cpt train r.yaml`"),
+        ("cpt train r.yaml name=b --new --processes 2", "b-2", "`cpt train r.yaml --processes 2 name=b-2`"),
+        ("cpt train r.yaml name=b --new", "b", "`cpt train r.yaml name=b`"),
+    ],
+)
+def test_a_run_that_began_with_new_names_the_command_that_continues_it(typed, folder, continues):
+    assert command_to_continue(typed.split(), folder, "b" if "name=b" in typed else "a-run") == continues
+
+
+def test_every_process_of_a_new_run_names_the_same_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cpt", "train", "r.yaml", "--new"])
+    monkeypatch.setenv(CONTINUE, "")
+    start_run(recipe(tmp_path))
+    start_run(recipe(tmp_path), new=True)
+    assert same_command() == "`cpt train r.yaml name=a-run-2`" and same_command() in capsys.readouterr().out

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.errors import CptError
-from cpt.ranks import is_main_process, world_size
+from cpt.ranks import is_main_process, same_command, world_size
 from cpt.runs.events import record_event
 from cpt.safety.lost_others import lost_others
 from cpt.stages.checkpointing.saving import TransactionalSaves
@@ -62,4 +62,4 @@ def what_failed(problem: Exception, step: int) -> str:
 def goes_on_from(folder: Path) -> str:
     """What the next start will do."""
     checkpoints = published_checkpoints(folder)
-    return f"The same command goes on from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
+    return f"{same_command()} goes on from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
