@@ -29,7 +29,7 @@ export PATH := $(BIN):$(PATH)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(abspath $(VENV))/torch_extensions HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --durations 10
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-llama-cpp test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-documents bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test coverage mutations test-slow test-long test-browser test-quantized test-llama-cpp test-cluster test-gpu test-network test-faults lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-monitoring bench-comparing bench-documents bench-verdict bench-verifying bench-saving bench-faults bench-rewarming bench-optimizers bench-scale train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -152,6 +152,9 @@ bench-saving: $(INSTALLED) ## what saving costs beside the Trainer's, and how lo
 
 bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores; then the table of docs/reliability.md
 	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+bench-verdict: $(INSTALLED) ## how often a verdict misleads, in simulated held-out sets: 20 minutes on 2 cores
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.verdict $(ARGS)
 
 bench-verifying: $(INSTALLED) ## what verifying a checkpoint costs beside reading its files: 2 minutes
 	$(BIN)/python -m benchmarks.verifying $(ARGS)

@@ -1,7 +1,7 @@
-"""How often does a verdict mislead? `python -m benchmarks.verdict`: 10 minutes on 2 cores.
+"""How often does a verdict mislead? `python -m benchmarks.verdict`: 20 minutes on 2 cores.
 
-Simulated held-out sets go through the product's own functions. A document's change has a standard deviation of 5 % and may depend on its size.
-Half of the sets have no document that `held_out_share` would leave to training. Writes benchmarks/results/verdict.json.
+Simulated held-out sets go through the product's own functions. A document's change has a standard deviation of 5 %
+and may depend on its size. Half of the sets have no document that `held_out_share` would leave to training. Writes benchmarks/results/verdict.json.
 """
 
 import argparse
@@ -53,7 +53,7 @@ RATES = ("covered", "worked at 0 %", "as good at +5 %", "useful at 0 %")
 def main() -> None:
     """Simulate each case and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdict", description=__doc__)
-    parser.add_argument("--sets", type=int, default=60, help="held-out sets of each case")
+    parser.add_argument("--sets", type=int, default=100, help="held-out sets of each case")
     parser.add_argument("--seed", type=int, default=20_261_123)
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()

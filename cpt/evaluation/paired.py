@@ -20,7 +20,7 @@ from cpt.evaluation.kept_losses import DocumentLosses
 LEVEL = 0.95
 FEWEST = 2
 FEW = 20  # below, an interval is there but rests on little
-TOO_FEW = 7  # below, an interval decides nothing: the 95 % interval of skewed differences covers only 85 to 93 %, the 99 % interval about 95 %
+TOO_FEW = 7  # below, the result is unknown: of skewed differences, the 95 % interval covers only 85 to 93 %, that of 99 % about 95 %
 MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
 DOMINANT = 0.2  # of the bytes in one document

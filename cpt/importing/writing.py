@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import textwrap
 from typing import Any
 
@@ -18,11 +19,11 @@ NOT_PLAIN = {"null", "true", "false", "yes", "no", "on", "off", "~", "y", "n"}
 
 def recipe_text(ledger: Ledger) -> str:
     """The whole file."""
-    tool, file = ledger.called, ledger.config.path.name
+    tool, file = ledger.called, shlex.quote(str(ledger.config.path))
     missing = sum(entry.verdict == "not" for entry in ledger.entries)
-    left = f" {missing} of its keys could not be carried over: `cpt import {file}` lists them." if missing else ""
+    left = f" {missing} of its keys could not be carried over. To list them:" if missing else ""
     head = f"From the {tool} config {file}, by `cpt import`. A comment names the key that a value came from.{left}"
-    parts = [comment(head, 0)]
+    parts = [comment(head, 0), *([f"#   cpt import {file}"] if missing else [])]
     for section in keys_of(Recipe):
         if section in ledger.recipe:
             parts.append(section_text(ledger, section))

@@ -49,7 +49,8 @@ def told_model(base: BaseModel) -> str:
 
 def told_cost(cost: Cost, target: Target, price: float | None) -> str:
     """Hours and money, with what they rest on."""
-    span = f"about {in_time(cost.hours)}, {in_time(cost.low)} to {in_time(cost.high)}"
+    low, high = in_time(cost.low), in_time(cost.high)
+    span = f"about {in_time(cost.hours)}" + (f", {low} to {high}" if low != high else "")
     basis = f"at {ASSUMED_MFU:.0%} of the peak, {MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} (assumed, not measured)"
     gpus = max(1, target.gpus)
     money = f"; {cost.hours * gpus * price:,.2f} at {price:g} an hour for each GPU" if price is not None and target.gpus else ""

@@ -11,7 +11,17 @@ from cpt.extend import closest, did_you_mean, simplified, slips
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, OTHER_WORDS, new_home, place_of_key
 from cpt.recipe.schema import Component, Recipe, Schedule
-from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, types_in, without_none
+from cpt.recipe.sections import (
+    all_keys,
+    annotation_at,
+    child_annotation,
+    is_free_mapping,
+    item_in,
+    keys_of,
+    section_in,
+    types_in,
+    without_none,
+)
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, is_broken, place_of, plain
 from cpt.recipe.words import expected, in_words, in_yaml
 from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS
@@ -76,7 +86,7 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
 
 
 def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]]:
-    """What is wrong, and where. Of a key that takes several types, pydantic reports a problem for each of them: the one that fits is chosen."""
+    """What is wrong, and where; of a key that takes several types, pydantic reports a problem for each of them."""
     by_key: dict[Location, list[tuple[Location, ErrorDetails]]] = {}
     for problem in problems:
         location, key_of_several = without_labels(problem["loc"])

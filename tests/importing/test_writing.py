@@ -29,7 +29,8 @@ def test_words_are_bare_where_they_can_be(text, written):
 
 
 def test_values_stand_with_the_key_that_they_had(axolotl):
-    lines = recipe_text(axolotl(sequence_len=1024, learning_rate="1e-5", wandb_entity="me")).splitlines()
-    assert lines[0].startswith("# From the axolotl config config.yml, by `cpt import`.") and "1 of its" in lines[0] + lines[1]
+    ledger = axolotl(sequence_len=1024, learning_rate="1e-5", wandb_entity="me")
+    lines = recipe_text(ledger).splitlines()
+    assert f"#   cpt import {ledger.config.path}" in lines[:5], "what can be typed, with its folder"
     assert "  sequence_length: 1024  # sequence_len" in lines and "  learning_rate: 1e-5" in lines
     assert "  path: example/base  # base_model" in lines and "    - path: example/texts" in lines

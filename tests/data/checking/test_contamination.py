@@ -76,7 +76,9 @@ def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, 
     once = find_contamination(Data(sources=[source("a", texts, name="a")]), evaluation, cache_dir=tmp_path)
     twice = find_contamination(Data(sources=[source("a", texts, name="a"), source("b", texts, name="b")]), evaluation, cache_dir=tmp_path)
     assert once.num_exact_copies == 0 and twice.num_exact_copies == once.judged > 5
-    assert once.documents == {"a": 60 - once.judged} and f"of {60 - once.judged} training documents" in once.summary(), "held out, not trained on"
+    assert once.documents == {"a": 60 - once.judged} and f"of {60 - once.judged} training documents" in once.summary(), (
+        "held out, not trained on"
+    )
     assert {one.source for one in twice.exact_copies} == {"b"}
 
 
