@@ -1,7 +1,8 @@
 """How often does a verdict mislead? `python -m benchmarks.verdict`: 20 minutes on 2 cores.
 
 Simulated held-out sets go through the product's own functions. A document's change has a standard deviation of 5 %
-and may depend on its size. Half of the sets have no document that `held_out_share` would leave to training. Writes benchmarks/results/verdict.json.
+and may depend on its size. Half of the sets have no document that `held_out_share` would leave to training.
+Writes benchmarks/results/verdict.json.
 """
 
 import argparse

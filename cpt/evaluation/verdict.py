@@ -104,9 +104,9 @@ class Verdict:
         """What happened, in a few sentences."""
         skipped, steps = self.skipped_steps
         is_much = skipped and skipped >= MUCH_SKIPPED * steps
-        return f"{self.outcome()} {self.told_skipped()}" if is_much else self.outcome()
+        return f"{self.outcome()} {self.skipped_sentence()}" if is_much else self.outcome()
 
-    def told_skipped(self) -> str:
+    def skipped_sentence(self) -> str:
         """`38 of 40 steps were skipped`; empty where none was."""
         skipped, steps = self.skipped_steps
         return f"{skipped:,} of {steps:,} steps were skipped by the loss guard: events.jsonl has the reasons." if skipped else ""

@@ -81,7 +81,7 @@ def about(verdict: Verdict) -> str:
     """What was trained, from what, on how much."""
     base = f"from `{verdict.base}`" if verdict.base else "from new weights"
     stopped = f" The run {verdict.stopped}." if verdict.stopped else ""
-    skipped = f" {verdict.told_skipped()}".rstrip()
+    skipped = f" {verdict.skipped_sentence()}".rstrip()
     return f"The model in `{verdict.model}` was trained {base} on {verdict.tokens:,} tokens.{stopped}{skipped}"
 
 
