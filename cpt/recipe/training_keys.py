@@ -7,7 +7,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.extend import closest
 from cpt.python_sources import find_class
 from cpt.recipe.automatic import AUTO, AUTOMATIC
-from cpt.recipe.huggingface_keys import LORA_CONFIG, STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
 from cpt.recipe.moved_keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, OTHER_WORDS, REMOVED, new_home
 from cpt.recipe.peft_methods import LORA, config_of_method, method_of, takes_4_bit
 from cpt.recipe.references import find_file
@@ -161,7 +161,7 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         mistakes.add(node.place, f"`{dotted(location)}` is not a key of {class_name}.{hint(key, keys)}")
         return
     problem = wrong_value(node, keys[key])
-    is_known = config in (*STAGE_CONFIGS.values(), LORA_CONFIG) or key in keys_of_config(STAGE_CONFIGS["cpt"])
+    is_known = config in (*STAGE_CONFIGS.values(), config_of_method({})) or key in keys_of_config(STAGE_CONFIGS["cpt"])
     if problem is None and is_known and key in BOUNDS and kind_of(node.value) in ("int", "float") and not BOUNDS[key][1](node.value):
         problem = f"expected {BOUNDS[key][0]}, got {in_yaml(node.value)}"
     if problem:

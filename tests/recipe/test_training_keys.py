@@ -74,6 +74,11 @@ def test_numbers_of_a_stages_own_class_have_bounds_too(mistakes, entry):
     assert f"`training.{entry.partition(':')[0]}`: expected " in line
 
 
+def test_an_adapter_of_no_dimension_is_refused(mistakes):
+    (line,) = mistakes("", "model.lora={r: 0}")
+    assert "`model.lora.r`: expected at least 1" in line
+
+
 def test_the_bounds_themselves_pass(load):
     entries = "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, label_smoothing_factor: 0.0, torch_empty_cache_steps: null"
     assert load(f"training: {{{entries}}}\n").training["max_grad_norm"] == 0
