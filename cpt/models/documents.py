@@ -29,11 +29,13 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
         position_ids: [rows, tokens].
 
     Returns:
-        int32, at least FEWEST_BOUNDS of them.
+        int32, at least FEWEST_BOUNDS of them; empty where each row is one document, which causal attention needs no bounds for.
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
     first = begins.flatten().nonzero().flatten()
+    if len(first) == len(position_ids):
+        return torch.empty(0, dtype=torch.int32, device=position_ids.device)
     size = max(FEWEST_BOUNDS, 2 ** len(first).bit_length())
     bounds = torch.full((size,), position_ids.numel(), dtype=torch.int32, device=position_ids.device)
     bounds[: len(first)] = first

@@ -93,13 +93,26 @@ def varlen_attention(
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
     dtype = computing_dtype(query, key, value)
-    # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
-    laid_out = (states.to(dtype).transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
-    attend = kernel if has_kernel(query, dtype) else attend_each
-    output = attend(*laid_out, attention_mask.flatten(), tokens, scale, window)
-    if output.shape[-1] > value_width:
-        output = output[..., :value_width]
-    return output.unflatten(0, (-1, tokens)), None
+    states = (of.to(dtype) for of in (query, key, value))
+    bounds = attention_mask.flatten()
+    is_whole = len(bounds) == 0  # each row is one document
+    if is_whole and window is None and kernel is torch_kernel:
+        output = attend_to_rows(*states, scale)
+    else:
+        if is_whole:
+            bounds = torch.arange(0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device)
+        # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
+        laid_out = (of.transpose(1, 2).flatten(0, 1).contiguous() for of in states)
+        attend = kernel if has_kernel(query, dtype) else attend_each
+        output = attend(*laid_out, bounds, tokens, scale, window).unflatten(0, (-1, tokens))
+    return output if output.shape[-1] == value_width else output[..., :value_width], None
+
+
+def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use."""
+    grouped = key.shape[1] != query.shape[1]
+    query, key, value = same_width(query, key, value)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:

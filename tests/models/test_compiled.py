@@ -48,12 +48,12 @@ def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None, **op
     return model
 
 
-def losses(model, steps=3, rows=2):
+def losses(model, steps=3, rows=2, longest=24):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ids = torch.randint(4, 96, (steps, rows, 24), generator=torch.Generator().manual_seed(1))
     found = []
     for row in ids:
-        loss = model(input_ids=row, labels=row, position_ids=torch.arange(24).expand(rows, 24)).loss
+        loss = model(input_ids=row, labels=row, position_ids=(torch.arange(24) % longest).expand(rows, 24)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -183,7 +183,7 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     model = built("llama", checkpoints=checkpoints, compiling=Compiling(look_at), attention="varlen", dtype="bfloat16")
     with pytest.raises(dynamo.exc.BackendCompilerFailed, match="EnoughError"):
-        losses(model, steps=1)
+        losses(model, steps=1, longest=16)
     assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
     assert len([name for name in operations if "linear" in name]) == 7, "all of the layer, from queries to the last projection"
 
@@ -202,20 +202,21 @@ attention_of_documents.register_autograd(
 
 
 @pytest.mark.slow
-def test_200_packed_batches_with_any_number_of_documents_share_one_graph(monkeypatch):
+def test_200_batches_of_packed_and_whole_rows_share_two_graphs(monkeypatch):
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn",
         lambda query, key, value, bounds, *_, **__: attention_of_documents(query, key, value, bounds),
     )
     model = built("llama", layers=1, compiling=Compiling("aot_eager"), attention="varlen", dtype="bfloat16")
-    ids, sizes = torch.randint(4, 96, (2, 120), generator=torch.Generator().manual_seed(1)), set()
+    ids, found = torch.randint(4, 96, (2, 120), generator=torch.Generator().manual_seed(1)), {}
     for number in range(200):
-        shortest = 1 + number % 40
-        positions = (torch.arange(120) % shortest).expand(2, 120)
-        sizes.add(len(document_bounds(positions)))
+        longest = 120 if number % 5 == 4 else 1 + number % 40
+        positions = (torch.arange(120) % longest).expand(2, 120)
         model(input_ids=ids, labels=ids, position_ids=positions).loss.backward()
-    assert len(sizes) >= 4 and graphs() == 1
+        found[len(document_bounds(positions))] = graphs()
+    assert len(found) >= 5 and found[0] == 2 and graphs() == 2, "one for rows of one document each, one for all others"
+    assert not dynamo.utils.counters["graph_break"]
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():

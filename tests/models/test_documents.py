@@ -35,13 +35,18 @@ def test_bounds_are_of_the_documents_of_all_rows():
     assert bounds[:6].tolist() == [0, 5, 8, 11, 22, 22] and bounds.max() == bounds[-1] == 22
 
 
-@pytest.mark.parametrize("number", [1, 2, 62, 63, 64, 65, 127, 200])
+@pytest.mark.parametrize("number", [2, 62, 63, 64, 65, 127, 200])
 def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
     positions = positions_of(torch.randint(1, 9, (number,), generator=torch.Generator().manual_seed(number)).tolist())
     (theirs, _), _ = prepare_fa_kwargs_from_position_ids(positions)
     bounds = document_bounds(positions)
     assert torch.equal(bounds[: len(theirs)], theirs) and (bounds[len(theirs) :] == positions.numel()).all()
     assert len(bounds).bit_count() == 1, "few different shapes"
+
+
+def test_rows_of_one_document_each_have_no_bounds():
+    assert document_bounds(positions_of((11,), (11,))).tolist() == document_bounds(torch.tensor([[3, 4, 5]])).tolist() == []
+    assert len(document_bounds(positions_of((11,), (10, 1)))) == FEWEST_BOUNDS
 
 
 def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
@@ -51,6 +56,7 @@ def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
 def test_only_batches_whose_documents_are_known_by_positions_alone_get_bounds():
     batch = {"input_ids": torch.ones(1, 4), "position_ids": positions_of((3, 1))}
     assert add_document_bounds(batch).keys() - batch.keys() == {BOUNDS}
+    assert add_document_bounds({**batch, "position_ids": positions_of((4,))})[BOUNDS].tolist() == []
     for other in ({**batch, "attention_mask": torch.ones(1, 4)}, {"input_ids": torch.ones(1, 4)}):
         assert add_document_bounds(other) is other
 
