@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
 from cpt.models.compiled import Compiling, check_compiling, compile_layers, compiled_parts, take_compiling, wanted_compiling
-from cpt.models.documents import document_bounds
+from cpt.models.documents import BOUNDS, add_document_bounds
 from cpt.models.recomputing import set_up_recomputing
 from cpt.recipe.schema import Model
 
@@ -189,14 +189,16 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
 
 
 @torch.library.custom_op("cpt_tests::attention_of_documents", mutates_args=())
-def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
     """An operation that no compiler looks into, as the GPU's kernel is one."""
+    LENGTHS.add(longest)
     return query * 1
 
 
-attention_of_documents.register_fake(lambda query, key, value, bounds: torch.empty_like(query))
+LENGTHS = set()
+attention_of_documents.register_fake(lambda query, key, value, bounds, longest: torch.empty_like(query))
 attention_of_documents.register_autograd(
-    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None),
+    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None, None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
 )
 
@@ -206,16 +208,17 @@ def test_200_batches_of_packed_and_whole_rows_share_two_graphs(monkeypatch):
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn",
-        lambda query, key, value, bounds, *_, **__: attention_of_documents(query, key, value, bounds),
+        lambda query, key, value, bounds, _, longest, *__, **___: attention_of_documents(query, key, value, bounds, longest),
     )
     model = built("llama", layers=1, compiling=Compiling("aot_eager"), attention="varlen", dtype="bfloat16")
-    ids, found = torch.randint(4, 96, (2, 120), generator=torch.Generator().manual_seed(1)), {}
+    ids, found = torch.randint(4, 96, (1, 300), generator=torch.Generator().manual_seed(1)), {}
     for number in range(200):
-        longest = 120 if number % 5 == 4 else 1 + number % 40
-        positions = (torch.arange(120) % longest).expand(2, 120)
-        model(input_ids=ids, labels=ids, position_ids=positions).loss.backward()
-        found[len(document_bounds(positions))] = graphs()
-    assert len(found) >= 5 and found[0] == 2 and graphs() == 2, "one for rows of one document each, one for all others"
+        longest = 300 if number % 5 == 4 else 1 + number * 17 % 299
+        batch = add_document_bounds({"input_ids": ids, "labels": ids, "position_ids": torch.arange(300)[None] % longest})
+        model(**batch).loss.backward()
+        found[len(batch[BOUNDS])] = graphs()
+    # One for rows of one document each, one for all others.
+    assert len(found) >= 5 and {128, 256, 512} <= LENGTHS and found[0] == graphs() == 2
     assert not dynamo.utils.counters["graph_break"]
 
 
