@@ -81,10 +81,10 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
         raise RecipeError(f"{KEY_OF_MODE}: no mode called `{wanted.mode}`.{did_you_mean(wanted.mode, MODES)} Use {', '.join(MODES)}.")
     if wanted.mode is not None and wanted.backend != INDUCTOR:
         raise RecipeError(f"{KEY_OF_MODE}: modes are {INDUCTOR}'s, and {KEY_OF_BACKEND} is `{wanted.backend}`. Remove one of them.")
-    if wanted.mode in WITH_CUDA_GRAPHS and int(training.get("gradient_accumulation_steps") or 1) > 1:
+    if wanted.mode in WITH_CUDA_GRAPHS:
         raise RecipeError(
-            f"{KEY_OF_MODE}: `{wanted.mode}` replays CUDA graphs into the same memory, so gradients cannot add up over micro-batches. "
-            "Take `max-autotune-no-cudagraphs`, or no accumulation."
+            f"{KEY_OF_MODE}: `{wanted.mode}` uses CUDA graphs, which have not been tried here: layers share one graph, and it would be "
+            "recorded again for the weights of each. Use `max-autotune-no-cudagraphs`."
         )
     if zero3:
         raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")

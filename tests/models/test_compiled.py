@@ -235,7 +235,8 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile_backend": "inducter"}, False, "no backend called `inducter`. Did you mean `inductor`?"),
         ({"torch_compile_mode": "max_autotune"}, False, "no mode called `max_autotune`. Did you mean `max-autotune`?"),
         ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "modes are inductor's"),
-        ({"torch_compile_mode": "reduce-overhead", "gradient_accumulation_steps": 2}, False, "gradients cannot add up"),
+        ({"torch_compile_mode": "reduce-overhead"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
+        ({"torch_compile_mode": "max-autotune"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
         ({"torch_compile": True}, True, "ZeRO-3"),
     ],
 )
