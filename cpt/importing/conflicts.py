@@ -130,5 +130,5 @@ def resolve_step(ledger: Ledger) -> None:
     if zero3 or "parallelism_config" in training:
         for key in COMPILING:
             ledger.drop(key, f"layers are not compiled {'under ZeRO-3' if zero3 else 'where GPUs share rows'}; this changes only the speed")
-    elif training.get("gradient_accumulation_steps", 1) > 1 and ledger.value("torch_compile_mode") in WITH_CUDA_GRAPHS:
+    elif ledger.value("torch_compile_mode") in WITH_CUDA_GRAPHS:
         pass_on(ledger, "torch_compile_mode", value="max-autotune-no-cudagraphs")

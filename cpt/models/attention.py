@@ -53,12 +53,20 @@ def register_attention(name: str) -> str:
 
 
 def _best(model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool) -> str:
-    if packed and half_precision and config is not None and why_not_varlen(model_class, config) is None:
-        if _missing_for_flash("flash_attention_3") is None:
-            return BY_PACKAGE["flash_attention_3"]
-        if missing_for_varlen() is None:
-            return VARLEN
+    if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
+        return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
     return "sdpa" if model_class._supports_sdpa else "eager"
+
+
+def why_not_by_bounds(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
+) -> str | None:
+    """Why `auto` does not take a kernel that gets the bounds of documents; None where it does."""
+    if not packed:
+        return "rows come with a mask"
+    if not half_precision or config is None:
+        return "it computes in fp32"
+    return why_not_varlen(model_class, config) or missing_for_varlen()
 
 
 def missing_for_varlen() -> str | None:

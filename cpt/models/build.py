@@ -20,7 +20,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.models.adapters import add_lora, check_adapter_under_zero3
-from cpt.models.attention import choose_attention
+from cpt.models.attention import choose_attention, why_not_by_bounds
 from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
@@ -137,7 +137,8 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
         return None if model.attention == "auto" else model.attention
     model_class = _model_class(config)
     chosen = choose_attention(model.attention, model_class, config=config, half_precision=half_precision, packed=packed)
-    how = f" (auto, for {model_class.__name__})" if model.attention == "auto" else ""
+    why = why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) or "packed rows in half precision"
+    how = f" (auto: {why})" if model.attention == "auto" else ""
     if chosen == VARLEN and not torch.cuda.is_available():
         how += ", by torch's SDPA document after document: its kernel needs a GPU"
     if model.attention != "auto" or attention_heads(config):

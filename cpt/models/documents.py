@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from cpt.errors import RecipeError
 from cpt.models.inventory import runs_along_the_row
 
-BOUNDS = "cu_seq_lens_q"  # the name that transformers has for them
+BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
 FEWEST_BOUNDS = 32
+FEWEST_TOKENS = 128  # of the longest document; kernels compute blocks of so many
 PARTS = (slice(0, 5), slice(5, 8))  # the documents of a trial
 TOLERANCE = 0.02  # share of the largest logit; bf16 rounds by 0.004, and kernels for several lengths add up in another order
 
@@ -29,11 +30,13 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
         position_ids: [rows, tokens].
 
     Returns:
-        int32, at least FEWEST_BOUNDS of them.
+        int32, at least FEWEST_BOUNDS of them; empty where each row is one document, which causal attention needs no bounds for.
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids.diff(dim=1) != 1
     first = begins.flatten().nonzero().flatten()
+    if len(first) == len(position_ids):
+        return torch.empty(0, dtype=torch.int32, device=position_ids.device)
     size = max(FEWEST_BOUNDS, 2 ** len(first).bit_length())
     bounds = torch.full((size,), position_ids.numel(), dtype=torch.int32, device=position_ids.device)
     bounds[: len(first)] = first
@@ -41,30 +44,36 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def add_document_bounds(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with its bounds, found where the batch is made; one with a mask, or without positions, as it is."""
+    """The batch with its bounds, found where the batch is made; one with a mask, or without positions, as it is.
+
+    With them comes the length of the longest document, rounded up to a power of two: kernels start that many blocks for each document.
+    """
     positions = batch.get("position_ids")
     if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
         return batch
-    return {**batch, BOUNDS: document_bounds(positions)}
+    bounds = document_bounds(positions)
+    longest = int(bounds.diff().max()) if len(bounds) else positions.shape[1]
+    return {**batch, BOUNDS: bounds, LONGEST: max(FEWEST_TOKENS, 2 ** (longest - 1).bit_length())}
 
 
 def hand_over_documents(model: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Forward pre-hook of a model without its head: bounds instead of a mask, from the batch, or else from the positions.
 
     transformers passes a mask of four dimensions on as it is, and every layer's attention gets it: also where layers drop other arguments,
-    and where gradient checkpointing runs a layer again in the backward pass. Nothing is remembered between batches. With a mask, or a
+    and where gradient checkpointing runs a layer again in the backward pass. The longest document's length is a dimension of it, without
+    memory: a number would make a graph of its own for each length. Nothing is remembered between batches. With a mask, or a
     cache of keys and values, attention is left to the mask, as everywhere in transformers.
     """
     given = dict(keywords)
-    bounds, positions = given.pop(BOUNDS, None), given.get("position_ids")
+    bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
     has_mask = given.get("attention_mask") is not None or given.get("past_key_values") is not None
     if has_mask or positions is None or positions.dim() != 2:
         return arguments, given
     if bounds is None:
         inputs = next(value for value in (given.get("input_ids"), given.get("inputs_embeds"), *arguments) if value is not None)
         bounds = document_bounds(positions.expand(inputs.shape[0], -1))
-    mask = bounds.view(1, 1, 1, -1)
-    torch._dynamo.maybe_mark_dynamic(mask, 3)  # compiled layers have one graph for any number of documents
+    mask = bounds.expand(1, 1, longest or positions.shape[1], -1)
+    torch._dynamo.maybe_mark_dynamic(mask, [2, 3])  # compiled layers have one graph for any number and any length of documents
     given["attention_mask"] = mask
     return arguments, given
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
-from cpt.models.documents import BOUNDS, add_document_bounds
+from cpt.models.documents import BOUNDS, LONGEST, add_document_bounds
 from cpt.models.varlen_attention import NAMES as BY_BOUNDS
 from cpt.models.varlen_attention import VARLEN
 
@@ -47,10 +47,10 @@ class PartOfRows:
             batch: rows of one length, with `labels` and `position_ids`, and without a mask.
         """
         whole = add_document_bounds(batch)
-        bounds = whole.pop(BOUNDS)
+        documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = F.pad(whole.pop("labels"), (0, 1), value=IGNORED)[..., 1:]
         cut = {name: self.of(values) for name, values in whole.items()}
-        return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), BOUNDS: bounds}
+        return {**cut, "labels": self.of(labels), "shift_labels": self.of(labels), **documents}
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """Its part of each row: [rows, tokens]."""

@@ -42,7 +42,7 @@ PROVEN = """
 WINDOW_IN_MASK_ONLY = "phimoe qwen2_moe"  # or not even there: sdpa and flash attention differ when their window is switched on
 
 Kernel = Callable[..., torch.Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, row length, scale, window) -> as the queries."""
+"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the queries."""
 
 
 def takes(function: Callable[..., Any], argument: str) -> bool:
@@ -78,7 +78,7 @@ def varlen_attention(
 
     Args:
         query: [rows, heads, tokens, width]; keys and values may have fewer heads.
-        attention_mask: the bounds of `document_bounds`, with three dimensions of 1 before.
+        attention_mask: [1, 1, longest document, bounds], as `hand_over_documents` makes it.
 
     Raises:
         RecipeError: the model asks for what kernels of this kind do not compute.
@@ -93,13 +93,27 @@ def varlen_attention(
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
     dtype = computing_dtype(query, key, value)
-    # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
-    laid_out = (states.to(dtype).transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
-    attend = kernel if has_kernel(query, dtype) else attend_each
-    output = attend(*laid_out, attention_mask.flatten(), tokens, scale, window)
-    if output.shape[-1] > value_width:
-        output = output[..., :value_width]
-    return output.unflatten(0, (-1, tokens)), None
+    query, key, value = (states.to(dtype) for states in (query, key, value))
+    bounds, longest = attention_mask.select(2, 0).flatten(), attention_mask.shape[2]
+    is_whole = len(bounds) == 0  # each row is one document
+    if is_whole and window is None and kernel is torch_kernel:
+        output = attend_to_rows(query, key, value, scale)
+    else:
+        if is_whole:
+            longest = tokens
+            bounds = torch.arange(0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device)
+        # Rows end to end: a document never goes beyond its row, so that the bounds keep rows apart as well.
+        laid_out = (states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
+        attend = kernel if has_kernel(query, dtype) else attend_each
+        output = attend(*laid_out, bounds, longest, scale, window).unflatten(0, (-1, tokens))
+    return output if output.shape[-1] == value_width else output[..., :value_width], None
+
+
+def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use."""
+    grouped = key.shape[1] != query.shape[1]
+    query, key, value = same_width(query, key, value)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped).transpose(1, 2)
 
 
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
@@ -145,13 +159,13 @@ def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 
 
 def torch_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, tokens: int, scale: float, window: int | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float, window: int | None
 ) -> torch.Tensor:
-    """torch's varlen_attn. Keys and values keep their fewer heads, and the longest length is the row's, the same for every batch."""
+    """torch's varlen_attn. Keys and values keep their fewer heads."""
     query, key, value = same_width(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
     before = -1 if window is None else window - 1  # transformers counts the token itself
-    output: Any = varlen.varlen_attn(query, key, value, bounds, bounds, tokens, tokens, scale=scale, window_size=(before, 0), **options)
+    output: Any = varlen.varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options)
     return output  # type: ignore[no-any-return]
 
 
@@ -168,13 +182,13 @@ def package_kernel(
     key: torch.Tensor,
     value: torch.Tensor,
     bounds: torch.Tensor,
-    tokens: int,
+    longest: int,
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
     """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
-    documents: dict[str, Any] = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": tokens, "max_length_k": tokens}
+    documents: dict[str, Any] = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     output: torch.Tensor = _flash_attention_forward(
         q,
         k,
@@ -192,7 +206,7 @@ def package_kernel(
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own
 def attend_each(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, tokens: int, scale: float, window: int | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float, window: int | None
 ) -> torch.Tensor:
     """Document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]

@@ -10,7 +10,7 @@ from tiny import write_recipe
 from cpt.data.build import build_data
 from cpt.models import documents, varlen_attention
 from cpt.models.build import build_model
-from cpt.models.documents import BOUNDS
+from cpt.models.documents import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
@@ -57,7 +57,7 @@ def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path
 
 def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
     plain, packed = (next(iter(trainer_of(tiny_recipe, tmp_path, name).get_train_dataloader())).keys() for name in ("sdpa", "varlen"))
-    assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS}
+    assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS, LONGEST}
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
 from cpt.models.compiled import Compiling, check_compiling, compile_layers, compiled_parts, take_compiling, wanted_compiling
-from cpt.models.documents import document_bounds
+from cpt.models.documents import BOUNDS, add_document_bounds
 from cpt.models.recomputing import set_up_recomputing
 from cpt.recipe.schema import Model
 
@@ -48,12 +48,12 @@ def built(family, *, layers=3, checkpoints=None, lora=None, compiling=None, **op
     return model
 
 
-def losses(model, steps=3, rows=2):
+def losses(model, steps=3, rows=2, longest=24):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     ids = torch.randint(4, 96, (steps, rows, 24), generator=torch.Generator().manual_seed(1))
     found = []
     for row in ids:
-        loss = model(input_ids=row, labels=row, position_ids=torch.arange(24).expand(rows, 24)).loss
+        loss = model(input_ids=row, labels=row, position_ids=(torch.arange(24) % longest).expand(rows, 24)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -183,39 +183,43 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     model = built("llama", checkpoints=checkpoints, compiling=Compiling(look_at), attention="varlen", dtype="bfloat16")
     with pytest.raises(dynamo.exc.BackendCompilerFailed, match="EnoughError"):
-        losses(model, steps=1)
+        losses(model, steps=1, longest=16)
     assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
     assert len([name for name in operations if "linear" in name]) == 7, "all of the layer, from queries to the last projection"
 
 
 @torch.library.custom_op("cpt_tests::attention_of_documents", mutates_args=())
-def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
     """An operation that no compiler looks into, as the GPU's kernel is one."""
+    LENGTHS.add(longest)
     return query * 1
 
 
-attention_of_documents.register_fake(lambda query, key, value, bounds: torch.empty_like(query))
+LENGTHS = set()
+attention_of_documents.register_fake(lambda query, key, value, bounds, longest: torch.empty_like(query))
 attention_of_documents.register_autograd(
-    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None),
+    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None, None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
 )
 
 
 @pytest.mark.slow
-def test_200_packed_batches_with_any_number_of_documents_share_one_graph(monkeypatch):
+def test_200_batches_of_packed_and_whole_rows_share_two_graphs(monkeypatch):
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn",
-        lambda query, key, value, bounds, *_, **__: attention_of_documents(query, key, value, bounds),
+        lambda query, key, value, bounds, _, longest, *__, **___: attention_of_documents(query, key, value, bounds, longest),
     )
     model = built("llama", layers=1, compiling=Compiling("aot_eager"), attention="varlen", dtype="bfloat16")
-    ids, sizes = torch.randint(4, 96, (2, 120), generator=torch.Generator().manual_seed(1)), set()
+    ids, found = torch.randint(4, 96, (1, 300), generator=torch.Generator().manual_seed(1)), {}
     for number in range(200):
-        shortest = 1 + number % 40
-        positions = (torch.arange(120) % shortest).expand(2, 120)
-        sizes.add(len(document_bounds(positions)))
-        model(input_ids=ids, labels=ids, position_ids=positions).loss.backward()
-    assert len(sizes) >= 4 and graphs() == 1
+        longest = 300 if number % 5 == 4 else 1 + number * 17 % 299
+        batch = add_document_bounds({"input_ids": ids, "labels": ids, "position_ids": torch.arange(300)[None] % longest})
+        model(**batch).loss.backward()
+        found[len(batch[BOUNDS])] = graphs()
+    # One for rows of one document each, one for all others.
+    assert len(found) >= 5 and {128, 256, 512} <= LENGTHS and found[0] == graphs() == 2
+    assert not dynamo.utils.counters["graph_break"]
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():
@@ -231,8 +235,9 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile_backend": "inducter"}, False, "no backend called `inducter`. Did you mean `inductor`?"),
         ({"torch_compile_mode": "max_autotune"}, False, "no mode called `max_autotune`. Did you mean `max-autotune`?"),
         ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "modes are inductor's"),
-        ({"torch_compile_mode": "reduce-overhead", "gradient_accumulation_steps": 2}, False, "gradients cannot add up"),
-        ({"torch_compile": True}, True, "ZeRO-3 .* Remove the key, or take a profile of stage 1 or 2"),
+        ({"torch_compile_mode": "reduce-overhead"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
+        ({"torch_compile_mode": "max-autotune"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
+        ({"torch_compile": True}, True, "ZeRO-3"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(training, zero3, message):

@@ -13,7 +13,7 @@ from tiny_models import TINY
 from transformers import AutoConfig
 
 from cpt.errors import RecipeError
-from cpt.models.documents import BOUNDS, document_bounds
+from cpt.models.documents import BOUNDS, LONGEST, add_document_bounds, document_bounds
 from cpt.models.shared_rows import PROVEN, PartOfRows, check_shared_rows
 
 PROGRAM = Path(__file__).parent / "rows_of_models.py"
@@ -36,7 +36,8 @@ def test_each_token_has_the_label_of_the_next_also_where_that_lies_in_another_pa
 
 def test_every_part_knows_the_documents_of_whole_rows():
     for number in range(2):
-        assert torch.equal(PartOfRows(number, 2)(BATCH)[BOUNDS], document_bounds(POSITIONS))
+        part = PartOfRows(number, 2)(BATCH)
+        assert torch.equal(part[BOUNDS], document_bounds(POSITIONS)) and part[LONGEST] == add_document_bounds(BATCH)[LONGEST]
 
 
 def test_worker_processes_can_cut():

@@ -2,13 +2,16 @@ import pytest
 import torch
 from tiny_models import SHAPE, make_tokenizer, tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 from torch.nn.attention import varlen
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, LlamaForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from cpt.errors import RecipeError
 from cpt.models import varlen_attention
 from cpt.models.build import build_model
+from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.documents import BOUNDS, document_bounds
 from cpt.models.varlen_attention import VARLEN, attend_each, package_kernel, register_varlen, takes, torch_kernel, why_not_varlen
 from cpt.recipe.schema import Model
@@ -229,7 +232,7 @@ def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
     model = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
     torch._dynamo.reset()
     model.model.layers[0].compile(backend=counting, fullgraph=True, dynamic=False)
-    for positions in (POSITIONS, POSITIONS.flip(0), torch.arange(24).repeat(2, 1)):
+    for positions in (POSITIONS, POSITIONS.flip(0), torch.arange(24).repeat(2, 1) % 12):
         batch = {**BATCH, "position_ids": positions, BOUNDS: document_bounds(positions)}
         plain = built(MODELS["llama"] | {"num_hidden_layers": 1}, VARLEN)
         torch.testing.assert_close(model(**batch).loss, plain(**batch).loss)
@@ -242,9 +245,10 @@ def test_on_a_gpu_nothing_waits_for_the_bounds():
     attend = AttentionInterface()[VARLEN] if register_varlen() is None else None
     with FakeTensorMode():
         query, key = (torch.empty(2, heads, 24, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
-        bounds = torch.empty(1, 1, 1, 64, dtype=torch.int32, device="cuda")
-        output, _ = attend(torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5)
-    assert output.shape == (2, 24, 4, 8) and output.dtype == torch.bfloat16
+        for number in (64, 0):
+            bounds = torch.empty(1, 1, 1, number, dtype=torch.int32, device="cuda")
+            output, _ = attend(torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5)
+            assert output.shape == (2, 24, 4, 8) and output.dtype == torch.bfloat16
 
 
 def test_flash_attn_gets_the_bounds_from_transformers_without_asking_positions(monkeypatch):
@@ -269,6 +273,84 @@ def test_flash_attn_gets_the_bounds_from_transformers_without_asking_positions(m
         "max_length_k": 24,
         "attn_implementation": "flash_attention_2",
     }
+
+
+# --- rows of one document each ------------------------------------------------------------------------------------------------------------
+
+WHOLE = {**BATCH, "position_ids": torch.arange(24).repeat(2, 1)}
+
+
+class CallsOfSDPA(TorchFunctionMode):
+    """What torch's attention is called with: (whether with a mask, is_causal, heads of queries and of keys)."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            self.found.append((kwargs.get("attn_mask") is not None, kwargs.get("is_causal"), args[0].shape[1], args[1].shape[1]))
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek_v3"])
+def test_whole_rows_are_attended_to_at_once_and_without_a_mask(name):
+    model = built(MODELS[name], VARLEN)
+    with CallsOfSDPA() as calls:
+        loss = model(**WHOLE, **{BOUNDS: document_bounds(WHOLE["position_ids"])}).loss
+    heads, of_keys = (4, 2) if name == "llama" else (4, 4)
+    assert calls.found == [(False, True, heads, of_keys)] * model.config.num_hidden_layers
+    loss.backward()
+    plain = built(MODELS[name], "sdpa")
+    expected = plain(**WHOLE).loss
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for parameter, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, gradients(plain)[parameter], rtol=1e-4, atol=1e-6, msg=parameter)
+
+
+def test_whole_rows_have_the_losses_of_their_bounds():
+    rows = torch.tensor([0, 24, 48], dtype=torch.int32)
+    model = built(MODELS["llama"], VARLEN)
+    torch.testing.assert_close(model(**WHOLE).loss, model(**WHOLE, **{BOUNDS: rows}).loss)
+
+
+def test_a_window_is_kept_in_whole_rows():
+    theirs, ours = (built(MISTRAL, name)(**WHOLE).loss for name in ("sdpa", VARLEN))
+    torch.testing.assert_close(ours, theirs)
+    assert (ours - built(MISTRAL | {"sliding_window": None}, VARLEN)(**WHOLE).loss).abs() > 1e-4
+
+
+def test_a_kernel_that_was_asked_for_attends_to_whole_rows_too(monkeypatch):
+    seen = []
+    monkeypatch.setattr(varlen_attention, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(varlen_attention, "_flash_attention_forward", lambda query, *_, **options: seen.append(options) or query)
+    register_varlen()
+    query, bounds = torch.zeros(2, 4, 24, 8), torch.empty(1, 1, 1, 0, dtype=torch.int32)
+    AttentionInterface()["varlen_fa3"](torch.nn.Identity(), query, query, query, bounds)
+    assert seen[0]["cu_seq_lens_q"].tolist() == [0, 24, 48]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", VARLEN])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_in_compiled_layers_whole_rows_have_no_mask_either(name, attention):
+    found = []
+
+    def look_at(graph, _):
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and "scaled_dot_product" in str(node.target):
+                options = dict(node.kwargs)
+                found.append((options.get("attn_mask"), options.get("is_causal"), options.get("enable_gqa", False)))
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = built(MODELS[name], attention)
+    compile_layers(model, Compiling(look_at))
+    loss = model(**WHOLE).loss
+    torch._dynamo.reset()
+    assert found == [(None, True, name == "llama")]
+    torch.testing.assert_close(loss, built(MODELS[name], attention)(**WHOLE).loss)
 
 
 # --- what cannot be combined --------------------------------------------------------------------------------------------------------------

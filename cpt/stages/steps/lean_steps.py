@@ -109,11 +109,12 @@ class LeanSteps(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """To the device, without waiting for the copy: the loader's memory is pinned."""
         device = self.args.device
-        if self.is_deepspeed_enabled or not all(isinstance(value, torch.Tensor) for value in inputs.values()) or not inputs:
+        if self.is_deepspeed_enabled or not all(isinstance(value, torch.Tensor | int) for value in inputs.values()) or not inputs:
             return super()._prepare_inputs(inputs)  # type: ignore[no-any-return]
-        if all(value.device == device for value in inputs.values()):
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        if all(value.device == device for value in tensors.values()):
             return inputs
-        return {name: value.to(device, non_blocking=True) for name, value in inputs.items()}
+        return {**inputs, **{name: value.to(device, non_blocking=True) for name, value in tensors.items()}}
 
 
 def labels_that_count(batch: Any) -> int | None:

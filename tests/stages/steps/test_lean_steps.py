@@ -1,4 +1,5 @@
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import CallbackHandler
 
-from cpt.stages.steps.lean_steps import ListeningCallbacks, labels_that_count, listens, without_walks
+from cpt.stages.steps.lean_steps import LeanSteps, ListeningCallbacks, labels_that_count, listens, without_walks
 from tests.tiny_faults import trainer_of
 
 WALKS = ("train", "zero_grad")
@@ -196,3 +197,19 @@ def test_the_search_for_a_package_is_made_once():
     before = accelerate.optimizer.is_lomo_available.cache_info().hits
     accelerate.optimizer.is_lomo_available()
     assert accelerate.optimizer.is_lomo_available.cache_info().hits == before + 1
+
+
+def test_batches_with_a_number_are_copied_without_waiting():
+    copies = []
+
+    class Recorded(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.to:
+                copies.append(kwargs)
+            return super().__torch_function__(function, types, args, kwargs)
+
+    trainer = SimpleNamespace(args=SimpleNamespace(device=torch.device("meta")), is_deepspeed_enabled=False)
+    batch = {"input_ids": torch.zeros(2, 8).as_subclass(Recorded), "max_length_q": 128}
+    moved = LeanSteps._prepare_inputs(trainer, batch)
+    assert moved["input_ids"].is_meta and moved["max_length_q"] == 128 and copies == [{"non_blocking": True}]
