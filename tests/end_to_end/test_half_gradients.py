@@ -1,14 +1,19 @@
 """Gradients of bfloat16 weights on several processes: the same as on one."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from launching import BIN, ROOT, environment_of_a_run
-from resuming import interrupted_equals_straight
+from launching import BIN, ROOT, environment_of_a_run, losses
+from resuming import forget_after, interrupted_equals_straight
 from tiny import write_recipe
+
+from cpt.optim.adamw import automatic_dtype
+from cpt.recipe.load import load_recipe
+from cpt.train import train
 
 PROGRAM = Path(__file__).with_name("gradients_of_rank.py")
 
@@ -61,3 +66,26 @@ def test_a_step_of_one_micro_batch_is_reduced_by_ddp_in_its_own_buckets(halves, 
 def test_a_run_with_accumulated_gradients_resumes_bit_for_bit(halves, tmp_path, processes):
     halves["training"]["per_device_train_batch_size"] = 1
     interrupted_equals_straight(halves, tmp_path, at=(3,), processes=processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "on_gpu"), [("float32", True), ("bfloat16", False)], ids=["fp32 on a GPU", "bfloat16 on a CPU"])
+def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, tmp_path, monkeypatch, before, on_gpu):
+    def began_there(recipe, **_):
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[before]
+
+    def goes_on_here(recipe, *, deepspeed, on_gpu, expected=on_gpu):
+        return automatic_dtype(recipe, deepspeed=deepspeed, on_gpu=expected)
+
+    tiny_recipe["training"] |= {"bf16": True, "use_cpu": True}
+    tiny_recipe["checkpoints"] = {"every_steps": 4, "keep": None}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    run = tmp_path / "runs" / "tiny"
+    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", began_there)
+    train(recipe)
+    straight = losses(run)
+    forget_after(run, 4)
+    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", goes_on_here)
+    train(recipe)
+    assert losses(run) == straight
+    assert json.loads((run / "inputs.json").read_text())["weights"]["dtype"] == before
