@@ -187,10 +187,10 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
         return float(bytes_of_gradient(setup) * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
     if zero.is_fsdp:
         return fsdp_gradients(facts, setup)
-    if zero.offload_optimizer:
+    if zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):  # the fp32 ones of ZeRO-1 and 2 stay on the GPU
         return 0.0
     share = 1 if zero.stage == 1 else setup.gpus
-    return setup.weights_bytes * facts.trained / share
+    return (4 if zero.accumulates_in_fp32 else setup.weights_bytes) * facts.trained / share
 
 
 def gradient_note(setup: Setup) -> str:

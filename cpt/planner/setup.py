@@ -38,6 +38,8 @@ class Zero:
     """Gathered in 8 bit."""
     quantized_gradients: bool = False
     """Brought together in 4 bit."""
+    accumulates_in_fp32: bool = False
+    """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
     """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
     keeps_gathered: bool = False
@@ -237,6 +239,7 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         secondary=max(1, size(1, "zero_hpz_partition_size")) if stage == 3 else 1,
         quantized_weights=stage == 3 and bool(section.get("zero_quantized_weights", False)),
         quantized_gradients=stage == 3 and bool(section.get("zero_quantized_gradients", False)),
+        accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
     )
 
 
