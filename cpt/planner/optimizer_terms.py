@@ -31,7 +31,7 @@ def rounding_of(setup: Setup) -> str | None:
 
 
 def accumulates_in_fp32(setup: Setup) -> bool:
-    """Whether gradients of half-precision weights are fp32, without an engine: those of several micro-batches, for optimizers of our own."""
+    """Whether gradients of half-precision weights are fp32: several micro-batches without an engine, and an optimizer of our own."""
     return trains_half(setup) and setup.accumulation > 1 and setup.optimizer in ("adamw", *IN_8_BIT)
 
 

@@ -61,7 +61,7 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 def accumulates_in_half(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Gradients of several micro-batches in bfloat16, at stages that can have them in fp32.
 
-    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU though the optimizer is on the host.
+    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever the optimizer is.
     """
     profile, steps = read_profile(given), accumulation(recipe)
     stage = zero_section(profile).get("stage")

@@ -110,7 +110,9 @@ def test_ddp_hides_behind_the_last_backward_pass_alone():
     found = waiting_for(LARGE, setup, LINKS, forward=1, backward=seconds / 2)
     assert found.exposed == pytest.approx(seconds * (1 - HIDDEN / 2))
     found = waiting_for(LARGE, TWO, LINKS, forward=1, backward=10)
-    assert found.exposed == pytest.approx(by_name(TWO)["gradients"].seconds(TWO, LINKS)), "fp32 gradients are reduced after the backward pass"
+    assert found.exposed == pytest.approx(by_name(TWO)["gradients"].seconds(TWO, LINKS)), (
+        "fp32 gradients are reduced after the backward pass"
+    )
 
 
 def test_without_overlap_all_of_it_waits():

@@ -49,7 +49,7 @@ class HalfNorms(Trainer):
         self.accumulates_in_fp32 = True
         tell("Gradients: accumulated in fp32, because the weights are in half precision and a step has several micro-batches.")
 
-    def training_step(self, model: nn.Module, *arguments: Any, **options: Any) -> torch.Tensor:
+    def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch; after the last one of a step the gradients are those of all processes."""
         reduces = self.accumulates_in_fp32 and isinstance(model, DistributedDataParallel)
         if reduces:

@@ -127,7 +127,7 @@ def test_a_bad_step_with_accumulated_gradients_changes_nothing_and_large_gradien
     assert 0 < max(state.norm().item() for state in watcher.moments) < 0.25
 
 
-# --- autocast -------------------------------------------------------------------------------------------------------------------------------
+# --- autocast ---
 
 
 def seen_in_forward(trainer):
