@@ -40,14 +40,15 @@ class HalfNorms(Trainer):
     def accumulate_in_fp32(self) -> None:
         """Only for our own optimizers, which take fp32 gradients of weights in half precision."""
         wrapper: Any = self.optimizer
-        halves = [weight for weight in self.trained_weights() if weight.dtype in HALF]
         sends_buffers = self.args.world_size > 1 and self.args.ddp_broadcast_buffers  # DDP does so only in steps that it reduces
-        if not halves or sends_buffers or not isinstance(wrapper.optimizer, KeptStates):
+        if sends_buffers or not isinstance(wrapper.optimizer, KeptStates):
             return
+        halves = [weight for weight in self.trained_weights() if weight.dtype in HALF]
         for weight in halves:
             weight.grad_dtype = torch.float32
-        self.accumulates_in_fp32 = True
-        tell("Gradients: accumulated in fp32, because the weights are in half precision and a step has several micro-batches.")
+        self.accumulates_in_fp32 = bool(halves)
+        if halves:
+            tell("Gradients: accumulated in fp32, because the weights are in half precision and a step has several micro-batches.")
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch; after the last one of a step the gradients are those of all processes."""
