@@ -95,7 +95,8 @@ def command(
     speed = measured_speed(measured, setup.tokens_per_step) if measured is not None else own
     left_out = told_time_beside(setup, is_planned=measured is None)
     tell_all((*told_speed(speed, planned.recipe.budget.tokens, target, setup.gpus, price_per_gpu_hour), *left_out))
-    needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=setup.zero is not None and not setup.zero.is_fsdp)
+    with_master = setup.zero is not None and not setup.zero.is_fsdp
+    needs = disk_needs(planned.recipe, facts.parameters, with_master_weights=with_master, on_gpu=not setup.on_cpu)
     tell(told_disk(needs))
     tell_all(told_several(planned, own, mfu, max_memory))
     if setup.nodes > 1 or storage_gbps is not None or hours_between_failures is not None:

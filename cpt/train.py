@@ -40,7 +40,7 @@ from cpt.safety.preemption import Preemption
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
 from cpt.stages.checkpointing.exported import seal_export
-from cpt.stages.checkpointing.resuming import go_on, keep_global_batch
+from cpt.stages.checkpointing.resuming import go_on, keep_dtype, keep_global_batch
 from cpt.stages.checkpointing.saving_on_errors import saved_on_errors
 from cpt.stages.data import data_of
 from cpt.stages.inputs import describe_inputs
@@ -88,7 +88,7 @@ def train(
         run.record_plan(refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=root))
         start_deepspeed(launch)
         point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
-        recipe = keep_global_batch(recipe, point)
+        recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = data_of(recipe, tokenizer)
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)

@@ -33,6 +33,7 @@ def model_topic(records: Sequence[Record]) -> Topic:
     """Tokenizer and input weights."""
     files = dict.fromkeys(name for record in records for name in weights_of(record))
     rows = [Row("tokenizer", tuple(shortened(text_at(record.inputs, "tokenizer", "xxh3")) for record in records))]
+    rows += [Row("type of the weights", tuple(text_at(record.inputs, "weights", "dtype") for record in records))]
     if not all(set(weights_of(record).values()) == set(weights_of(records[0]).values()) for record in records if weights_of(record)):
         rows += [Row(f"weights {name}", tuple(hash_of_file(weights_of(record), name) for record in records)) for name in files]
     return differing("Tokenizer and weights", rows)

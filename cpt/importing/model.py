@@ -10,7 +10,7 @@ from cpt.recipe.huggingface_keys import keys_of_config
 from cpt.recipe.peft_methods import config_of_method
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-BF16_WEIGHTS = "Weights are in fp32; axolotl keeps those of full training in bfloat16: `model.dtype: bfloat16`"
+BF16_WEIGHTS = "Updates are made in fp32 (docs/optimizers.md); axolotl makes them in bfloat16 where all weights learn"
 FLASH = "auto takes FlashAttention's kernels, or torch's own of that kind, where the GPU has them and they are right"
 ATTENTION = {
     "eager": "eager",

@@ -102,7 +102,7 @@ def ways_to_train(base: BaseModel, target: Target, sequence_length: int) -> Iter
         sequence_length=sequence_length,
         accumulation=2,
         half=not target.on_cpu,
-        weights_bytes=4,
+        weights_bytes=4 if target.on_cpu else 2,
         checkpointing=False,
         fused_loss=not target.on_cpu,
         packed=base.packs_documents,

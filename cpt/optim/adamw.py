@@ -10,9 +10,23 @@ from cpt.optim.master_weights import AdamWWithMaster
 from cpt.optim.quantized_moments import require_bitsandbytes
 from cpt.optim.rounding import Rounding
 from cpt.optim.small_adamw import SmallAdamW
+from cpt.recipe.schema import Recipe
 
 DEFAULT_ROUNDING: Rounding = "stochastic"
 """Its loss came nearest to that of fp32 weights (docs/optimizers.md), and it keeps nothing."""
+
+
+def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
+    """What `model.dtype: auto` means: bfloat16 where `training.bf16` is on and the updates are made in fp32 elsewhere.
+
+    DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32 themselves. The other optimizers keep none, so their weights stay
+    fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 saves no time.
+    """
+    training = recipe.training
+    sharded = training.get("fsdp") or training.get("parallelism_config")
+    has_master = on_gpu and not sharded and recipe.optimizer.name == "adamw"
+    is_half = training.get("bf16") and (deepspeed or recipe.model.lora is not None or has_master)
+    return torch.bfloat16 if is_half else torch.float32
 
 
 def adamw(

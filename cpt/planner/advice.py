@@ -127,7 +127,8 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dic
     if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
-    first: dict[str, Any] = {} if trains_half(setup) else {"model.dtype": "bfloat16"}
+    is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, bfloat16 may be what `auto` means
+    first: dict[str, Any] = {} if is_written else {"model.dtype": "bfloat16"}
     last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
     for optimizer, candidate in product(IN_8_BIT, with_all_parameters(small, target)):
         changed, changes = replace(candidate[0], optimizer=optimizer), candidate[1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cpt.planner.facts import ModelFacts
 from cpt.planner.links import Links
+from cpt.planner.optimizer_terms import accumulates_in_fp32, bytes_of_gradient
 from cpt.planner.setup import Setup, Zero
 
 HIDDEN = 0.8  # of computing can have communication beside it: the first and last layers cannot, and both share the GPU
@@ -70,9 +71,9 @@ def traffic_of(facts: ModelFacts, setup: Setup) -> tuple[Traffic, ...]:
         return ()
     zero = setup.zero
     if zero is None:
-        each = 4 if setup.lora is not None else setup.weights_bytes
-        size = float(each * facts.trained)
-        return (Traffic("gradients", REDUCE, size, 1, max(1.0, size / DDP_BUCKET), setup.gpus, "last backward"),)
+        size = float(bytes_of_gradient(setup) * facts.trained)
+        behind = "" if accumulates_in_fp32(setup) else "last backward"
+        return (Traffic("gradients", REDUCE, size, 1, max(1.0, size / DDP_BUCKET), setup.gpus, behind),)
     if zero.is_fsdp:
         return of_fsdp(facts, setup, zero)
     if zero.stage < 3:

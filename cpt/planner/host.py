@@ -67,7 +67,9 @@ def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
         pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
         terms.append(Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"))
-        each = setup.weights_bytes if zero.stage == 3 else MASTER + (setup.weights_bytes if setup.accumulation > 1 else 0)
+        each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
+        if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU
+            each = MASTER + (setup.weights_bytes if setup.accumulation > 1 and not zero.accumulates_in_fp32 else 0)
         terms.append(Term("gradients", each * trained / setup.nodes, "pinned"))
         if zero.stage == 3:
             terms.append(Term("gradients in fp32", float(MASTER * block * here), "of a sub-group, for the update"))

@@ -12,7 +12,14 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
+from cpt.planner.optimizer_terms import (
+    accumulates_in_fp32,
+    bytes_of_gradient,
+    states_on_gpu,
+    update_bytes,
+    weight_bytes,
+    whole_again,
+)
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
@@ -175,14 +182,15 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
     """On one GPU, when all are there."""
     zero = setup.zero
     if zero is None:
-        each = 4 if setup.lora is not None else setup.weights_bytes
-        return float(each * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
+        if setup.gpus > 1 and not accumulates_in_fp32(setup):
+            return 0.0  # they are views of DDP's buckets
+        return float(bytes_of_gradient(setup) * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
     if zero.is_fsdp:
         return fsdp_gradients(facts, setup)
-    if zero.offload_optimizer:
+    if zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):  # the fp32 ones of ZeRO-1 and 2 stay on the GPU
         return 0.0
     share = 1 if zero.stage == 1 else setup.gpus
-    return setup.weights_bytes * facts.trained / share
+    return (4 if zero.accumulates_in_fp32 else setup.weights_bytes) * facts.trained / share
 
 
 def gradient_note(setup: Setup) -> str:
@@ -196,7 +204,8 @@ def gradient_note(setup: Setup) -> str:
 
 def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
     """The embedding's comes last, unless it is the head's too."""
-    is_missing = setup.lora is None and setup.zero is None and not facts.is_tied and not setup.releases
+    is_alone = setup.zero is None and setup.gpus == 1 and setup.accumulation == 1
+    is_missing = is_alone and setup.lora is None and not facts.is_tied and not setup.releases
     return Term(gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note)
 
 
@@ -207,6 +216,9 @@ def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """
     if setup.lora is not None:
         return ()
+    if accumulates_in_fp32(setup):  # each new one is cast before it is added
+        size = float((setup.weights_bytes + 4 + (4 if facts.is_tied else 0)) * facts.embedding)
+        return (Term("gradient of the embedding", size, "and its fp32 copy"),)
     copies = (2 if fuses(facts, setup) else 1) if facts.is_tied else 0
     copies += setup.zero is not None
     note = "beside the head's" if facts.is_tied else "whole, for a moment"
@@ -235,7 +247,8 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero = setup.zero
     if zero is None:
         each = 4 if setup.lora is not None else setup.weights_bytes
-        buckets = (Term("gradient buckets", float(each * facts.trained), "DDP's copy"),) if setup.gpus > 1 else ()
+        note = "DDP's, unused" if accumulates_in_fp32(setup) else "DDP's, with all gradients"
+        buckets = (Term("gradient buckets", float(each * facts.trained), note),) if setup.gpus > 1 else ()
         return (*buckets, *whole_again(facts, setup))
     if zero.is_fsdp:
         return fsdp_buffers(facts, setup)

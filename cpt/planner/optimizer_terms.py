@@ -30,6 +30,16 @@ def rounding_of(setup: Setup) -> str | None:
     return setup.rounding or (DEFAULT_ROUNDING if setup.optimizer in IN_8_BIT else None)
 
 
+def accumulates_in_fp32(setup: Setup) -> bool:
+    """Whether gradients of half-precision weights are fp32: several micro-batches without an engine, and an optimizer of our own."""
+    return trains_half(setup) and setup.accumulation > 1 and setup.optimizer in ("adamw", *IN_8_BIT)
+
+
+def bytes_of_gradient(setup: Setup) -> int:
+    """Of one weight, without an engine."""
+    return 4 if setup.lora is not None or accumulates_in_fp32(setup) else setup.weights_bytes
+
+
 def state_bytes(facts: ModelFacts, setup: Setup) -> float:
     """All that the optimizer keeps, without DeepSpeed."""
     trained = facts.trained
@@ -77,7 +87,7 @@ def update_bytes(facts: ModelFacts, setup: Setup, *, in_layers: bool = False) ->
     largest = max(facts.largest_in_layers, ends)
     if rounding is not None:
         return (Term("a piece in fp32", float(WORK[rounding] * min(PIECE, largest)), "for the update"),)
-    if setup.optimizer == "adamw" and trains_half(setup):
+    if setup.optimizer == "adamw" and trains_half(setup) and not accumulates_in_fp32(setup):
         of_group = max(facts.embedding, facts.trained - facts.embedding)  # which has no weight decay, so that it is a group of its own
         numbers = largest if setup.releases else min(max(AT_ONCE, largest), of_group)
         return (Term("gradients in fp32", 4.0 * numbers, "for the update"),)

@@ -9,6 +9,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 from cpt.data.form_of_stage import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
+from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
 from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
@@ -37,6 +38,8 @@ class Zero:
     """Gathered in 8 bit."""
     quantized_gradients: bool = False
     """Brought together in 4 bit."""
+    accumulates_in_fp32: bool = False
+    """Gradients of several micro-batches (`data_types.grad_accum_dtype`)."""
     is_fsdp: bool = False
     """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
     keeps_gathered: bool = False
@@ -157,7 +160,9 @@ def setup_of(
     half = bool(training.get("bf16") or training.get("fp16"))
     zero = zero_of(profile) if profile is not None else fsdp_of(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
-    automatic = 2 if half and (profile is not None and zero is not None or recipe.model.lora is not None) else 4
+    automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=not on_cpu).itemsize
+    if training.get("fp16") and profile is not None:
+        automatic = 2  # the engine rounds what it is given
     return Setup(
         gpus=gpus,
         on_cpu=on_cpu,
@@ -234,6 +239,7 @@ def zero_of(profile: Mapping[str, Any]) -> Zero | None:
         secondary=max(1, size(1, "zero_hpz_partition_size")) if stage == 3 else 1,
         quantized_weights=stage == 3 and bool(section.get("zero_quantized_weights", False)),
         quantized_gradients=stage == 3 and bool(section.get("zero_quantized_gradients", False)),
+        accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
     )
 
 

@@ -3,13 +3,15 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from cpt.data.store.folder import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import GIB, free_disk_gib
+from cpt.models.build import DTYPES
 from cpt.models.inventory import count_model_parameters
-from cpt.optim.adamw import DEFAULT_ROUNDING
+from cpt.optim.adamw import DEFAULT_ROUNDING, automatic_dtype
 from cpt.recipe.schema import Recipe
 
 MOMENTS: dict[str, float] = {"adamw": 8, "adamw_8bit": 3, "paged_adamw_8bit": 3, "sgd": 0}
@@ -32,15 +34,16 @@ class DiskNeeds:
         return self.checkpoints_at_once * self.checkpoint + self.export
 
 
-def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool) -> DiskNeeds:
+def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool, on_gpu: bool = False) -> DiskNeeds:
     """What the recipe's run will take.
 
     Args:
         parameters: of the model.
         with_master_weights: DeepSpeed keeps them, in fp32, and writes the weights once more among its own states.
     """
-    half = recipe.model.dtype in ("bfloat16", "float16")
-    bytes_each = 2 if half or recipe.training.get("bf16") and (with_master_weights or recipe.model.lora is not None) else 4
+    automatic = automatic_dtype(recipe, deepspeed=with_master_weights, on_gpu=on_gpu)
+    bytes_each = DTYPES.get(recipe.model.dtype, automatic).itemsize
+    half = bytes_each == 2
     export = parameters * bytes_each
     if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
         return DiskNeeds(0, export, checkpoints_at_once(recipe))
@@ -77,7 +80,8 @@ def checkpoints_at_once(recipe: Recipe) -> int:
 def small_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> ResourceError | None:
     """The complaint about a disk that will be full before the run ends; what the run has there already counts as taken care of."""
     parameters = count_model_parameters(model).total
-    needs = disk_needs(recipe, parameters, with_master_weights=with_master_weights)
+    on_gpu = torch.cuda.is_available() and not recipe.training.get("use_cpu")
+    needs = disk_needs(recipe, parameters, with_master_weights=with_master_weights, on_gpu=on_gpu)
     folder = recipe.output_dir / recipe.name
     free = free_disk_gib(folder)
     there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)) / GIB

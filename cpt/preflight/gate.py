@@ -281,7 +281,7 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed looks for its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
-    found.warnings += profile_warnings(given)
+    found.warnings += profile_warnings(given, recipe)
     if not torch.accelerator.is_available():
         found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
     elif offloads(profile, "optimizer"):

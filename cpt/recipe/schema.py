@@ -52,7 +52,8 @@ class Model(Section):
     active_parameters: Positive | None = None
     """Of a mixture of experts: parameters that one token passes through."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights in memory. `auto`: bfloat16 where something else keeps fp32 master weights (DeepSpeed's bf16), else float32."""
+    """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32 elsewhere (DeepSpeed,
+    adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps the type of its checkpoint."""
     attention: str = "auto"
     """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is
     right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""

@@ -32,6 +32,9 @@ def repetition_of(record: Record) -> Recipe:
     training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
     if chosen.get("deepspeed"):  # its content: the file may have changed, or accelerate's own config have named it
         training["deepspeed"] = chosen["deepspeed"]
+    model, dtype = recipe.model, record.inputs.get("weights", {}).get("dtype")
+    if model.dtype == "auto" and model.lora is None and dtype is not None and not (training.get("deepspeed") or training.get("fsdp")):
+        model = model.model_copy(update={"dtype": dtype})
     if record.environment.get("hardware", {}).get("gpus") == []:
         training["use_cpu"] = True
     return recipe.model_copy(
@@ -42,6 +45,7 @@ def repetition_of(record: Record) -> Recipe:
             "monitoring": type(recipe.monitoring)(),
             "checkpoints": recipe.checkpoints.model_copy(update={"archive": None, "weights_every_steps": None, "average": None}),
             "training": training,
+            "model": model,
         }
     )
 

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from cpt.data.prepared import PreparedData
 from cpt.errors import RecipeError
+from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
 from cpt.stages.find import find_stage
 from cpt.stages.length import RunLength, length_of, tell_rounding
@@ -88,7 +89,5 @@ def evaluation_arguments(recipe: Recipe, length: RunLength, *, evaluates: bool) 
 
 
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
-    """What `model.dtype: auto` means: bfloat16 where DeepSpeed keeps fp32 master weights or the weights are frozen."""
-    if arguments.bf16 and (arguments.deepspeed is not None or recipe.model.lora is not None):
-        return torch.bfloat16
-    return torch.float32
+    """What `model.dtype: auto` means in this process."""
+    return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=arguments.device.type == "cuda")

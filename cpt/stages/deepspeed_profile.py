@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
+from cpt.optim.released import accumulation
 from cpt.parallelism import PIPELINE
 from cpt.recipe.schema import Recipe
 
@@ -52,8 +53,31 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     return [f"{where(key)}: {text}" for key, text in complaints]
 
 
-def profile_warnings(given: str | Path | Profile) -> list[str]:
-    """What DeepSpeed accepts, and its users report to give wrong gradients: issues 4298, 5294 and 5347, on several GPUs."""
+def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+    """What DeepSpeed accepts, and gives gradients that are wrong or less precise than they could be."""
+    return [*accumulates_in_half(given, recipe), *reduces_too_early(given)]
+
+
+def accumulates_in_half(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+    """Gradients of several micro-batches in bfloat16, at stages that can have them in fp32.
+
+    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever the optimizer is.
+    """
+    profile, steps = read_profile(given), accumulation(recipe)
+    stage = zero_section(profile).get("stage")
+    has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
+    written = profile.get("data_types")
+    dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
+    if not recipe.training.get("bf16") or steps == 1 or not has_room or dtype == "fp32":
+        return []
+    return [
+        f"{locator(given)('data_types')}: the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. "
+        'Write "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the GPUs)'
+    ]
+
+
+def reduces_too_early(given: str | Path | Profile) -> list[str]:
+    """DeepSpeed's users report wrong gradients: issues 4298, 5294 and 5347, on several GPUs."""
     section = zero_section(read_profile(given))
     if section.get("stage") not in (1, 2) or not section.get("overlap_comm"):
         return []

@@ -6,11 +6,13 @@ import xxhash
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.data.prepared import PreparedData
+from cpt.models.build import DTYPES
 from cpt.models.hashes import hash_weights
 from cpt.recipe.automatic import AUTOMATIC
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Recipe
+from cpt.stages.arguments import weights_dtype
 from cpt.stages.deepspeed_profile import read_profile
 
 
@@ -37,6 +39,7 @@ def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTok
             "path": model.path,
             "revision": model.revision,
             "sha256": hash_weights(model.path, model.revision) if model.path is not None and not model.from_scratch else {},
+            "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
         },
         "training": chosen_values(recipe, arguments),
         **describe_teacher(recipe),

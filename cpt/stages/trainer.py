@@ -23,8 +23,9 @@ from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
+from cpt.optim.master_weights import AdamWWithMaster
 from cpt.optim.schedules import build_schedule
-from cpt.ranks import main_process_decides
+from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.length import RunLength
@@ -72,6 +73,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         shown = self.shown_at_first(rows)
         super().__init__(model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options)
         self.train_dataset = self.eval_dataset = rows
+        self.set_up_precision(model)
         if compiling is not None:
             compile_layers(model, compiling)
         self.recipe = recipe
@@ -80,6 +82,16 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
         self.first_step = 0
+
+    def set_up_precision(self, model: nn.Module) -> None:
+        """What accelerate wraps the model in."""
+        accelerator: Any = self.accelerator
+        if accelerator.ddp_handler is not None:
+            accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
+        # Stages with a loss of their own read logits, which autocast gives them in fp32.
+        if accelerator.native_amp and self.trains_on_model_loss and all(weight.dtype == torch.bfloat16 for weight in model.parameters()):
+            accelerator.native_amp = False
+            tell("Autocast: off, because all weights are bfloat16.")
 
     def shown_at_first(self, rows: Dataset[dict[str, torch.Tensor]]) -> Any:
         """What the trainer below is built with, in place of the rows."""
@@ -149,6 +161,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             self.optimizer = build_optimizer(
                 self.recipe.optimizer, trained, offloaded=self.offloads_optimizer, partitioned=self.is_deepspeed_enabled
             )
+            if isinstance(self.optimizer, AdamWWithMaster):
+                why = "auto`, `training.bf16: true` on a GPU" if self.recipe.model.dtype == "auto" else f"{self.recipe.model.dtype}`"
+                tell(f"Weights: half precision, updated in an fp32 master copy (`model.dtype: {why}).")
             names = {id(parameter): name for name, parameter in trained.named_parameters()}
             self.parameter_names = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
         return self.optimizer

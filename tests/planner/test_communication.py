@@ -23,8 +23,10 @@ def test_one_gpu_has_nobody_to_tell():
 
 def test_ddp_reduces_once_for_a_step():
     (gradients,) = traffic_of(LARGE, TWO)
-    assert gradients.times == 1 and gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 2e9)
-    assert gradients.sent_by_node(TWO) == pytest.approx(2e9), "between two machines a tree is enough: 2(N-1)/N"
+    assert gradients.times == 1 and gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 4e9), "in fp32, in which they accumulate"
+    assert gradients.sent_by_node(TWO) == pytest.approx(4e9), "between two machines a tree is enough: 2(N-1)/N"
+    (gradients,) = traffic_of(LARGE, replace(TWO, accumulation=1))
+    assert gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 2e9)
 
 
 def test_adapters_are_told_in_fp32_and_nothing_else():
@@ -103,9 +105,14 @@ def test_what_computing_is_long_enough_for_does_not_wait():
 
 
 def test_ddp_hides_behind_the_last_backward_pass_alone():
-    seconds = by_name(TWO)["gradients"].seconds(TWO, LINKS)
-    found = waiting_for(LARGE, TWO, LINKS, forward=1, backward=seconds / 2)
+    setup = replace(TWO, weights_bytes=4)
+    seconds = by_name(setup)["gradients"].seconds(setup, LINKS)
+    found = waiting_for(LARGE, setup, LINKS, forward=1, backward=seconds / 2)
     assert found.exposed == pytest.approx(seconds * (1 - HIDDEN / 2))
+    found = waiting_for(LARGE, TWO, LINKS, forward=1, backward=10)
+    assert found.exposed == pytest.approx(by_name(TWO)["gradients"].seconds(TWO, LINKS)), (
+        "fp32 gradients are reduced after the backward pass"
+    )
 
 
 def test_without_overlap_all_of_it_waits():

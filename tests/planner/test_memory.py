@@ -8,7 +8,7 @@ from planner_facts import FACTS
 
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.logits import logits_of
-from cpt.planner.memory import gradient_bytes, moments_of_step, plan_memory, states_of
+from cpt.planner.memory import buffers_of, gradient_bytes, moments_of_step, plan_memory, states_of, update_of
 from cpt.planner.setup import Zero
 from cpt.planner.terms import GIB
 
@@ -24,7 +24,7 @@ def sizes(terms):
 @pytest.mark.parametrize(
     ("zero", "weights", "optimizer", "gradients"),
     [
-        (None, 4000, 8000, 4000),
+        (None, 4000, 8000, 0),
         (Zero(1), 2000, 3000, 2000),
         (Zero(2), 2000, 3000, 500),
         (Zero(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0), 500, 3000, 500),
@@ -62,10 +62,22 @@ def test_accumulated_gradients_are_there_at_the_loss():
     assert "gradients" not in at_the_loss(1) and at_the_loss(2)["gradients"] == 4000
 
 
+def test_gradients_of_half_precision_weights_accumulate_in_fp32():
+    def of(**changes):
+        setup = replace(AUTOCAST, weights_bytes=2, **changes)
+        return gradient_bytes(FACTS, setup), sizes(buffers_of(FACTS, setup)), sizes(update_of(FACTS, setup))
+
+    assert of() == (2000, {}, {"gradients in fp32": 3600})
+    assert of(accumulation=4) == (4000, {}, {})
+    assert of(accumulation=4, optimizer="sgd") == (2000, {}, {})
+    assert of(gpus=2)[:2] == (0, {"gradient buckets": 2000}), "views of DDP's buckets"
+    assert of(gpus=2, accumulation=4)[:2] == (4000, {"gradient buckets": 2000})
+
+
 def test_the_table_adds_up_and_its_peak_is_the_largest():
     plan = plan_memory(FACTS, replace(AUTOCAST, gpus=2), COUNTED)
     assert plan.peak.size == max(sum(term.size for term in moment.terms) for moment in plan.moments)
-    assert sizes(plan.peak.terms)["gradient buckets"] == 4000  # DDP's copy
+    assert sizes(plan.peak.terms)["gradient buckets"] == 4000  # DDP's, with all gradients
 
 
 def test_checkpointing_keeps_inputs_and_one_layer():

@@ -25,7 +25,11 @@ def recipe(*, model: dict | None = None, budget: dict | None = None, **training:
 
 
 def test_weights_are_fp32_unless_something_else_keeps_masters():
-    assert setup_of(recipe(bf16=True), 1, None, attention="sdpa").weights_bytes == 4
+    assert setup_of(recipe(), 1, None, attention="sdpa").weights_bytes == 4
+    assert setup_of(recipe(bf16=True), 1, None, attention="sdpa").weights_bytes == 2
+    assert setup_of(recipe(bf16=True), 1, None, attention="sdpa", on_cpu=True).weights_bytes == 4
+    assert setup_of(recipe(bf16=True, fsdp=True), 1, None, attention="sdpa").weights_bytes == 4
+    assert setup_of(recipe(bf16=True, model={"dtype": "float32"}), 1, None, attention="sdpa").weights_bytes == 4
     assert setup_of(recipe(bf16=True), 1, {"zero_optimization": {"stage": 2}}, attention="sdpa").weights_bytes == 2
     assert setup_of(recipe(model={"lora": {}}, bf16=True), 1, None, attention="sdpa").weights_bytes == 2
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cpt.errors import RecipeError
+from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments, weights_dtype
 
@@ -49,9 +50,24 @@ def test_what_hugging_face_refuses_is_a_recipe_error(tmp_path):
 
 def test_weights_are_in_bfloat16_only_where_something_keeps_fp32_ones(tmp_path):
     bf16 = recipe(training={"bf16": True})
-    assert weights_dtype(bf16, arguments(bf16, tmp_path)) == torch.float32
+    assert weights_dtype(bf16, arguments(bf16, tmp_path)) == torch.float32, "on a CPU"
     adapter = recipe(training={"bf16": True}, model={"path": "some/model", "lora": {}})
     assert weights_dtype(adapter, arguments(adapter, tmp_path)) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, torch.bfloat16),
+        ({"training": {}}, torch.float32),
+        ({"training": {"bf16": True, "fsdp": True}}, torch.float32),
+        ({"optimizer": {"name": "muon"}}, torch.float32),
+        ({"optimizer": {"name": "adamw_8bit"}}, torch.float32),
+        ({"optimizer": {"name": "torch.optim:Adam"}}, torch.float32),
+    ],
+)
+def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(changes, expected):
+    assert automatic_dtype(recipe(**{"training": {"bf16": True}, **changes}), deepspeed=False, on_gpu=True) == expected
 
 
 def test_evaluation_takes_no_more_rows_at_once_than_training(tmp_path):

@@ -32,26 +32,56 @@ def test_every_profile_that_we_ship_follows_any_recipe(path, recipe):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_no_profile_that_we_ship_reduces_gradients_during_the_backward_pass_of_stages_1_and_2(path):
+def test_no_profile_that_we_ship_reduces_gradients_during_the_backward_pass_of_stages_1_and_2(path, recipe):
     zero = json.loads(path.read_text())["zero_optimization"]
     assert zero["overlap_comm"] is (zero["stage"] == 3)
-    assert profile_warnings(path) == []
+    assert profile_warnings(path, recipe) == []
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_overlap_comm_at_stages_1_and_2_is_a_warning_with_its_line(tmp_path, stage):
+def test_overlap_comm_at_stages_1_and_2_is_a_warning_with_its_line(tmp_path, recipe, stage):
     path = tmp_path / "zero.json"
     path.write_text(json.dumps({**SOUND, "zero_optimization": {"stage": stage, "overlap_comm": True}}, indent=2))
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "overlap_comm" in text)
-    (warning,) = profile_warnings(path)
+    (warning,) = profile_warnings(path, recipe)
     assert warning.startswith(f"{path}:{line}: `zero_optimization.overlap_comm`")
-    (in_recipe,) = profile_warnings(json.loads(path.read_text()))
+    (in_recipe,) = profile_warnings(json.loads(path.read_text()), recipe)
     assert in_recipe.startswith("`training.deepspeed`")
 
 
-def test_overlap_comm_at_stage_3_or_left_out_is_no_warning():
+def test_overlap_comm_at_stage_3_or_left_out_is_no_warning(recipe):
     for zero in ({"stage": 3, "overlap_comm": True}, {"stage": 2}, {"stage": 2, "overlap_comm": False}):
-        assert profile_warnings({**SOUND, "zero_optimization": zero}) == []
+        assert profile_warnings({**SOUND, "zero_optimization": zero}, recipe) == []
+
+
+IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_gradients_of_several_micro_batches_accumulate_in_fp32_where_deepspeed_can(path, recipe):
+    recipe.training["bf16"] = True  # 256 tokens in a step, of which a micro-batch has 128
+    profile = read_profile(path)
+    assert profile_warnings(path, recipe) == []
+    assert (profile.get("data_types") == IN_FP32["data_types"]) is (profile["zero_optimization"]["stage"] == 3)
+
+
+@pytest.mark.parametrize(
+    ("zero", "extra", "training", "warned"),
+    [
+        ({"stage": 3}, {}, {}, True),
+        ({"stage": 2}, {}, {}, True),
+        ({"stage": 2}, {"data_types": {"grad_accum_dtype": "bf16"}}, {}, True),
+        ({"stage": 2}, IN_FP32, {}, False),
+        ({"stage": 2}, {}, {"bf16": False}, False),
+        ({"stage": 2}, {}, {"per_device_train_batch_size": 4}, False),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, {}, {}, False),
+        ({"stage": 1}, {}, {}, False),
+    ],
+)
+def test_micro_batches_that_accumulate_in_bfloat16_are_a_warning(recipe, zero, extra, training, warned):
+    recipe.training.update({"bf16": True, **training})
+    found = profile_warnings({**SOUND, "zero_optimization": zero, **extra}, recipe)
+    assert ["grad_accum_dtype" in warning for warning in found] == [True] * warned
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -1,6 +1,7 @@
 from hashlib import sha256
 from types import SimpleNamespace
 
+import torch
 from tiny import write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoTokenizer
@@ -20,9 +21,14 @@ def test_the_record_holds_the_hash_of_each_file(tokenizer_folder, tmp_path):
         name="a", documents=3, held_out=0, tokens=10, share=1.0, dropped={}, files={"a.txt": "0f"}, licence=None, is_estimate=False
     )
     data = SimpleNamespace(fingerprint="abc", num_tokens=10, sources=[source], held_out_files={"exam": {"b.txt": "1e"}})
-    arguments = SimpleNamespace(per_device_train_batch_size=4, gradient_accumulation_steps=2, deepspeed={"zero_optimization": {"stage": 2}})
+    arguments = SimpleNamespace(
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        deepspeed={"zero_optimization": {"stage": 2}},
+        device=torch.device("cpu"),
+    )
     inputs = describe_inputs(recipe, data, AutoTokenizer.from_pretrained(tokenizer_folder), arguments)
-    assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
+    assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()} and inputs["weights"]["dtype"] == "float32"
     assert inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"} and len(inputs["tokenizer"]["xxh3"]) == 32
     assert inputs["data"]["held_out"] == {"exam": {"b.txt": "1e"}}
     assert inputs["training"] == {

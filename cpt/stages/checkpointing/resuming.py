@@ -11,10 +11,11 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.indexed_cpu import know_indexed_cpu
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
+from cpt.checkpoints.model_folder import Tensors
 from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.safe_load import load_data, only_data
 from cpt.checkpoints.universal import make_universal, remove_parts, remove_universal
-from cpt.checkpoints.ways import in_words, is_zero, way_of
+from cpt.checkpoints.ways import PLAIN, in_words, is_zero, way_of
 from cpt.data.prepared import PreparedData
 from cpt.errors import ResourceError
 from cpt.optim.offloaded_adamw import replay_step_counter
@@ -170,6 +171,22 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
     if tokens == tokens_of_step(recipe):
         return recipe
     return recipe.model_copy(update={"budget": recipe.budget.model_copy(update={"global_batch_tokens": tokens})})
+
+
+def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
+    """The recipe with the weights' type of the checkpoint in the place of `model.dtype: auto`, which may mean another one on this machine.
+
+    Weights of an engine and adapters are in fp32 in any case.
+    """
+    plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
+    manifest = point.manifest
+    if point.checkpoint is None or manifest is None or way_of(manifest) != PLAIN or recipe.model.dtype != "auto" or not plain:
+        return recipe
+    stored = set(Tensors(point.checkpoint).dtypes.values())
+    if stored not in ({torch.bfloat16}, {torch.float32}):
+        return recipe
+    dtype = str(stored.pop()).removeprefix("torch.")
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
 
 
 def tokens_of_step(recipe: Recipe) -> int:

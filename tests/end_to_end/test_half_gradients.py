@@ -1,0 +1,91 @@
+"""Gradients of bfloat16 weights on several processes: the same as on one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launching import BIN, ROOT, environment_of_a_run, losses
+from resuming import forget_after, interrupted_equals_straight
+from tiny import write_recipe
+
+from cpt.optim.adamw import automatic_dtype
+from cpt.recipe.load import load_recipe
+from cpt.train import train
+
+PROGRAM = Path(__file__).with_name("gradients_of_rank.py")
+
+
+def gradients_of(sections, folder, *, processes, rows):
+    """What each process had: gradients of every step, last weights, and whether gradients are views of DDP's buckets."""
+    folder.mkdir()
+    sections = {**sections, "output_dir": str(folder / "runs")}
+    sections["training"] = {**sections["training"], "per_device_train_batch_size": rows}
+    recipe = write_recipe(sections, folder / "r.yaml")
+    start = [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else [sys.executable]
+    environment = {**environment_of_a_run(), "PYTHONPATH": str(ROOT)}
+    words = [*start, str(PROGRAM), str(recipe), str(folder)]
+    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
+
+
+@pytest.fixture
+def halves(tiny_recipe):
+    tiny_recipe["model"]["dtype"] = "bfloat16"
+    tiny_recipe["training"] |= {"bf16": True}
+    return tiny_recipe
+
+
+def difference(some, others):
+    """The largest of all parameters, relative to its norm."""
+    return max(((some[name].double() - other.double()).norm() / other.double().norm()).item() for name, other in others.items())
+
+
+def test_two_micro_batches_on_each_of_two_processes_give_the_gradients_of_four_on_one(halves, tmp_path):
+    (alone,) = gradients_of(halves, tmp_path / "one", processes=1, rows=1)
+    both = gradients_of(halves, tmp_path / "two", processes=2, rows=1)
+    first, second = (one["steps"] for one in both)
+    assert all(torch.equal(first[step][name], second[step][name]) for step in range(8) for name in first[0])
+    assert {gradient.dtype for gradient in first[0].values()} == {torch.float32}
+    assert difference(first[0], alone["steps"][0]) < 1e-6, "before weights could differ"
+    assert difference(both[0]["weights"], alone["weights"]) < 1e-2 and both[0]["is_view"]
+
+
+@pytest.mark.slow
+def test_a_step_of_one_micro_batch_is_reduced_by_ddp_in_its_own_buckets(halves, tmp_path):
+    both = gradients_of(halves, tmp_path / "two", processes=2, rows=2)
+    assert {gradient.dtype for gradient in both[0]["steps"][0].values()} == {torch.bfloat16}
+    assert all(torch.equal(both[0]["weights"][name], weight) for name, weight in both[1]["weights"].items()) and both[0]["is_view"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_with_accumulated_gradients_resumes_bit_for_bit(halves, tmp_path, processes):
+    halves["training"]["per_device_train_batch_size"] = 1
+    interrupted_equals_straight(halves, tmp_path, at=(3,), processes=processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "on_gpu"), [("float32", True), ("bfloat16", False)], ids=["fp32 on a GPU", "bfloat16 on a CPU"])
+def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, tmp_path, monkeypatch, before, on_gpu):
+    def began_there(recipe, **_):
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[before]
+
+    def goes_on_here(recipe, *, deepspeed, on_gpu, expected=on_gpu):
+        return automatic_dtype(recipe, deepspeed=deepspeed, on_gpu=expected)
+
+    tiny_recipe["training"] |= {"bf16": True, "use_cpu": True}
+    tiny_recipe["checkpoints"] = {"every_steps": 4, "keep": None}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    run = tmp_path / "runs" / "tiny"
+    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", began_there)
+    train(recipe)
+    straight = losses(run)
+    forget_after(run, 4)
+    monkeypatch.setattr("cpt.stages.arguments.automatic_dtype", goes_on_here)
+    train(recipe)
+    assert losses(run) == straight
+    assert json.loads((run / "inputs.json").read_text())["weights"]["dtype"] == before
