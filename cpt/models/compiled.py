@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
 from cpt.hardware import require_programs
+from cpt.recipe.automatic import AUTO
 
 INDUCTOR = "inductor"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -28,6 +29,8 @@ KEY, KEY_OF_BACKEND, KEY_OF_MODE = "`training.torch_compile`", "`training.torch_
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 MOST_GRAPHS = 32
 """Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on uncompiled."""
+UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
+UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
@@ -43,9 +46,9 @@ class Compiling:
 
 
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
-    """What the keys of `training:` ask for; a backend or a mode alone asks too, as Hugging Face has it."""
+    """What the keys of `training:` ask for; a backend or a mode alone asks too, as in Hugging Face's Trainer. `auto` asks for nothing."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
-    return Compiling(backend or INDUCTOR, mode) if wanted or backend or mode else None
+    return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
@@ -84,15 +87,9 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
             "Take `max-autotune-no-cudagraphs`, or no accumulation."
         )
     if zero3:
-        raise RecipeError(
-            f"{KEY}: under ZeRO-3 parameters are gathered by hooks inside of each layer, which break its graph. "
-            "Remove the key, or take a profile of stage 1 or 2."
-        )
+        raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
     if not even_rows:
-        raise RecipeError(
-            f"{KEY}: with `data.packing: token_budget` each batch has another shape, and would be compiled anew. "
-            "Take `data.packing: best_fit`, or remove the key."
-        )
+        raise RecipeError(f"{KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
     on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")

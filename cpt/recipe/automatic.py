@@ -8,7 +8,8 @@ MICRO_BATCH = "per_device_train_batch_size"
 ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 LOADING = ("dataloader_num_workers", "dataloader_prefetch_factor")
-AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING)
+COMPILING = "torch_compile"
+AUTOMATIC = (MICRO_BATCH, ACCUMULATION, *CHECKPOINTING, *LOADING, COMPILING)
 
 
 def automatic_keys(training: Mapping[str, Any]) -> list[str]:
