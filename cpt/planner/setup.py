@@ -10,6 +10,7 @@ from cpt.data.form_of_stage import form_of_stage
 from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.parallelism import read_parallelism
+from cpt.planner.compiling import compiles
 from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
@@ -84,6 +85,8 @@ class Setup:
     """The recipe says the tokens of a step, and accumulation follows from them."""
     scales_loss: bool = False
     """Computes in fp16."""
+    compiles: bool = False
+    """Layers are compiled."""
     from_scratch: bool = False
     """There are no trained weights that adapters could stand beside."""
 
@@ -181,6 +184,7 @@ def setup_of(
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
+        compiles=compiles(recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu)[0],
         from_scratch=recipe.model.from_scratch,
     )
 
