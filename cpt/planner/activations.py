@@ -1,9 +1,10 @@
 """What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a second."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -64,6 +65,12 @@ class LayerCall:
     storages: list[int]
     """Their addresses."""
 
+    @cached_property
+    def inputs(self) -> dict[int, torch.UntypedStorage]:
+        """Storages of its tensors, by position among all leaves of its arguments."""
+        leaves = tree_leaves((self.given, self.options))
+        return {position: leaf.untyped_storage() for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
@@ -116,13 +123,10 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     """Bytes by layers."""
     saved = SavedBytes(model)
     calls: list[LayerCall] = []
-    inputs = 0
     started: list[tuple[int, int]] = []
 
-    def before(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        nonlocal inputs
+    def before(*_: Any) -> None:
         started.append((saved.total, len(saved.known)))
-        inputs += sum(t.numel() * t.element_size() for t in given if isinstance(t, torch.Tensor) and t.is_floating_point())
 
     def after(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
         total, known = started.pop()
@@ -132,7 +136,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         hook
         for module in model.modules()
         if isinstance(module, GradientCheckpointingLayer)
-        for hook in (module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after, with_kwargs=True))
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after, with_kwargs=True))
     ]
     try:
         with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
@@ -143,26 +147,27 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     if not calls:
         return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(call.kept for call in calls)
+    known = saved.known.keys() - {storage for call in calls for storage in call.storages}
+    inputs = {each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known}
     largest = max(calls, key=lambda call: call.kept)
     forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
-    sizes = compiled_sizes(calls, saved, setup) if setup.compiles else None
+    attention = attention_outputs(model, setup, rows)
+    sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
     if sizes is None:
         backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
         sizes = {"kept": saved.total, "largest_layer": largest.kept, "backward": backward, "again": again}
-    return Activations(
-        **sizes, layer_inputs=outside + inputs, attention=attention_outputs(model, setup, rows), layers=len(calls), forward=forward
-    )
+    fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
+    return Activations(**sizes, **fixed, attention=attention, forward=forward)
 
 
-def compiled_sizes(calls: list[LayerCall], saved: SavedBytes, setup: Setup) -> dict[str, int] | None:
+def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
     """Sizes that differ with compiled layers. None if torch cannot trace a layer, or compiles it in parts, as with experts.
 
     Args:
-        saved: what autograd saves without the compiler.
+        kept: bytes that autograd saves outside of layers.
+        known: their storages.
     """
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
-    known = saved.known.keys() - {storage for call in calls for storage in call.storages}
-    kept = saved.total - sum(call.kept for call in calls)
     for call in calls:
         kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
         if kind not in kinds:
@@ -174,8 +179,7 @@ def compiled_sizes(calls: list[LayerCall], saved: SavedBytes, setup: Setup) -> d
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
-        leaves = tree_leaves((call.given, call.options))
-        inputs = {(storage := leaves[position].untyped_storage())._cdata: storage.nbytes() for position in kinds[kind].saved_inputs}
+        inputs = {(storage := call.inputs[position])._cdata: storage.nbytes() for position in kinds[kind].saved_inputs}
         kept += kinds[kind].kept + sum(size for storage, size in inputs.items() if storage not in known)
         known |= inputs.keys()
     largest = max(kinds.values(), key=lambda found: found.kept)

@@ -1,6 +1,5 @@
 """Activation memory of a compiled layer: its graph, traced on fake tensors and split in two as `torch.compile` splits it."""
 
-import copy
 from collections.abc import Set
 from dataclasses import dataclass
 from operator import getitem
@@ -23,7 +22,7 @@ class CompiledLayer:
     kept: int
     """Computed in the forward graph and saved for the backward graph."""
     saved_inputs: tuple[int, ...]
-    """Which of the layer's inputs are saved, as positions among all leaves of its arguments. Layers may share them: they are not in `kept`."""
+    """Positions of inputs that are saved, among all leaves of the layer's arguments. Not in `kept`, since layers may share them."""
     backward: int
     """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
     again: int
@@ -80,13 +79,16 @@ def split(joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute:
     """The storages that the forward graph saves, and the backward graph."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    module = fx.GraphModule(joint, copy.deepcopy(joint.graph))  # the partitioner changes its argument
+    graph = fx.Graph()  # a copy: the partitioner changes its argument
+    graph.output(graph.graph_copy(joint.graph, {}))
+    module = fx.GraphModule(joint, graph)
     for node in module.graph.nodes if recompute else ():
         if node.op == "call_function" and node.target is not getitem:  # the marks that dynamo puts on the body of a checkpoint
             saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
             node.meta |= {"recompute": CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
-    weights = list(range(num_state))
-    forward, backward = min_cut_rematerialization_partition(module, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=weights)
+    forward, backward = min_cut_rematerialization_partition(
+        module, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_state))
+    )
     return {storage_of(node) for node in outputs_of(forward.graph)[num_outputs:]}, backward.graph
 
 
@@ -119,9 +121,9 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
     for position, node in enumerate(nodes):
         still_used = {found for found in alive if last_use.get(found, 0) > position}
         if node.op == "call_function":
-            own = {storage_of(node)} & written
-            peak = max(peak, bytes_of((still_used if is_fusible(node) else alive) | own))  # fused kernels reuse the buffers of their inputs
-            still_used |= own
+            result = {storage_of(node)} & written
+            peak = max(peak, bytes_of((still_used if is_fusible(node) else alive) | result))  # fused kernels reuse their inputs' buffers
+            still_used |= result
         alive = still_used
     return peak - bytes_of(saved - stays)
 

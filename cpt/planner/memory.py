@@ -106,7 +106,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
     more = (of_layer,) if waiting or setup.releases else ()  # else they are among the gradients
-    last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
+    last_layer = (Term("one layer's backward pass", rows.in_one_layer(checkpointing=True)), *more)
     head = Term("gradient of the head", head_gradient(facts, setup))
     ends = (head,) if facts.is_tied or not (waiting or setup.releases) else ()  # a tied one waits for the embedding's, at the other end
     tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
@@ -120,7 +120,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
         Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers)),
-        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *more, *tied, last_layer, *buffers)),
+        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, *last_layer, *buffers)),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
         Moment("the update", (*states, gradients, *buffers, *of_update)),
         Moment("an evaluation", (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers)),

@@ -27,7 +27,9 @@ def attention_to_count(setup: Setup) -> str:
 
 
 @torch.library.custom_op("cpt::planned_attention", mutates_args=())
-def stand_in(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def stand_in(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and one fp32 number for each head and token, as flash kernels return them; only their shapes are right.
 
     Shapes: [rows, heads, tokens, head dimension]; gives [rows, tokens, heads, head dimension].
