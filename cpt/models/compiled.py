@@ -110,7 +110,7 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     """
     parts = list(compiled_parts(model))
     if not parts:
-        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Remove the key.")
+        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false.")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
     torch._dynamo.config.optimize_ddp = False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)

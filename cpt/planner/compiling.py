@@ -9,7 +9,7 @@ from cpt.models.compiled import UNDER_ZERO3, UNEVEN, decoder_layers, has_experts
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES
 from cpt.parallelism import read_parallelism
-from cpt.planner.stages import MASKED_FORMS
+from cpt.planner.stages import KINDS, MASKED_FORMS
 from cpt.recipe.automatic import AUTO, COMPILING
 from cpt.recipe.schema import Recipe
 
@@ -31,7 +31,7 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     checkpoints: dict[str, Any] = next((given for name in SWITCHES if (given := training.get(f"{name}_kwargs"))), {})
     reasons = {
         "it is for GPUs": on_cpu,
-        UNEVEN: recipe.data.packing == "token_budget" or form_of_stage(recipe.stage) in MASKED_FORMS,
+        UNEVEN: not has_even_batches(recipe),
         UNDER_ZERO3: zero3,
         "processes share rows": read_parallelism(training).sharing_rows > 1,
         f"the run has fewer than {FEWEST_STEPS} steps": is_short(recipe),
@@ -42,6 +42,12 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
     }
     why_not = next((reason for reason, applies in reasons.items() if applies), None)
     return why_not is None, why_not or "the run is on a GPU"
+
+
+def has_even_batches(recipe: Recipe) -> bool:
+    """Whether all micro-batches have one shape: rows of `sequence_length` tokens, to which the model adds none."""
+    writes = recipe.stage in KINDS and KINDS[recipe.stage].written is not None
+    return recipe.data.packing != "token_budget" and form_of_stage(recipe.stage) not in MASKED_FORMS and not writes
 
 
 def reasons_of(model: PreTrainedModel, *, selective: bool) -> dict[str, bool]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
 from cpt.models.attention import choose_attention
+from cpt.models.compiled import wanted_compiling
 from cpt.models.shared_rows import check_shared_rows
 from cpt.parallelism import KEY, groups_of_rows, read_parallelism
 from cpt.ranks import world_size
@@ -16,7 +17,6 @@ from cpt.stages.deepspeed_profile import Profile, zero_section
 
 OWN_LOSS = ("pretrain", "cpt", "sft")
 """Stages whose loss is that of the next token, in rows of tokens."""
-COMPILING = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
@@ -92,7 +92,7 @@ def check_sequence_parallel(recipe: Recipe, profile: Profile | None, model: PreT
         raise RecipeError(f"{key} is {parts}, which does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple.")
     if data.packing == "token_budget":
         raise RecipeError(f"{key}: rows of `data.packing: token_budget` have other lengths in each batch. Take `best_fit` or `none`.")
-    if any(training.get(name) for name in COMPILING):
+    if wanted_compiling(training) is not None:
         raise RecipeError(f"{key}: compiled layers have not been tried with rows in parts. Remove `training.torch_compile`.")
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
         half = bool(training.get("bf16") or training.get("fp16"))

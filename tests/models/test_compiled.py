@@ -232,7 +232,7 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile_mode": "max_autotune"}, False, "no mode called `max_autotune`. Did you mean `max-autotune`?"),
         ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "modes are inductor's"),
         ({"torch_compile_mode": "reduce-overhead", "gradient_accumulation_steps": 2}, False, "gradients cannot add up"),
-        ({"torch_compile": True}, True, "ZeRO-3 .* Remove the key, or take a profile of stage 1 or 2"),
+        ({"torch_compile": True}, True, "ZeRO-3"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(training, zero3, message):

@@ -43,6 +43,7 @@ def test_the_recipe_decides_where_it_says_so(on_cpu):
     [
         recipe("dpo"),
         recipe("grpo"),
+        recipe("gkd"),
         recipe(data={"packing": "token_budget"}),
         recipe(parallelism_config={"sp_size": 2}),
         recipe(tokens=512 * 48 * 99),

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from planned_setups import SHAPES
 
 from cpt.errors import RecipeError
@@ -6,7 +7,7 @@ from cpt.hardware import Gpu
 from cpt.planner.target import find_target
 from cpt.preflight import automatic
 from cpt.preflight.automatic import nodes_here, this_machine, with_any_values, with_chosen_values
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Budget, Recipe
 
 
 def recipe(**training: object) -> Recipe:
@@ -93,3 +94,50 @@ def test_machines_of_a_run_are_counted_by_its_launcher(monkeypatch):
     assert nodes_here() == 2, "4 and 2"
     monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
     assert nodes_here() == 1, "six processes are not the same number on four machines"
+
+
+def on_an_h100(written, **options):
+    return with_chosen_values(written, target=find_target("H100", 1, 64.0), **options).training.get("torch_compile")
+
+
+def long_recipe(**training):
+    return recipe(bf16=True, **training).model_copy(update={"budget": Budget(tokens=10**9, global_batch_tokens=512 * 48)})
+
+
+@pytest.mark.parametrize(("training", "expected"), [({}, True), ({"torch_compile": "auto"}, True), ({"torch_compile": False}, False)])
+def test_on_a_gpu_layers_are_compiled_unless_the_recipe_says_no(training, expected, capsys):
+    assert on_an_h100(long_recipe(**training)) is expected
+    assert capsys.readouterr().out.count("torch_compile") == (training.get("torch_compile") is not False)
+
+
+def test_where_layers_cannot_be_compiled_the_reason_is_logged(capsys):
+    assert on_an_h100(long_recipe(), deepspeed={"zero_optimization": {"stage": 3}}) is False
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "torch_compile: auto is false" in line and "ZeRO-3" in line
+
+
+def test_a_model_that_cannot_be_built_is_left_to_the_gate():
+    written = long_recipe()
+    broken = written.model.model_copy(update={"config": {**SHAPES["llama"], "num_attention_heads": 0}})
+    assert on_an_h100(written.model_copy(update={"model": broken})) is True
+
+
+def test_a_machine_without_a_compiler_runs_uncompiled(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
+    assert with_chosen_values(long_recipe()).training["torch_compile"] is False
+    assert "g++" in capsys.readouterr().out
+
+
+def test_several_gpus_without_a_launcher_run_uncompiled(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert with_chosen_values(long_recipe()).training["torch_compile"] is False
+    assert with_chosen_values(long_recipe(), processes=2).training["torch_compile"] is True
+
+
+def test_on_a_cpu_auto_is_off_and_not_worth_a_line(capsys):
+    assert with_chosen_values(long_recipe()).training.keys() == {"bf16"}
+    assert with_chosen_values(long_recipe(torch_compile="auto")).training["torch_compile"] is False
+    assert with_any_values(long_recipe(torch_compile="auto")).training["torch_compile"] is False
+    assert capsys.readouterr().out == ""
