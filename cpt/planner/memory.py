@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
-from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
+from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, keeps_whole_gradients
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
 from cpt.planner.optimizer_terms import states_on_gpu, update_bytes, weight_bytes, whole_again
@@ -193,7 +193,7 @@ def gradient_note(setup: Setup) -> str:
     """Where they are."""
     if setup.releases:
         return "one at a time"
-    if setup.zero is not None and setup.zero.is_fsdp and setup.accumulation > 1:
+    if keeps_whole_gradients(setup):
         return "whole in fp32 until the step's last micro-batch"
     return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
 

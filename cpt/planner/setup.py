@@ -42,6 +42,8 @@ class Zero:
     """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
     keeps_gathered: bool = False
     """Of FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
+    reduces_each_micro_batch: bool = False
+    """Of FSDP2: gradients are reduced and divided after each micro-batch, not only after a step's last (`sync_each_batch`)."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,14 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
         return None
     written = training.get("fsdp_config") or {}
     options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()} if isinstance(written, Mapping) else {}
-    return Zero(3, is_fsdp=True, keeps_gathered=options.get("reshard_after_forward", True) is False)
+    config = training.get("accelerator_config")
+    accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
+    return Zero(
+        3,
+        is_fsdp=True,
+        keeps_gathered=options.get("reshard_after_forward", True) is False,
+        reduces_each_micro_batch=bool(accumulation.get("sync_each_batch")),
+    )
 
 
 def is_on_host(section: Mapping[str, Any], key: str) -> bool:
