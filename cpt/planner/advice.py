@@ -26,7 +26,8 @@ UNKNOWN_HOST = 1.1  # so much slower may be what does not rest on a host that no
 ACCUMULATION, COMPILING = "training.gradient_accumulation_steps", "training.torch_compile"
 HALVED = 1.05  # fewer tokens at once keep a GPU less busy; a guess
 PROFILES = REPOSITORY / "deepspeed_configs"
-FSDP2 = Zero(3, is_fsdp=True)
+SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+FSDP2 = Zero(3, is_fsdp=True, reduces_each_micro_batch=True)
 Count = Callable[[Setup], tuple[ModelFacts, Counted]]
 
 
@@ -89,7 +90,7 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
         reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(changes.keys() - {ACCUMULATION, COMPILING})  # they follow from the micro-batch and the engine
+        number = len(changes.keys() - {ACCUMULATION, COMPILING, SYNCS})  # they follow from the micro-batch and the engine
         unsure = UNKNOWN_HOST if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer else 1
         return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
 
@@ -122,7 +123,7 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
             if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
         ]
     if takes_fsdp(setup, target):
-        engines.append(({"training.fsdp": True}, FSDP2))
+        engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
     fused = (setup.fused_loss,) if target.on_cpu or setup.beside.logits != WHOLE else (setup.fused_loss, True)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
         micro_batches(setup), (setup.checkpointing, True), fused, engines
