@@ -157,7 +157,7 @@ def test_the_shipped_profiles_are_those_that_are_tried():
 
 def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
     setup = setup_for(gpus=4, fused_loss=True, compiles=True, checkpointing=True, accumulation=4)
-    found = cheapest_that_fits(setup, find_target("mine", 4, 32.0, memory=12, peak_tflops=100), count, mfu=0.35)
+    found = cheapest_that_fits(setup, find_target("mine", 4, 64.0, memory=14, peak_tflops=100), count, mfu=0.35)
     assert found is not None and found.changes["training.fsdp"] is True and found.setup.compiles
     assert not any(
         "training.fsdp" in changes for _, changes in with_all_parameters(replace(setup, gpus=1), find_target("RTX 4090", 1, 64.0))
