@@ -95,7 +95,7 @@ def split(joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute:
 def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
     """Bytes that a backward graph adds at most to what was saved for it.
 
-    A fused operation has no buffer of its own: it writes one only for an operation outside of the fusion, such as a matrix product.
+    Fused operations need no buffers, except for results that an operation outside of the fusion reads, such as a matrix product.
 
     Args:
         num_state: outputs that are gradients of parameters. They come first and are not counted.
@@ -129,7 +129,7 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
 
 
 def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:
-    """What a graph returns."""
+    """The values that a graph returns."""
     return list(graph.output_node().args[0])  # type: ignore[arg-type]
 
 
@@ -140,5 +140,5 @@ def storage_of(node: fx.Node | None) -> torch.UntypedStorage | None:
 
 
 def bytes_of(storages: Storages) -> int:
-    """Of all of them."""
+    """Total size."""
     return sum(each.nbytes() for each in storages if each is not None)
