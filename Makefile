@@ -173,7 +173,7 @@ train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)
 
 train-production: $(INSTALLED) ## the production recipe on GPUS=4 GPUs of 80 GB
-	$(BIN)/deepspeed --num_gpus $(GPUS) cpt/train.py recipes/production_multi_gpu.yaml $(ARGS)
+	$(BIN)/torchrun --nproc_per_node $(GPUS) cpt/train.py recipes/production_multi_gpu.yaml $(ARGS)
 
 $(INSTALLED): pyproject.toml
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -29,7 +29,7 @@ from cpt.planner.page import told_plan, told_proposal, told_setup, told_speed, t
 from cpt.planner.page_of_nodes import Saved, told_communication, told_saving, told_ways
 from cpt.planner.saving_interval import STORAGE, saving_of
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
-from cpt.planner.speed import ASSUMED_MFU, Speed, measured_speed, planned_speed
+from cpt.planner.speed import ASSUMED_MFU, ASSUMED_MFU_NOT_COMPILED, Speed, assumed_mfu, measured_speed, planned_speed
 from cpt.planner.stage_terms import facts_for
 from cpt.planner.stages import KINDS
 from cpt.planner.target import Target, find_target
@@ -43,6 +43,7 @@ from cpt.stages.fsdp_profile import refuse_for_any_machine
 
 log = logging.getLogger("cpt")
 
+BY_DEFAULT = f" By default {ASSUMED_MFU} with compiled layers, {ASSUMED_MFU_NOT_COMPILED} without."
 DOES_NOT_FIT = 3  # the exit code: 2 is a mistake in the recipe
 
 
@@ -61,7 +62,7 @@ def command(
     peak_tflops: Annotated[float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, likewise.", min=0.1)] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
-    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak that is reached.", min=0.01, max=1)] = ASSUMED_MFU,
+    mfu: Annotated[float | None, typer.Option(help=f"Share of the GPU's peak that is reached.{BY_DEFAULT}", min=0.01, max=1)] = None,
     measured: Annotated[Path | None, typer.Option(help="A run whose measured tokens a second count instead.")] = None,
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.", min=0)] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Run a whole step without memory beside, and compare.")] = False,
@@ -91,6 +92,7 @@ def command(
     if exact:
         tell(compared(planned.config, setup, facts, planned.activations))
     tell("")
+    mfu = mfu or assumed_mfu(setup)
     own = planned_speed(facts, setup, target, mfu)
     speed = measured_speed(measured, setup.tokens_per_step) if measured is not None else own
     left_out = told_time_beside(setup, is_planned=measured is None)

@@ -40,7 +40,7 @@ def test_help_lists_every_target():
         ("test-gpu", "-m 'gpu and not quantized'"),
         ("test-quantized", "/quantized/bin/python -m pytest --durations 10 -m 'quantized"),
         ("train-prototype", "cpt/train.py recipes/prototype_rtx4090.yaml"),
-        ("train-production", "deepspeed --num_gpus 4 cpt/train.py recipes/production_multi_gpu.yaml"),
+        ("train-production", "torchrun --nproc_per_node 4 cpt/train.py recipes/production_multi_gpu.yaml"),
         ("check", "ruff format --check"),
         ("check", "bin/mypy"),
         ("docs", "-m cpt.reference"),

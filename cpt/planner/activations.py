@@ -1,32 +1,34 @@
 """What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a second."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
+from torch.utils._pytree import tree_leaves
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import add_lora
+from cpt.models.compiled import has_experts
 from cpt.models.families.register import register_families
 from cpt.models.inventory import RECURRENT, attention_heads
-from cpt.models.varlen_attention import VARLEN
 from cpt.models.zero3 import without_zero3
+from cpt.planner.compiled_layers import CompiledLayer, count_compiled
 from cpt.planner.counted import Activations, Counted
+from cpt.planner.planned_attention import attention_to_count
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 
-STAND_IN = "cpt_planned"
 SHORT_ROW = 256
+log = logging.getLogger(__name__)
 
 
 class SavedBytes:
@@ -37,6 +39,11 @@ class SavedBytes:
         self.known = {storage._cdata: storage for storage in storages}
         self.total = 0
 
+    @property
+    def newest(self) -> int:
+        """Storages so far."""
+        return len(self.known)
+
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Autograd's hook for what it keeps."""
         storage = tensor.untyped_storage()
@@ -46,13 +53,33 @@ class SavedBytes:
         return tensor
 
 
+@dataclass(frozen=True)
+class LayerCall:
+    """A layer as the model calls it."""
+
+    layer: nn.Module
+    given: tuple[Any, ...]
+    options: dict[str, Any]
+    kept: int
+    """Bytes that autograd saves in it, if it is not compiled."""
+    storages: list[int]
+    """Their addresses."""
+
+    @cached_property
+    def inputs(self) -> dict[int, torch.UntypedStorage]:
+        """Storages of its tensors, by position among all leaves of its arguments."""
+        leaves = tree_leaves((self.given, self.options))
+        return {position: leaf.untyped_storage() for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+
+
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
     setup = setup.as_computed
     model = model_on_meta(config, setup)
     if any(RECURRENT.search(type(module).__name__) for module in model.modules()):  # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)
-        tokens, setup = setup.length / short, replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0))
+        tokens = setup.length / short
+        setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
     else:
         tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -95,23 +122,21 @@ def move_from_meta(model: nn.Module) -> None:
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     """Bytes by layers."""
     saved = SavedBytes(model)
-    layers: list[tuple[int, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-    inputs = 0
-    started: list[int] = []
+    calls: list[LayerCall] = []
+    started: list[tuple[int, int]] = []
 
-    def before(_: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        nonlocal inputs
-        started.append(saved.total)
-        inputs += sum(t.numel() * t.element_size() for t in given if isinstance(t, torch.Tensor) and t.is_floating_point())
+    def before(*_: Any) -> None:
+        started.append((saved.total, len(saved.known)))
 
     def after(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
-        layers.append((saved.total - started.pop(), layer, given, options))
+        total, known = started.pop()
+        calls.append(LayerCall(layer, given, options, saved.total - total, list(saved.known)[known:]))
 
     hooks = [
         hook
         for module in model.modules()
         if isinstance(module, GradientCheckpointingLayer)
-        for hook in (module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after, with_kwargs=True))
+        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after, with_kwargs=True))
     ]
     try:
         with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
@@ -119,13 +144,47 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     finally:
         for hook in hooks:
             hook.remove()
-    if not layers:
+    if not calls:
         return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
-    outside = saved.total - sum(size for size, *_ in layers)
-    kept, layer, given, options = max(layers, key=lambda found: found[0])
-    backward, again = peaks_of_layer(layer, given, options, setup)
-    attention, forward = attention_outputs(model, setup, rows), forward_of_layer(layer, given, options, setup)
-    return Activations(saved.total, kept, outside + inputs, backward, again, attention=attention, layers=len(layers), forward=forward)
+    outside = saved.total - sum(call.kept for call in calls)
+    known = saved.known.keys() - {storage for call in calls for storage in call.storages}
+    inputs = {each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known}
+    largest = max(calls, key=lambda call: call.kept)
+    forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
+    attention = attention_outputs(model, setup, rows)
+    sizes = compiled_sizes(calls, outside, known, setup) if setup.compiles else None
+    if sizes is None:
+        backward, again = peaks_of_layer(largest.layer, largest.given, largest.options, setup)
+        sizes = {"kept": saved.total, "largest_layer": largest.kept, "backward": backward, "again": again}
+    fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": len(calls)}
+    return Activations(**sizes, **fixed, attention=attention, forward=forward)
+
+
+def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
+    """Sizes that differ with compiled layers. None if torch cannot trace a layer, or compiles it in parts, as with experts.
+
+    Args:
+        kept: bytes that autograd saves outside of layers.
+        known: their storages.
+    """
+    kinds: dict[tuple[Any, ...], CompiledLayer] = {}
+    for call in calls:
+        kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
+        if kind not in kinds:
+            if has_experts(call.layer):
+                return None
+            try:
+                with computing_as(setup):
+                    kinds[kind] = count_compiled(call.layer, call.given, call.options, selective=setup.recomputing.selective)
+            except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
+                log.debug("torch cannot trace a layer", exc_info=problem)
+                return None
+        inputs = {(storage := call.inputs[position])._cdata: storage.nbytes() for position in kinds[kind].saved_inputs}
+        kept += kinds[kind].kept + sum(size for storage, size in inputs.items() if storage not in known)
+        known |= inputs.keys()
+    largest = max(kinds.values(), key=lambda found: found.kept)
+    peaks = {"backward": largest.backward, "again": largest.again, "layer_gradients": largest.gradients}
+    return {"kept": kept, "largest_layer": largest.kept, **peaks}
 
 
 def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> int:
@@ -215,42 +274,3 @@ def quiet_fake_tensors() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def attention_to_count(setup: Setup) -> str:
-    """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what they keep."""
-    if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
-        return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
-    with_mask = setup.attention == "sdpa" and setup.packed
-    AttentionInterface.register(STAND_IN, planned_attention)
-    AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
-    return STAND_IN
-
-
-class PlannedAttention(torch.autograd.Function):
-    """Keeps queries, keys, values, mask, output and one fp32 number for each head and token; computes nothing of use."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Shapes: [rows, heads, tokens, head dimension]; gives [rows, tokens, heads, head dimension]."""
-        output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
-        sums = queries.new_empty(queries.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(queries, keys, values, mask, output, sums)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gradients of the right shapes."""
-        queries, keys, values, _, _, _ = ctx.saved_tensors
-        return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values), None
-
-
-def planned_attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
-) -> tuple[torch.Tensor, None]:
-    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and makes numbers of it."""
-    if attention_mask is not None:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
-        attention_mask = attention_mask.to(query.dtype)
-    return PlannedAttention.apply(query, key, value, attention_mask), None

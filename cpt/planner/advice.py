@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -13,7 +12,7 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.optimizer_terms import IN_8_BIT, trains_half
 from cpt.planner.setup import Setup, Zero, zero_of
-from cpt.planner.speed import planned_speed
+from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.stages import KINDS, WHOLE
 from cpt.planner.target import Target
 from cpt.planner.terms import GIB
@@ -24,9 +23,11 @@ USABLE_OF_HOST = 0.92  # the system and other programs have the rest
 CHANGE = 1.03  # how much slower a plan may be for one change fewer
 CAREFUL = 0.95  # of what a run can have, for what is proposed
 UNKNOWN_HOST = 1.1  # so much slower may be what does not rest on a host that nobody has described
-ACCUMULATION = "training.gradient_accumulation_steps"
+ACCUMULATION, COMPILING = "training.gradient_accumulation_steps", "training.torch_compile"
 HALVED = 1.05  # fewer tokens at once keep a GPU less busy; a guess
 PROFILES = REPOSITORY / "deepspeed_configs"
+SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+FSDP2 = Zero(3, is_fsdp=True, reduces_each_micro_batch=True)
 Count = Callable[[Setup], tuple[ModelFacts, Counted]]
 
 
@@ -70,21 +71,30 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
     Where the first fits in no way, or only in more host memory than is known of, adapters and weights in bfloat16 with moments in 8 bit are
     given too: the reader knows which will do.
     """
-    counted = lru_cache(maxsize=None)(lambda half, lora: count(replace(setup, weights_bytes=half, lora=dict(lora) if lora else None)))
+    known: dict[tuple[Any, ...], tuple[ModelFacts, Counted]] = {}
+
+    def counted(candidate: Setup) -> tuple[ModelFacts, Counted]:
+        """Counted once for all micro-batches and optimizers."""
+        lora = tuple((candidate.lora or {}).items())
+        what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
+        if what not in known:
+            known[what] = count(candidate)
+        return known[what]
 
     def judge(candidate: Setup, changes: dict[str, Any]) -> tuple[float, Proposal] | None:
-        facts, activations = counted(candidate.weights_bytes, tuple((candidate.lora or {}).items()))
+        facts, activations = counted(candidate)
         plan = plan_memory(facts, candidate, activations)
         room = share * (CAREFUL if changes else 1)
         if not fits(plan, target, room):
             return None
-        seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, mfu).tokens_per_second
+        reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
+        seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(changes.keys() - {ACCUMULATION})  # it follows from the micro-batch
+        number = len(changes.keys() - {ACCUMULATION, COMPILING, SYNCS})  # they follow from the micro-batch and the engine
         unsure = UNKNOWN_HOST if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer else 1
         return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
 
-    own_facts, _ = counted(setup.weights_bytes, tuple((setup.lora or {}).items()))
+    own_facts, _ = counted(setup)
     own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
     found: list[Proposal] = []
     for kinds in ((with_all_parameters(setup, target),), (with_small_states(setup, target), with_adapters(setup, target))):
@@ -104,22 +114,41 @@ def rests_on_unknown_host(proposal: Proposal, target: Target) -> bool:
 
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """Every combination of micro-batch, checkpointing, fused loss and DeepSpeed profile; adapters stay where the recipe has them."""
-    profiles: list[tuple[str | None, Zero | None]] = [(None, setup.zero)]
+    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay where the recipe has them."""
+    engines: list[tuple[dict[str, Any], Zero | None]] = [({}, setup.zero)]
     if not target.on_cpu:
-        profiles += [(path, zero) for path, zero in shipped_profiles() if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)]
+        engines += [
+            ({"training.deepspeed": path}, zero)
+            for path, zero in shipped_profiles()
+            if zero != setup.zero and (setup.gpus > 1 or zero.offload_optimizer)
+        ]
+    if takes_fsdp(setup, target):
+        engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
     fused = (setup.fused_loss,) if target.on_cpu or setup.beside.logits != WHOLE else (setup.fused_loss, True)
-    for micro_batch, checkpointing, fused_loss, (path, zero) in product(micro_batches(setup), (setup.checkpointing, True), fused, profiles):
+    for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
+        micro_batches(setup), (setup.checkpointing, True), fused, engines
+    ):
         changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero)
-        changes = changes_between(setup, changed)
-        if path is not None:
-            changed = replace(changed, half=True, weights_bytes=2)
-            changes["training.deepspeed"] = path
-            if setup.zero is not None and setup.zero.is_fsdp:
-                changes |= {"training.fsdp": None, "training.fsdp_config": None}
+        changes = changes_between(setup, changed) | engine
+        if engine:
+            breaks_graphs = zero is not None and zero.stage == 3 and not zero.is_fsdp
+            is_cast = zero is FSDP2
+            changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2, compiles=setup.compiles and not breaks_graphs)
+            changes = without_engine(setup) | changes
             if not setup.half:
                 changes["training.bf16"] = True
+            if is_cast and trains_half(setup):
+                changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
+            if setup.compiles and breaks_graphs:
+                changes[COMPILING] = False
         yield with_micro_batch(changed, micro_batch, changes)
+
+
+def takes_fsdp(setup: Setup, target: Target) -> bool:
+    """Whether FSDP2 could divide the run over its GPUs, as `cpt.stages.fsdp_profile` checks it."""
+    is_own_loss, is_divided = setup.beside.stage not in KINDS, setup.zero is not None and setup.zero.is_fsdp
+    can_be = setup.gpus > 1 and not target.on_cpu and is_own_loss and not setup.scales_loss and not setup.releases
+    return can_be and not is_divided and setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from cpt.planner.advice import CAREFUL, HALVED, fits
 from cpt.planner.facts import ModelFacts
 from cpt.planner.memory import plan_memory
 from cpt.planner.setup import Setup
-from cpt.planner.speed import ASSUMED_MFU, planned_speed
+from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.target import Target
 from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, LOADING, MICRO_BATCH, automatic_keys
 
@@ -75,7 +75,7 @@ def fastest_that_fits(
             tokens = min(BUSY_TOKENS, candidate.tokens_at_once)
             idle = HALVED ** math.log2(BUSY_TOKENS / tokens)
             # The start of a run knows no links, and must choose what the plan told.
-            speed = planned_speed(facts, candidate, replace(target, links=None), ASSUMED_MFU).tokens_per_second
+            speed = planned_speed(facts, candidate, replace(target, links=None), assumed_mfu(candidate)).tokens_per_second
             judged.append((speed / idle, -rows, candidate))
     if not judged:
         return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))

@@ -115,7 +115,8 @@ def of_divided_weights(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Tra
 
 
 def of_fsdp(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Traffic, ...]:
-    """FSDP2: layers are gathered as they compute, and gradients reduced in fp32 once for a step (accelerate's `no_sync`).
+    """FSDP2: layers are gathered as they compute, and gradients reduced in fp32 once for a step (accelerate's `no_sync`), or for each
+    micro-batch (`sync_each_batch`).
 
     The head stays whole from the forward to the backward pass; accelerate shards an embedding that is not tied to it like a layer.
     """
@@ -124,7 +125,8 @@ def of_fsdp(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Traffic, ...]:
     layers = max(1.0, facts.parameters / facts.largest_layer)
     forward = Traffic("weights for the forward pass", GATHER, whole, setup.accumulation, layers, setup.gpus, "forward")
     backward = Traffic("weights for the backward pass", GATHER, in_layers, setup.accumulation, layers, setup.gpus, "backward")
-    gradients = Traffic("gradients", SCATTER, 4.0 * facts.trained, 1, layers, setup.gpus, "last backward")
+    times, behind = (setup.accumulation, "backward") if zero.reduces_each_micro_batch else (1, "last backward")
+    gradients = Traffic("gradients", SCATTER, 4.0 * facts.trained, times, layers, setup.gpus, behind)
     return (forward, gradients) if zero.keeps_gathered else (forward, backward, gradients)
 
 

@@ -31,6 +31,8 @@ class Activations:
     layers: int = 1
     forward: int = 0
     """The most in one layer's forward pass without gradients, where nothing is kept."""
+    layer_gradients: int = 0
+    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are not compiled."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
         """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""

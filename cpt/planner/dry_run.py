@@ -13,13 +13,13 @@ from transformers import PreTrainedConfig
 
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
-from cpt.models.recomputing import keep_attention
 from cpt.optim.build import build_optimizer
 from cpt.optim.quantized_moments import code_of_zero
 from cpt.optim.released import RELEASING, ReleasedGradients
 from cpt.optim.small_adamw import SmallAdamW
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
 from cpt.planner.optimizer_terms import IN_8_BIT
+from cpt.planner.planned_attention import keep_planned_attention
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
 from cpt.recipe.schema import Optimizer
@@ -70,8 +70,8 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
 
 
 def checkpoint_options(setup: Setup) -> dict[str, Any]:
-    """Of torch's checkpoints; a GPU's attention has a stand-in here, which no policy sees: there the dry run computes all again."""
-    keeps = {"context_fn": partial(create_selective_checkpoint_contexts, keep_attention)} if setup.recomputing.selective else {}
+    """Options of torch's checkpoints."""
+    keeps = {"context_fn": partial(create_selective_checkpoint_contexts, keep_planned_attention)} if setup.recomputing.selective else {}
     return {"use_reentrant": False, **keeps}
 
 

@@ -2,7 +2,7 @@
 
 As torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard): each layer is gathered in the precision that computes, one ahead
 of its use; the head stays gathered to the end of the backward pass. Between a step's micro-batches accelerate's
-`no_sync` keeps all gradients whole, in the precision that they are reduced in.
+`no_sync` keeps all gradients whole, in the precision that they are reduced in, unless `sync_each_batch` reduces them after each one.
 """
 
 from cpt.planner.facts import ModelFacts
@@ -36,8 +36,13 @@ def gathered_numbers(facts: ModelFacts, zero: Zero) -> float:
 
 
 def fsdp_gradients(facts: ModelFacts, setup: Setup) -> float:
-    """Of the step's last micro-batch a part; before it the whole."""
-    return REDUCED * facts.trained / (1 if setup.accumulation > 1 else setup.gpus)
+    """Of the step's last micro-batch a part; before it the whole, unless they are reduced after each one."""
+    return REDUCED * facts.trained / (1 if keeps_whole_gradients(setup) else setup.gpus)
+
+
+def keeps_whole_gradients(setup: Setup) -> bool:
+    """Whether a step has micro-batches whose gradients are not reduced."""
+    return setup.zero is not None and setup.zero.is_fsdp and setup.accumulation > 1 and not setup.zero.reduces_each_micro_batch
 
 
 def fsdp_buffers(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cpt.models.quantized import quantization_of
 from cpt.planner.activations import Activations, Counted
 from cpt.planner.facts import ModelFacts
-from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states
+from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, keeps_whole_gradients
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
 from cpt.planner.optimizer_terms import (
@@ -108,9 +108,12 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
     kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     again = ", layers computed again" if setup.checkpointing else ""
-    activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}")
+    compiled = "" if not setup.compiles else ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+    activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}{compiled}")
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
-    last_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=True))
+    of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
+    more = (of_layer,) if waiting or setup.releases else ()  # else they are among the gradients
+    last_layer = (Term("one layer's backward pass", rows.in_one_layer(checkpointing=True)), *more)
     head = Term("gradient of the head", head_gradient(facts, setup))
     ends = (head,) if facts.is_tied or not (waiting or setup.releases) else ()  # a tied one waits for the embedding's, at the other end
     tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
@@ -123,15 +126,16 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment("another model's forward pass", (*states, *waiting, activations, *another, *buffers)),
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
         Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
-        Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, *buffers)),
-        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, last_layer, *buffers)),
+        Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers)),
+        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, *last_layer, *buffers)),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
         Moment("the update", (*states, gradients, *buffers, *of_update)),
         Moment("an evaluation", (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers)),
     ]
     if setup.releases:
         in_layer = update_bytes(facts, setup, in_layers=True)
-        of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
+        if not of_layer.size:
+            of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
         moments.append(Moment("the head's update", (*states, gradients, activations, *buffers, *of_update)))
         moments.append(Moment("a layer's update", (*states, of_layer, *tied, activations, one_layer, *buffers, *in_layer)))
     return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
@@ -197,7 +201,7 @@ def gradient_note(setup: Setup) -> str:
     """Where they are."""
     if setup.releases:
         return "one at a time"
-    if setup.zero is not None and setup.zero.is_fsdp and setup.accumulation > 1:
+    if keeps_whole_gradients(setup):
         return "whole in fp32 until the step's last micro-batch"
     return f"a {setup.gpus}th part" if setup.zero is not None and setup.zero.stage > 1 and setup.gpus > 1 else ""
 

@@ -11,6 +11,7 @@ from cpt.models.recomputing import Recomputing, read_recomputing
 from cpt.models.varlen_attention import VARLEN, why_not_varlen
 from cpt.optim.adamw import automatic_dtype
 from cpt.parallelism import read_parallelism
+from cpt.planner.compiling import compiles
 from cpt.planner.stages import MASKED_FORMS, Beside, beside_of
 from cpt.recipe.schema import Recipe
 
@@ -44,6 +45,8 @@ class Zero:
     """torch's FSDP2 in DeepSpeed's place, which divides the same things."""
     keeps_gathered: bool = False
     """Of FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
+    reduces_each_micro_batch: bool = False
+    """Of FSDP2: gradients are reduced and divided after each micro-batch, not only after a step's last (`sync_each_batch`)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Setup:
     """The recipe says the tokens of a step, and accumulation follows from them."""
     scales_loss: bool = False
     """Computes in fp16."""
+    compiles: bool = False
+    """Layers are compiled."""
     from_scratch: bool = False
     """There are no trained weights that adapters could stand beside."""
 
@@ -186,6 +191,7 @@ def setup_of(
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
+        compiles=compiles(recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu)[0],
         from_scratch=recipe.model.from_scratch,
     )
 
@@ -249,7 +255,14 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
         return None
     written = training.get("fsdp_config") or {}
     options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()} if isinstance(written, Mapping) else {}
-    return Zero(3, is_fsdp=True, keeps_gathered=options.get("reshard_after_forward", True) is False)
+    config = training.get("accelerator_config")
+    accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
+    return Zero(
+        3,
+        is_fsdp=True,
+        keeps_gathered=options.get("reshard_after_forward", True) is False,
+        reduces_each_micro_batch=bool(accumulation.get("sync_each_batch")),
+    )
 
 
 def is_on_host(section: Mapping[str, Any], key: str) -> bool:

@@ -11,6 +11,7 @@ from cpt.planner.target import Target
 from cpt.runs.read_back import read_objects
 
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
+ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
 HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
@@ -41,6 +42,11 @@ class Speed:
     def hours(self, tokens: int) -> float:
         """For so many tokens; evaluation and saving come on top."""
         return tokens / self.tokens_per_second / 3600
+
+
+def assumed_mfu(setup: Setup) -> float:
+    """The share of the GPU's peak that a run reaches, where nothing else is known."""
+    return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
 def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -> Speed:

@@ -10,7 +10,7 @@ from cpt.planner.activations import count_activations
 from cpt.planner.advice import fits
 from cpt.planner.memory import MemoryPlan, plan_memory
 from cpt.planner.setup import attention_on_gpu, setup_of
-from cpt.planner.speed import ASSUMED_MFU, planned_speed
+from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.stage_terms import facts_for
 from cpt.planner.target import Target, peak_of
 from cpt.preflight.automatic import nodes_here
@@ -36,14 +36,15 @@ def check_memory(
         found.unchecked.append(f"`model`: how much memory it takes {why}. `cpt rehearse` tries it")
         return
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
-    found.plan = described(plan, target, nodes, planned_speed(facts, setup, target, ASSUMED_MFU).tokens_per_second)
+    mfu = assumed_mfu(setup)
+    found.plan = described(plan, target, nodes, planned_speed(facts, setup, target, mfu).tokens_per_second, mfu)
     if not fits(plan, target):
         gpu = f"{plan.peak.size / GIB:.1f} GiB of a {smallest.name}, which has {smallest.memory_gib:.0f}"
         host = f"{plan.host.size / GIB:.0f} GiB of the host, which has {target.host_memory_gib:.0f}"
         found.warnings.append(f"`training`: by plan it takes {gpu}, and {host}. `cpt plan` shows the parts, and what would fit")
 
 
-def described(plan: MemoryPlan, target: Target, nodes: int, tokens_per_second: float) -> dict[str, Any]:
+def described(plan: MemoryPlan, target: Target, nodes: int, tokens_per_second: float, mfu: float) -> dict[str, Any]:
     """The plan in the words of a run's record: GiB of one GPU at the moment that takes most and of one node, the speed of the whole job."""
     return {
         "gpu": target.name,
@@ -55,5 +56,5 @@ def described(plan: MemoryPlan, target: Target, nodes: int, tokens_per_second: f
         "gpu_total_gib": round(plan.peak.size / GIB, 3),
         "host_total_gib": round(plan.host.size / GIB, 3),
         "tokens_per_second": round(tokens_per_second, 1),
-        "assumed_mfu": ASSUMED_MFU,
+        "assumed_mfu": mfu,
     }

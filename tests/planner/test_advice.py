@@ -8,7 +8,16 @@ from planned_setups import PLAIN
 
 from cpt.models.config import config_from
 from cpt.planner.activations import count_activations
-from cpt.planner.advice import PROFILES, cheapest_that_fits, fits, gpu_room, shipped_profiles, with_adapters, with_small_states
+from cpt.planner.advice import (
+    PROFILES,
+    cheapest_that_fits,
+    fits,
+    gpu_room,
+    shipped_profiles,
+    with_adapters,
+    with_all_parameters,
+    with_small_states,
+)
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.stages import TILES, Beside
@@ -55,7 +64,7 @@ def test_what_fits_stays_as_it_is():
 
 
 def test_the_fused_loss_is_the_first_to_be_tried_since_it_costs_nothing():
-    found = proposal_for("H100", micro_batch=4)
+    found = proposal_for("H100", micro_batch=5)
     assert found is not None and found.changes == {"model.fused_loss": True}
 
 
@@ -144,3 +153,26 @@ def test_an_unknown_host_is_not_judged_and_a_share_of_the_gpu_is():
 
 def test_the_shipped_profiles_are_those_that_are_tried():
     assert {name.rpartition("_")[2] for name, _ in shipped_profiles()} >= {"prototype.json", "production.json", "24gb.json", "zero1.json"}
+
+
+def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
+    setup = setup_for(gpus=4, fused_loss=True, compiles=True, checkpointing=True, accumulation=4)
+    found = cheapest_that_fits(setup, find_target("mine", 4, 64.0, memory=14, peak_tflops=100), count, mfu=0.35)
+    assert found is not None and found.changes["training.fsdp"] is True and found.setup.compiles
+    assert not any(
+        "training.fsdp" in changes for _, changes in with_all_parameters(replace(setup, gpus=1), find_target("RTX 4090", 1, 64.0))
+    )
+
+
+@pytest.mark.parametrize("changes", [{"scales_loss": True}, {"optimizer": "muon"}, {"lora": {"r": 8}}, {"beside": Beside("grpo", TILES)}])
+def test_fsdp2_is_offered_only_for_what_it_trains(changes):
+    target = find_target("RTX 4090", 4, 64.0)
+    offered = [changes for _, changes in with_all_parameters(setup_for(gpus=4, **changes), target)]
+    assert not any("training.fsdp" in each for each in offered)
+
+
+def test_layers_are_not_compiled_under_a_proposed_zero3_profile():
+    target = find_target("RTX 4090", 4, 64.0)
+    for changed, changes in with_all_parameters(setup_for(gpus=4, compiles=True), target):
+        breaks_graphs = changed.zero is not None and changed.zero.stage == 3 and not changed.zero.is_fsdp
+        assert changed.compiles is not breaks_graphs and (changes.get("training.torch_compile") is False) is breaks_graphs

@@ -9,7 +9,7 @@ from cpt.planner.activations import count_activations
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, gathered_numbers
 from cpt.planner.host import checkpoint_bytes
 from cpt.planner.memory import plan_memory
-from cpt.planner.setup import Zero
+from cpt.planner.setup import Zero, fsdp_of
 
 FSDP = Zero(3, is_fsdp=True)
 SETUP = replace(PLAIN, gpus=4, weights_bytes=4, zero=FSDP)
@@ -54,3 +54,10 @@ def test_a_plan_of_fsdp_has_its_parts():
 
 def test_a_checkpoint_has_the_whole_model_and_each_processs_part_of_weights_and_moments():
     assert checkpoint_bytes(FACTS, SETUP) == (4 + 4 + 8) * FACTS.trained
+
+
+def test_gradients_that_are_reduced_after_each_micro_batch_are_kept_in_parts():
+    training = {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    reduced, whole = fsdp_of(training), fsdp_of({"fsdp": True})
+    sizes = [fsdp_gradients(FACTS, replace(PLAIN, gpus=4, accumulation=2, zero=zero)) for zero in (reduced, whole)]
+    assert 4 * sizes[0] == sizes[1] == 4 * FACTS.trained
