@@ -33,7 +33,7 @@ def encode(value, decades: tl.constexpr):
 
 @triton.jit
 def scales(values, decades: tl.constexpr):
-    """Of each block, whose largest value has the highest rank, and 1 over it."""
+    """The scale of each block, which gives its largest value the highest rank, and 1 over it."""
     scale = tl.max(values, 1) / (1 - 0.45 / 2 ** (decades - 1))
     return scale, tl.where(scale > 0, 1 / scale, 0.0)[:, None]
 

@@ -1,6 +1,6 @@
 """One update of AdamW for one parameter: a Triton kernel on a GPU, the same numbers in torch's operations elsewhere.
 
-8-bit moments lie in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has half as many values
+8-bit moments are in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has half as many values
 as the one above it. A second moment above 0 is never rounded to 0: the next update would be divided by eps alone.
 
 Why not a library (bitsandbytes 0.50, torchao 0.18): docs/optimizers.md.
@@ -44,7 +44,7 @@ def adamw_update(
     Args:
         gradients: of any type.
         exp_avg_scale: of each block of 8-bit moments; None where moments are fp32.
-        beside: the fp32 weights for `rounding` "master", what rounding took for "kahan".
+        beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
         step: number of this update, fp32.
         grad_scale: divides the gradients.
         found_inf: nothing changes where it is not 0; the host does not wait to learn it.
@@ -88,7 +88,7 @@ def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
 def update_in_torch(
     tensors: dict[str, torch.Tensor | None], options: dict[str, float], step: float, grad_scale: torch.Tensor | None, rounding: str
 ) -> None:
-    """What the kernel does."""
+    """The kernel's numbers on a CPU."""
     weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
     assert weights is not None and gradients is not None and exp_avg is not None and exp_avg_sq is not None
     gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)

@@ -19,7 +19,7 @@ FEWEST_ON_HOST = 100_000
 
 
 class OneKernelAdamW(torch.optim.Optimizer):
-    """AdamW whose states keep their own types: fp32 or 8 bit beside bfloat16 weights.
+    """AdamW over bfloat16 weights with states in fp32 or 8 bit.
 
     A step takes `found_inf` into account, a flag on the device as gradient scalers and the loss guard set it: where it is 1, nothing
     changes, and the host does not wait to learn it. `grad_scale` divides the gradients.
@@ -47,7 +47,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
     ) -> None:
         self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
-        """What is kept for each parameter beside its step, and the type of it."""
+        """Names and types of each parameter's states, without its step."""
         self.pages: Pages | None = None
         self.arena: Arena | None = None
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
@@ -166,7 +166,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         return self.paged and parameter.numel() >= FEWEST_ON_HOST
 
     def bytes_on_host(self) -> int:
-        """Of all states that are there."""
+        """Size of all paged states."""
         return sum(
             aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
             for parameter, layout in self.layouts.items()
@@ -175,7 +175,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What is saved, after what is on its way to the host has arrived."""
+        """Wait for copies to the host, then as torch's."""
         if self.pages is not None:
             self.pages.wait()
         return super().state_dict()

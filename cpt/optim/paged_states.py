@@ -64,7 +64,7 @@ class Streams:
         self.to_gpu, self.to_host = (torch.cuda.Stream(device) for _ in range(2))
 
     def current(self) -> Any:
-        """Where the update is launched."""
+        """The stream that the update is launched on."""
         return torch.cuda.current_stream(self.to_gpu.device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:

@@ -37,6 +37,18 @@ def state_bytes(facts: ModelFacts, setup: Setup) -> float:
     return float(moment_bytes(setup) * trained)
 
 
+def update_traffic(setup: Setup) -> float:
+    """Bytes that an update reads and writes for each weight on a GPU, gradient included; 0 for optimizers that are not known."""
+    rounding = rounding_of(setup)
+    if setup.optimizer in IN_8_BIT:
+        return 2 * MOMENTS_IN_8_BIT + (12 if rounding is None else 6) + (2 * COMPENSATION if rounding == "kahan" else 0)
+    if setup.optimizer != "adamw":
+        return 0.0
+    if rounding is not None:
+        return 2 * FULL_MOMENTS + 6 + (2 * COMPENSATION if rounding == "kahan" else 0)
+    return 2 * FULL_MOMENTS + 12  # fp32: weight and gradient; half precision: a master copy, the weight and its gradient
+
+
 def states_on_gpu(facts: ModelFacts, setup: Setup) -> Term:
     """Where they are paged, two buffers for pieces of them."""
     with_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
