@@ -1,9 +1,7 @@
 """The Triton kernel of AdamW: moments in 8 bit or fp32; weights with a master copy, Kahan's compensation or stochastic rounding."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -56,7 +54,7 @@ def one_minus_exp(x):
 @triton.jit
 def rounded(x, noise):
     """A bfloat16 in fp32: the upper half of the bits, after `noise` was added to the lower half."""
-    upper = (x.to(tl.int32, bitcast=True) + noise.to(tl.int32)) & -65536
+    upper = (x.to(tl.int32, bitcast=True) + noise) & -65536
     return tl.where(x == x, upper.to(tl.float32, bitcast=True), x)  # the bits of a NaN would overflow
 
 
@@ -134,22 +132,21 @@ def adamw_kernel(
     if rounding == "master":
         tl.store(beside + first + number, weight, inside)
     if weights.dtype.element_ty == tl.bfloat16:
-        exact = weight
+        exact, noise = weight, nearest(weight)
         if rounding == "stochastic":
             key = mixed(mixed(seed.to(tl.uint32)) + steps.to(tl.uint32))
-            weight = rounded(exact, mixed((number + (first + before)).to(tl.uint32) ^ key) & 0xFFFF)
-        else:
-            weight = rounded(exact, nearest(exact))
+            noise = (mixed((number + (first + before)).to(tl.uint32) ^ key) & 0xFFFF).to(tl.int32)
+        weight = rounded(exact, noise)
         if rounding == "kahan":
             rest = exact - weight
             tl.store(beside + first + number, rounded(rest, nearest(rest)).to(tl.bfloat16), inside)
     tl.store(weights + first + number, weight.to(weights.dtype.element_ty), inside)
 
 
-def launch(tensors: Mapping[str, torch.Tensor | None], numbers: Mapping[str, Any], *, rounding: str, block: int) -> None:
+def launch(tensors: dict[str, Any], options: dict[str, Any], *, rounding: str, block: int) -> None:
     """Update a parameter, or a piece of one, as `cpt.optim.adamw_update.adamw_update`."""
-    weights = tensors["weights"]
-    assert weights is not None, "it is what is updated"
     rows = ROWS[tensors["exp_avg_scale"] is not None]
-    grid = (triton.cdiv(weights.numel(), rows * block),)
-    adamw_kernel[grid](**tensors, numbers=weights.numel(), **numbers, rounding=rounding, rows=rows, block=block, num_warps=WARPS)
+    size = tensors["weights"].numel()
+    adamw_kernel[(triton.cdiv(size, rows * block),)](
+        **tensors, numbers=size, **options, rounding=rounding, rows=rows, block=block, num_warps=WARPS
+    )

@@ -90,7 +90,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 state["step"],
                 self.grad_scale,
                 self.found_inf,
-                "master" if "master" in arrays else self.rounding if parameter.dtype == torch.bfloat16 and self.rounding else "none",
+                "master" if "master" in arrays else self.rounding if parameter.dtype == torch.bfloat16 and self.rounding else "nearest",
                 before,
                 self.numbers[parameter],
                 group["lr"],

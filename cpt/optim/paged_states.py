@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from cpt.errors import ResourceError
+from cpt.optim.adamw_update import part
 
 ALIGNED = 512  # bytes: states begin as torch's allocations do
-BUFFER = 2**26  # bytes of a piece's states
+BUFFER = 2**25  # bytes of a piece's states
 BUFFERS = 2
 PIECES_OF = 4096  # numbers: a piece is a multiple, so that blocks stay whole and loads wide
 Arrays = dict[str, torch.Tensor]
@@ -109,7 +110,7 @@ class Pages:
         size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
         for first, end in pairwise([*range(0, numbers, size), numbers]):
             key = parameter, first
-            self.hosts[key] = {name: cut(array, first, end, numbers) for name, array in arrays.items()}
+            self.hosts[key] = {name: part(name, array, first, end) for name, array in arrays.items()}
             if self.coming is None or self.coming.key != key:
                 self.coming = self.fetch(key)
             here = self.coming
@@ -145,9 +146,3 @@ class Pages:
     def wait(self) -> None:
         """Until all is on the host."""
         self.streams.to_host.synchronize()
-
-
-def cut(array: torch.Tensor, first: int, end: int, numbers: int) -> torch.Tensor:
-    """The part of a state that belongs to some numbers of its parameter."""
-    of_each = -(-numbers // len(array))  # BLOCK for scales, else 1
-    return array[first // of_each : -(-end // of_each)]

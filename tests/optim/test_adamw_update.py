@@ -169,12 +169,12 @@ options = {"learning_rate": 1e-3, "decay": 0.1, "eps": 1e-8, "log_beta1": math.l
 grid = [(True, r, torch.bfloat16) for r in ("master", "kahan", "stochastic", "nearest")] + [(True, "nearest", torch.float32)]
 grid += [(False, r, d) for _, r, d in grid] + [(False, "master", torch.float16)]
 for eight_bit, rounding, dtype in grid:
-    for size in (17, 5000, 20 * BLOCK):
+    for size in (17, 4400) if rounding == "stochastic" else (4400,):
         weights = random(size).to(dtype)
         kernel, torchs = ({"weights": weights.clone(), **states(weights, eight_bit=eight_bit, rounding=rounding)} for _ in range(2))
-        for step in (1.0, 2.0, 3.0):
+        for step in (1.0, 2.0):
             each = {"gradients": (random(size, int(step)) * 1e-2).to(dtype), "step": torch.tensor(step)}
-            for found_inf in (None, torch.zeros(()), torch.ones(())):
+            for found_inf in (torch.zeros(()) if eight_bit else None, torch.ones(())):
                 each |= {"grad_scale": torch.tensor(0.5), "found_inf": found_inf}
                 place = {"before": 512, "seed": 11}
                 adamw_kernel.launch({**kernel, **each}, {**options, **place}, rounding=rounding, block=BLOCK)
@@ -227,8 +227,8 @@ ACCESS = re.compile(r"tt\.(?:load|store) .*tensor<([\dx]+)x!tt\.ptr<(\w+)>>")
     ("options", "bytes_each"),
     [
         ({"eight_bit": True, "rounding": "stochastic"}, 10),
-        ({"eight_bit": True, "rounding": "stochastic", "gradients": "fp32"}, 12),
-        ({"eight_bit": True, "rounding": "kahan"}, 14),
+        pytest.param({"eight_bit": True, "rounding": "stochastic", "gradients": "fp32"}, 12, marks=pytest.mark.slow),
+        pytest.param({"eight_bit": True, "rounding": "kahan"}, 14, marks=pytest.mark.slow),
         ({"eight_bit": False, "rounding": "master"}, 28),
         ({"eight_bit": False, "rounding": "stochastic"}, 22),
     ],
