@@ -51,7 +51,6 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.pages: Pages | None = None
         self.arena: Arena | None = None
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
         self._step_supports_amp_scaling = True  # torch's and accelerate's name for taking `found_inf`
 
     @torch.no_grad()
@@ -114,6 +113,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self.layouts |= {parameter: self.layout(parameter, group) for parameter in group["params"]}
+        self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
         """Names and types of a parameter's states.

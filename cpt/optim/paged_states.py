@@ -144,5 +144,6 @@ class Pages:
         self.free[piece.buffer] = self.back[piece.key] = stream.record_event()
 
     def wait(self) -> None:
-        """Until all is on the host."""
-        self.streams.to_host.synchronize()
+        """Until all is on the host, and no copy uses the buffers."""
+        for stream in (self.streams.to_gpu, self.streams.to_host):
+            stream.synchronize()
