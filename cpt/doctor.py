@@ -38,7 +38,7 @@ EXTRAS = {  # package -> (what is missing without it, install line)
     "trackio": ("curves in Trackio", "pip install trackio"),
     "liger_kernel": ("Liger's kernels: less memory for logits (`training.use_liger_kernel`)", "pip install liger-kernel"),
     "matplotlib": ("pictures (`cpt mixture --plot`)", "pip install matplotlib"),
-    "bitsandbytes": ("8-bit optimizers, 4-bit weights", "pip install bitsandbytes"),
+    "bitsandbytes": ("4-bit weights", "pip install bitsandbytes"),
 }
 KERNELS = {  # package -> what is missing without it
     "flash-attn": "`model.attention: flash_attention_2`; without it `auto` takes torch's own varlen_attn",

@@ -7,8 +7,8 @@ import pytest
 
 from cpt.data.mixture.mixture import MixtureRows
 from cpt.data.mixture.order import endless
+from cpt.optim.build import check_rounding
 from cpt.optim.released import check_release
-from cpt.optim.rounding import check_rounding
 from cpt.plan_command import config_without_weights
 from cpt.planner.activations import count_activations
 from cpt.planner.advice import fits

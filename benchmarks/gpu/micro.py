@@ -90,7 +90,7 @@ def all_measurements(bench: Bench) -> Iterator[Measurement]:
         yield from attention_measurements(bench, bench.case(name))
     for name in ("A", "B", "C"):
         yield from loss_measurements(bench, bench.case(name))
-    for optimizer, moved in {"adamw": "master", "adamw_8bit": "8-bit in pieces"}.items():
+    for optimizer, moved in {"adamw": "master", "adamw_8bit": "8-bit"}.items():
         predicted = 1e9 * OPTIMIZER_BYTES[moved] / BANDWIDTH
         yield Measurement(f"{optimizer}, bf16 weights", "ns a weight", predicted, lambda optimizer=optimizer: update(bench, optimizer))
     for way, factor in {"to the device": 1.0, "to the host": 1.0, "both ways": 1.7}.items():

@@ -38,7 +38,6 @@ ARMS = (
     Arm("bf16, adamw, stochastic", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="stochastic"), 8),
     Arm("bf16, adamw_8bit, kahan", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"), 4),
     Arm("bf16, adamw_8bit, stochastic", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="stochastic"), 2),
-    Arm("bf16, adamw_8bit, nearest", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="nearest"), 2),
 )
 
 

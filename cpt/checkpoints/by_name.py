@@ -18,9 +18,7 @@ from cpt.checkpoints.fsdp_parts import local_part, trained_parameters
 from cpt.checkpoints.model_folder import ADAPTER_WEIGHTS, Tensors, kind_of
 from cpt.checkpoints.safe_load import load_data
 from cpt.errors import CheckpointError
-from cpt.optim.fused_adamw import FusedAdamW
-from cpt.optim.kept_states import KeptStates
-from cpt.optim.master_weights import AdamWWithMaster
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 
 MASTER = "master"
 OF_ADAM = ("exp_avg", "exp_avg_sq")
@@ -141,12 +139,10 @@ def load_kept(model: nn.Module, optimizer: torch.optim.Optimizer, kept: Kept) ->
     for name, parameter in parameters.items():
         weight, state = kept.weight(names[name]).view(parameter.shape), kept.state(names[name])
         local_part(parameter).copy_(rows_here(weight, parameter))
-        if isinstance(optimizer, AdamWWithMaster) and state and parameter.dtype != torch.float32:
+        if isinstance(optimizer, OneKernelAdamW) and state and parameter.dtype != torch.float32:
             state[MASTER] = weight.float()
         if state:
             optimizer.state[parameter] = {key: placed(value, parameter, groups[id(parameter)], optimizer) for key, value in state.items()}
-    if isinstance(optimizer, FusedAdamW):
-        optimizer.prepared = None
 
 
 def names_in(kept: Kept, model: nn.Module) -> dict[str, str]:
@@ -185,9 +181,9 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any], optimizer
         return value
     device = local_part(parameter).device
     if value.dim() == 0:
-        on_device = isinstance(optimizer, KeptStates) or group.get("fused") or group.get("capturable")
+        on_device = isinstance(optimizer, OneKernelAdamW) or group.get("fused") or group.get("capturable")
         return value.to(device if on_device else "cpu", copy=True)
-    dtype = value.dtype if isinstance(optimizer, KeptStates) or not value.is_floating_point() else parameter.dtype
+    dtype = value.dtype if isinstance(optimizer, OneKernelAdamW) or not value.is_floating_point() else parameter.dtype
     rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
     if not isinstance(parameter, DTensor):
         return rows

@@ -4,12 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from cpt.optim.fused_adamw import FusedAdamW
 from cpt.optim.groups import ParameterGroups
-from cpt.optim.master_weights import AdamWWithMaster
-from cpt.optim.quantized_moments import require_bitsandbytes
-from cpt.optim.rounding import Rounding
-from cpt.optim.small_adamw import SmallAdamW
+from cpt.optim.one_kernel_adamw import OneKernelAdamW, Rounding
 from cpt.recipe.schema import Recipe
 
 DEFAULT_ROUNDING: Rounding = "stochastic"
@@ -43,20 +39,10 @@ def adamw(
     Args:
         rounding: of bfloat16 weights, in place of a master copy.
     """
-    if not any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"]):
-        return FusedAdamW(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay)
-    if rounding is None:
-        return AdamWWithMaster(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay)
-    return SmallAdamW(
-        groups,
-        lr=learning_rate,
-        betas=(betas[0], betas[1]),
-        eps=eps,
-        weight_decay=weight_decay,
-        eight_bit=False,
-        paged=False,
-        rounding=rounding,
-    )
+    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    if any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"]):
+        return OneKernelAdamW(groups, rounding=rounding, **options)  # type: ignore[arg-type]
+    return torch.optim.AdamW(groups, fused=True, **options)  # type: ignore[arg-type]
 
 
 def fused_by_torch(
@@ -80,17 +66,13 @@ def adamw_8bit(
     weight_decay: float = 0.1,
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
-    """AdamW with moments in 8 bit (arXiv 2110.02861), by bitsandbytes; those of embeddings are fp32.
+    """AdamW with moments in 8 bit (arXiv 2110.02861); those of embeddings are fp32.
 
     Args:
         rounding: of bfloat16 weights; fp32 weights are not rounded.
-
-    Raises:
-        ResourceError: bitsandbytes is not installed.
     """
-    require_bitsandbytes("`optimizer.name`: adamw_8bit")
-    options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return SmallAdamW(groups, lr=learning_rate, eight_bit=True, paged=False, rounding=rounding, **options)  # type: ignore[arg-type]
+    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, eight_bit=True, rounding=rounding, **options)  # type: ignore[arg-type]
 
 
 def paged_adamw_8bit(
@@ -102,11 +84,6 @@ def paged_adamw_8bit(
     weight_decay: float = 0.1,
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
-    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU in pieces.
-
-    Raises:
-        ResourceError: bitsandbytes is not installed.
-    """
-    require_bitsandbytes("`optimizer.name`: paged_adamw_8bit")
-    options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
-    return SmallAdamW(groups, lr=learning_rate, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]
+    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU while it computes."""
+    options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    return OneKernelAdamW(groups, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]

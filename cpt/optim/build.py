@@ -15,7 +15,7 @@ from cpt.optim.groups import ParameterGroups, parameter_groups
 from cpt.optim.muon import muon
 from cpt.optim.offloaded_adamw import offloaded_adamw
 from cpt.optim.preconditioned import shampoo, soap
-from cpt.recipe.schema import Optimizer
+from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")
 
@@ -113,6 +113,23 @@ def check_optimizer(section: Optimizer) -> None:
     decay = section.options.get("layer_decay")
     if decay is not None and not 0 < decay <= 1:
         raise RecipeError(f"`optimizer.layer_decay` is a share of the rate of the layer above: more than 0 and at most 1, got {decay}.")
+
+
+def check_rounding(recipe: Recipe) -> None:
+    """Refuse a rounding of weights that are not rounded.
+
+    Raises:
+        RecipeError: with what to write instead.
+    """
+    rounding, model = recipe.optimizer.options.get("rounding"), recipe.model
+    if rounding is None:
+        return
+    if model.lora is not None:
+        raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
+    if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
+        raise RecipeError(
+            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`, or remove it."
+        )
 
 
 def sgd(groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:

@@ -14,11 +14,9 @@ from transformers import PreTrainedConfig
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.quantized import BYTES_OF_4_BIT, quantization_of
 from cpt.optim.build import build_optimizer
-from cpt.optim.quantized_moments import code_of_zero
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.released import RELEASING, ReleasedGradients
-from cpt.optim.small_adamw import SmallAdamW
 from cpt.planner.activations import computing_as, fake_row, model_on_meta, move_from_meta, quiet_fake_tensors
-from cpt.planner.optimizer_terms import IN_8_BIT
 from cpt.planner.planned_attention import keep_planned_attention
 from cpt.planner.setup import Setup
 from cpt.planner.storages import PeakOfStorages, let_go
@@ -42,7 +40,6 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
     Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the engine keeps is not part
     of the model.
     """
-    make_code_books(setup)
     model = model_on_meta(config, setup)
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
@@ -102,20 +99,10 @@ def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> N
 
 def leave_out_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
     """States that are on the host: here everything is."""
-    if not isinstance(optimizer, SmallAdamW):
-        return
-    on_host = (state for parameter, state in optimizer.state.items() if optimizer.is_on_host(parameter))
-    for tensor in (value for state in on_host for value in state.values() if isinstance(value, torch.Tensor)):
-        storage = tensor.untyped_storage()
+    if isinstance(optimizer, OneKernelAdamW) and optimizer.arena is not None:
+        storage = optimizer.arena.memory.untyped_storage()
         storages.now -= storages.alive[id(storage)][1]
         storages.ignore(storage)
-
-
-def make_code_books(setup: Setup) -> None:
-    """Of real numbers, where moments are quantized."""
-    if setup.optimizer in IN_8_BIT:
-        for signed in (True, False):
-            code_of_zero(signed)
 
 
 def weight_bytes(model: nn.Module) -> int:

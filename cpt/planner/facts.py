@@ -1,6 +1,5 @@
 """What the planner must know of a model: how many numbers it has, and where."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ class ModelFacts:
     """Without the head: what can be kept in 4 bit."""
     largest_in_layers: int = 0
     """The largest matrix that is neither embedding nor head."""
-    rounding_to_powers: float = 1.0
-    """How much larger all parameters are when each becomes a power of two."""
     cached: int = 0
     """Of keys and values, for each token that a completion goes on from."""
 
@@ -57,7 +54,6 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     trains_all = lora is None
-    sizes = [parameter.numel() for parameter in model.parameters()]
     in_layers = [parameter.numel() for parameter in model.parameters() if parameter is not head and parameter is not embedding]
     return ModelFacts(
         name=str(config.model_type),
@@ -75,7 +71,6 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
         has_fused_loss=why_not_fused(model) is None,
         in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
         largest_in_layers=max(in_layers, default=0),
-        rounding_to_powers=sum(2 ** math.ceil(math.log2(size)) for size in sizes) / sum(sizes),
         cached=cached_numbers(model),
     )
 

@@ -12,14 +12,7 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, keeps_whole_gradients
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planner.optimizer_terms import (
-    accumulates_in_fp32,
-    bytes_of_gradient,
-    states_on_gpu,
-    update_bytes,
-    weight_bytes,
-    whole_again,
-)
+from cpt.planner.optimizer_terms import accumulates_in_fp32, bytes_of_gradient, states_on_gpu, weight_bytes, whole_again
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
@@ -133,11 +126,10 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
         Moment("an evaluation", (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers)),
     ]
     if setup.releases:
-        in_layer = update_bytes(facts, setup, in_layers=True)
         if not of_layer.size:
             of_layer = Term(gradients.name, float(setup.weights_bytes * facts.largest_in_layers), gradients.note)
         moments.append(Moment("the head's update", (*states, gradients, activations, *buffers, *of_update)))
-        moments.append(Moment("a layer's update", (*states, of_layer, *tied, activations, one_layer, *buffers, *in_layer)))
+        moments.append(Moment("a layer's update", (*states, of_layer, *tied, activations, one_layer, *buffers)))
     return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
 
 
@@ -268,9 +260,7 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
 def update_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """What the update adds, under DeepSpeed the gradients in fp32."""
     zero = setup.zero
-    if zero is None:
-        return update_bytes(facts, setup)
-    if zero.offload_optimizer or zero.is_fsdp:
+    if zero is None or zero.offload_optimizer or zero.is_fsdp:
         return ()
     part = facts.trained / setup.gpus
     if zero.stage == 3:

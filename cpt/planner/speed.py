@@ -6,6 +6,7 @@ from pathlib import Path
 from cpt.errors import RecipeError
 from cpt.planner.communication import Waiting, waiting_for
 from cpt.planner.facts import ModelFacts
+from cpt.planner.optimizer_terms import PAGED, state_bytes, update_traffic
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
 from cpt.runs.read_back import read_objects
@@ -16,6 +17,8 @@ COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
 HOST_BANDWIDTH = 40e9  # bytes a second, of two channels of DDR5; servers have more
 PCIE_BANDWIDTH = 22e9  # bytes a second each way, of 16 lanes of PCIe 4.0
+BOTH_WAYS = 0.85  # of that, while as much goes the other way
+REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
 NOTED = 0.02  # of a step: less is not worth a line
 IN_WORDS = {"half": "", "tf32": " in tf32", "fp32": " in fp32"}
 LINE_WITH_SPEED = "tokens_per_second"
@@ -55,8 +58,10 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + flops_beside(facts, setup))
     peak = target.peak(setup.precision)
     computing = operations / (peak * mfu)
-    moving, updating = moving_seconds(facts, setup), update_seconds(facts, setup)
     forward = computing / (3 * (1 + again))
+    moving, paging = moving_seconds(facts, setup), paging_seconds(facts, setup)
+    # Released gradients are used while the backward pass computes, so that pages come and go beside it.
+    updating = max(update_seconds(facts, setup, target), paging - (computing - forward if setup.releases else 0.0))
     waiting = waiting_for(facts, setup, target.links, forward=forward, backward=computing - forward)
     step = setup.accumulation * max(computing, moving) + updating + waiting.exposed
     waits = ""
@@ -65,7 +70,9 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
         waits = f"moving weights and gradients over PCIe takes {times:.1f} times the computing: more tokens in a micro-batch help"
     elif target.links is not None and setup.nodes == 1 and waiting.exposed > max(updating, NOTED * step):
         waits = f"{waiting.exposed / step:.0%} of a step is waiting for the other GPUs, over {target.links.within.name}"
-    elif updating > 0.1 * step:
+    elif updating > 0.1 * step and paging > 0:
+        waits = f"{updating / step:.0%} of a step is moving the optimizer's states over PCIe: more tokens in a step make that less"
+    elif updating > 0.1 * step and (setup.zero is not None and setup.zero.offload_optimizer):
         waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
     return Speed(setup.tokens_per_step / step, source, waits, step, waiting)
@@ -79,7 +86,7 @@ def flops_beside(facts: ModelFacts, setup: Setup) -> float:
 
 
 def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Between host and GPU in a micro-batch, one way after the other: what ZeRO fetches and brings back."""
+    """Between host and GPU in a micro-batch, both ways at once: what ZeRO fetches and brings back."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
         return 0.0
@@ -89,11 +96,17 @@ def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
     return max(down, up) / setup.gpus / PCIE_BANDWIDTH  # each its part; what others bring comes over the links between GPUs
 
 
-def update_seconds(facts: ModelFacts, setup: Setup) -> float:
-    """Of AdamW on the host."""
+def paging_seconds(facts: ModelFacts, setup: Setup) -> float:
+    """Of states that come from the host and go back in each step, both ways at once."""
+    return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if setup.optimizer == PAGED and setup.zero is None else 0.0
+
+
+def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
+    """Of AdamW, on the host or in the GPU's memory."""
     zero = setup.zero
     if zero is None or not zero.offload_optimizer:
-        return 0.0
+        here = facts.trained / (1 if zero is None else setup.gpus)
+        return update_traffic(setup) * here / (REACHED_BANDWIDTH * target.bandwidth) if target.bandwidth else 0.0
     back = 0.0 if zero.offload_parameters else setup.weights_bytes * facts.trained / setup.gpus / PCIE_BANDWIDTH
     return ADAM_TRAFFIC * facts.trained / setup.nodes / HOST_BANDWIDTH + back
 

@@ -36,6 +36,8 @@ class Target:
     """Of `fp32` and `tf32`, where the table knows them."""
     links: Links | None = None
     """Between the GPUs; None where nobody asked how fast they are."""
+    bandwidth: float = 0.0
+    """Of each GPU's memory, bytes a second; 0 where it is not known."""
 
     def peak(self, precision: str) -> float:
         """Operations a second with matrices in `half`, `tf32` or `fp32`."""
@@ -90,7 +92,19 @@ def find_target(
     peaks = {precision: 1e12 * tflops for precision, tflops in others.items() if tflops is not None}
     number, of_each = max(1, gpus), memory or kind.memory_gib
     between = links_of(kind.name, number // nodes, links)
-    return Target(kind.name, number, of_each, kind.peak_tflops * 1e12, peak_source, in_host, source, known, peaks, between)
+    return Target(
+        kind.name,
+        number,
+        of_each,
+        kind.peak_tflops * 1e12,
+        peak_source,
+        in_host,
+        source,
+        known,
+        peaks,
+        between,
+        1e9 * (kind.bandwidth_gb or 0),
+    )
 
 
 def find_gpu_type(name: str) -> GpuType:

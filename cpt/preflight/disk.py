@@ -16,7 +16,7 @@ from cpt.recipe.schema import Recipe
 
 MOMENTS: dict[str, float] = {"adamw": 8, "adamw_8bit": 3, "paged_adamw_8bit": 3, "sgd": 0}
 """Bytes for each trained parameter, of 8-bit ones with the embedding's in full; of an optimizer that is not known, none are asked for."""
-OF_ROUNDING = {"kahan": 2, "stochastic": 0, "nearest": 0}
+OF_ROUNDING = {"kahan": 2, "stochastic": 0}
 LAST = 3  # of the rule `newest`
 
 

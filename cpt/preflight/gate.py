@@ -29,9 +29,8 @@ from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.monitoring.own import check_callbacks
-from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, find_optimizer
+from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
-from cpt.optim.rounding import check_rounding
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.preflight.automatic import with_any_values, with_chosen_values
 from cpt.preflight.craft import craft_warnings

@@ -23,7 +23,7 @@ from cpt.models.documents import add_document_bounds, wants_bounds
 from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.recomputing import set_up_recomputing
 from cpt.optim.build import build_optimizer
-from cpt.optim.master_weights import AdamWWithMaster
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
@@ -161,7 +161,7 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             self.optimizer = build_optimizer(
                 self.recipe.optimizer, trained, offloaded=self.offloads_optimizer, partitioned=self.is_deepspeed_enabled
             )
-            if isinstance(self.optimizer, AdamWWithMaster):
+            if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
                 why = "auto`, `training.bf16: true` on a GPU" if self.recipe.model.dtype == "auto" else f"{self.recipe.model.dtype}`"
                 tell(f"Weights: half precision, updated in an fp32 master copy (`model.dtype: {why}).")
             names = {id(parameter): name for name, parameter in trained.named_parameters()}

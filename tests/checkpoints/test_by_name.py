@@ -8,7 +8,7 @@ from torch import nn
 from cpt.checkpoints.by_name import PlainKept, ZeroKept, load_kept, names_in, placed, stored_names
 from cpt.errors import CheckpointError
 from cpt.optim.adamw import adamw
-from cpt.optim.master_weights import AdamWWithMaster
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 
 
 def model(dtype=torch.float32):
@@ -59,7 +59,7 @@ def test_a_master_copy_is_the_weight(tmp_path):
     kept = PlainKept(tmp_path, order)
     assert kept.weight("0.weight").dtype == torch.float32 and "master" not in kept.state("0.weight")
     again = model()  # fp32 weights need none
-    optimizer = AdamWWithMaster(groups(again)[1], lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    optimizer = OneKernelAdamW(groups(again)[1], lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     load_kept(again, optimizer, kept)
     assert torch.equal(again[0].weight, kept.weight("0.weight")) and "master" not in optimizer.state[again[0].weight]
 

@@ -4,10 +4,8 @@ import torch
 from cpt.errors import RecipeError
 from cpt.optim.adamw import adamw
 from cpt.optim.build import build_optimizer, check_optimizer
-from cpt.optim.fused_adamw import FusedAdamW
 from cpt.optim.groups import IS_EMBEDDING
-from cpt.optim.master_weights import AdamWWithMaster
-from cpt.optim.small_adamw import SmallAdamW
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.recipe.schema import Optimizer
 
 
@@ -23,15 +21,14 @@ def of(dtype, **options):
 
 
 def test_the_type_of_the_weights_decides():
-    assert type(of(torch.float32)) is FusedAdamW
-    assert type(of(torch.bfloat16)) is AdamWWithMaster and type(of(torch.float16)) is AdamWWithMaster
-    small = of(torch.bfloat16, rounding="kahan")
-    assert type(small) is SmallAdamW and (small.eight_bit, small.paged, small.rounding) == (False, False, "kahan")
+    assert type(of(torch.float32)) is torch.optim.AdamW and of(torch.float32).defaults["fused"]
+    for dtype, options in ((torch.bfloat16, {}), (torch.float16, {}), (torch.bfloat16, {"rounding": "kahan"})):
+        built = of(dtype, **options)
+        assert type(built) is OneKernelAdamW and (built.eight_bit, built.paged, built.rounding) == (False, False, options.get("rounding"))
 
 
 @pytest.mark.parametrize(("name", "paged"), [("adamw_8bit", False), ("paged_adamw_8bit", True)])
 def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
-    pytest.importorskip("bitsandbytes")
     model = Tiny().bfloat16()
     optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-3, betas=[0.8, 0.9], weight_decay=0.2), model)
     assert (optimizer.eight_bit, optimizer.paged, optimizer.rounding) == (True, paged, "stochastic")

@@ -1,12 +1,14 @@
 import pytest
 import torch
+from tiny import write_recipe
 from tiny_models import make_tokenizer, tiny_config
 from torch import nn
 
 from cpt.errors import RecipeError
 from cpt.models.build import build_model
-from cpt.optim.build import build_optimizer
+from cpt.optim.build import build_optimizer, check_rounding
 from cpt.optim.groups import parameter_groups
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Optimizer
 
 
@@ -132,3 +134,21 @@ def test_a_decay_of_rates_is_a_share(decay):
 def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warns):
     build_optimizer(Optimizer(name=name), Tiny().to(dtype))
     assert ("keeps no fp32 copy of weights in half precision" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["model.dtype=bfloat16"], None),
+        ([], "of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`"),
+        (["model={path: a/b, lora: {}, dtype: bfloat16}", "stage=cpt"], "has no effect: adapters are fp32"),
+    ],
+)
+def test_a_rounding_of_what_is_not_rounded_is_refused(tiny_recipe, tmp_path, overrides, complaint):
+    sections = {**tiny_recipe, "optimizer": {"name": "adamw", "rounding": "kahan"}}
+    recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
+    if complaint is None:
+        check_rounding(recipe)
+        return
+    with pytest.raises(RecipeError, match=complaint):
+        check_rounding(recipe)

@@ -7,11 +7,11 @@ from planner_facts import FACTS
 
 from cpt.errors import RecipeError
 from cpt.planner.setup import Zero
-from cpt.planner.speed import measured_speed, planned_speed
+from cpt.planner.speed import measured_speed, paging_seconds, planned_speed, update_seconds
 from cpt.planner.stages import TILES, Beside, Other
 from cpt.planner.target import find_target
 
-H100 = find_target("H100", 1, 64.0)
+H100 = replace(find_target("H100", 1, 64.0), bandwidth=0.0)  # updates take no time
 
 
 def test_tokens_a_second_are_the_peak_over_the_operations():
@@ -52,7 +52,7 @@ def test_a_measured_run_counts_by_its_median(tmp_path):
 
 
 def test_fp32_is_as_slow_as_its_own_peak():
-    card = find_target("A100-80GB", 1, 64.0)
+    card = replace(find_target("A100-80GB", 1, 64.0), bandwidth=0.0)
     seconds = {
         name: 1 / planned_speed(FACTS, replace(PLAIN, **changes), card, 0.4).tokens_per_second
         for name, changes in {"half": {"half": True}, "tf32": {"half": False, "tf32": True}, "fp32": {"half": False}}.items()
@@ -76,3 +76,34 @@ def test_a_measured_step_takes_its_tokens_at_the_measured_rate(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"tokens_per_second": 500.0}))
     found = measured_speed(tmp_path, 1000)
     assert found.seconds == 2 and found.efficiency == 1
+
+
+def test_an_update_takes_the_bytes_that_it_moves_at_the_gpus_bandwidth():
+    card = replace(find_target("RTX 4090", 1, 64.0), bandwidth=1e12)
+    large = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9)
+    seconds = {
+        name: update_seconds(large, replace(PLAIN, **changes), card)
+        for name, changes in {
+            "master": {},
+            "fp32": {"weights_bytes": 4},
+            "8 bit": {"optimizer": "adamw_8bit"},
+            "kahan": {"rounding": "kahan"},
+        }.items()
+    }
+    expected = {"master": 28, "fp32": 28, "8 bit": 10 + 16 / 256, "kahan": 26}
+    assert seconds == pytest.approx({name: each * 1e9 / (0.85 * 1e12) for name, each in expected.items()})
+
+
+def test_paged_states_cross_the_bus_beside_the_backward_pass_where_gradients_are_released():
+    card = find_target("RTX 4090", 1, 64.0)
+    large = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9)
+    paged = replace(PLAIN, optimizer="paged_adamw_8bit", rounding="stochastic", micro_batch=8)
+    plain, released, here = (
+        planned_speed(large, setup, card, 0.4)
+        for setup in (paged, replace(paged, releases=True), replace(paged, optimizer="adamw_8bit", releases=True))
+    )
+    assert plain.seconds - here.seconds == pytest.approx(paging_seconds(large, paged) - update_seconds(large, paged, card))
+    assert released.seconds == pytest.approx(here.seconds) and "states over PCIe" in plain.waits and not released.waits
+    one = replace(paged, releases=True, micro_batch=1)
+    forward = 2e9 * one.tokens_at_once / (0.4 * card.peak_flops)
+    assert planned_speed(large, one, card, 0.4).seconds == pytest.approx(forward + paging_seconds(large, paged))

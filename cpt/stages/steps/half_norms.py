@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from cpt.optim.clipping import clip_gradients, gradient_norm
-from cpt.optim.kept_states import KeptStates
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.ranks import tell
 
 HALF = (torch.bfloat16, torch.float16)
@@ -41,7 +41,7 @@ class HalfNorms(Trainer):
         """Only for our own optimizers, which take fp32 gradients of weights in half precision."""
         wrapper: Any = self.optimizer
         sends_buffers = self.args.world_size > 1 and self.args.ddp_broadcast_buffers  # DDP does so only in steps that it reduces
-        if sends_buffers or not isinstance(wrapper.optimizer, KeptStates):
+        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
             return
         halves = [weight for weight in self.trained_weights() if weight.dtype in HALF]
         for weight in halves:

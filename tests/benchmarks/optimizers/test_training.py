@@ -21,4 +21,4 @@ def test_the_page_shows_the_results_that_ship():
     results = json.loads(RESULTS.read_text())
     assert table(results) in PAGE.read_text(encoding="utf-8")
     at = {row["arm"]: abs(row["loss"] - row["fp32_loss"]) for row in results["rows"] if row["rate"] == 1e-5}
-    assert at["bf16, adamw_8bit, kahan"] < 0.1 * at["bf16, adamw_8bit, nearest"]
+    assert at["bf16, adamw_8bit, kahan"] < 0.1 * at["bf16, torch's AdamW alone"]

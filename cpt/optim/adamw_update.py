@@ -1,0 +1,168 @@
+"""One update of AdamW for one parameter: a Triton kernel on a GPU, the same numbers in torch's operations elsewhere.
+
+8-bit moments are in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has half as many values
+as the one above it. A second moment above 0 is never rounded to 0: the next update would be divided by eps alone.
+
+Why not a library (bitsandbytes 0.50, torchao 0.18): docs/optimizers.md.
+"""
+
+import math
+
+import torch
+
+BLOCK = 256
+DECADES = {"exp_avg": 7, "exp_avg_sq": 8}  # one bit of the first moment is its sign
+AT_ONCE = 2**20  # numbers, on a CPU
+LOW_BITS = 0xFFFFFFFF
+
+
+@torch.library.custom_op(
+    "cpt::adamw_update", mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside")
+)
+def adamw_update(
+    weights: torch.Tensor,
+    gradients: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    exp_avg_scale: torch.Tensor | None,
+    exp_avg_sq_scale: torch.Tensor | None,
+    beside: torch.Tensor | None,
+    step: torch.Tensor,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    rounding: str,
+    before: int,
+    seed: int,
+    learning_rate: float,
+    decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """AdamW (arXiv 1711.05101) in fp32, in place, over flat tensors.
+
+    Args:
+        gradients: of any type.
+        exp_avg_scale: of each block of 8-bit moments; None where moments are fp32.
+        beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
+        step: number of this update, fp32.
+        grad_scale: divides the gradients.
+        found_inf: nothing changes where it is not 0; the host does not wait to learn it.
+        rounding: "master", "kahan", "stochastic" or "nearest".
+        before: numbers of the parameter before these, whose noise is that of the whole parameter.
+        seed: of the noise, together with `step`.
+    """
+    tensors = {
+        "weights": weights,
+        "gradients": gradients,
+        "exp_avg": exp_avg,
+        "exp_avg_sq": exp_avg_sq,
+        "exp_avg_scale": exp_avg_scale,
+        "exp_avg_sq_scale": exp_avg_sq_scale,
+        "beside": beside,
+    }
+    options = {"before": before, "seed": seed, "learning_rate": float(learning_rate), "decay": float(decay), "eps": eps}
+    options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
+    if weights.is_cuda:
+        from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone
+
+        launch({**tensors, "step": step, "grad_scale": grad_scale, "found_inf": found_inf}, options, rounding=rounding, block=BLOCK)
+        return
+    if found_inf is not None and found_inf:
+        return
+    for start in range(0, weights.numel(), AT_ONCE):
+        piece = {name: tensor if tensor is None else part(name, tensor, start, start + AT_ONCE) for name, tensor in tensors.items()}
+        update_in_torch(piece, {**options, "before": before + start}, float(step), grad_scale, rounding)
+
+
+@adamw_update.register_fake
+def _(*arguments: object) -> None:
+    return None
+
+
+def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """The numbers of a parameter, or of one of its states, from `start`, which begins a block."""
+    return tensor[start // BLOCK : -(-end // BLOCK)] if name.endswith("_scale") else tensor[start:end]
+
+
+def update_in_torch(
+    tensors: dict[str, torch.Tensor | None], options: dict[str, float], step: float, grad_scale: torch.Tensor | None, rounding: str
+) -> None:
+    """The kernel's numbers on a CPU."""
+    weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
+    assert weights is not None and gradients is not None and exp_avg is not None and exp_avg_sq is not None
+    gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)
+    weight = beside if rounding == "master" and beside is not None else weights.float()
+    if rounding == "kahan" and beside is not None:
+        weight = weight + beside.float()
+    m = exp_avg if exp_avg_scale is None else dequantize(exp_avg, exp_avg_scale, "exp_avg")
+    v = exp_avg_sq if exp_avg_sq_scale is None else dequantize(exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
+    m.add_(gradient - m, alpha=-math.expm1(options["log_beta1"]))
+    v.add_(gradient.square() - v, alpha=-math.expm1(options["log_beta2"]))
+    rate = options["learning_rate"]
+    root = (v.sqrt() / math.sqrt(-math.expm1(step * options["log_beta2"]))).add_(options["eps"])
+    change = m.div(root).mul_(rate / -math.expm1(step * options["log_beta1"]))
+    weight = weight * (1 - rate * options["decay"]) - change
+    if exp_avg_scale is not None and exp_avg_sq_scale is not None:
+        quantize(m, exp_avg, exp_avg_scale, "exp_avg")
+        quantize(v, exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
+    if rounding == "stochastic":
+        weight = stochastic(weight, int(options["before"]), int(options["seed"]), int(step))
+    weights.copy_(weight)
+    if beside is not None:
+        beside.copy_(weight if rounding == "master" else weight - weights.float())
+
+
+# --- 8 bit --------------------------------------------------------------------------------------------------------------------------------
+
+
+def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
+    """The centre of each rank's share of its decade; 2^e ranks from 2^e on share the decade e, and 0 is 0.
+
+    The highest has 1 - 0.45 / 2^(decades - 1).
+    """
+    e = ranks.clamp(min=1).log2().floor()
+    return torch.where(ranks > 0, 10 ** (e + 1 - decades) * (0.9 * (ranks + 0.5) / 2**e - 0.8), 0.0)
+
+
+def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, name: str) -> None:
+    """Write 8-bit codes and the scales of their blocks."""
+    decades = DECADES[name]
+    blocks = torch.nn.functional.pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scale.copy_(blocks.amax(1) / (1 - 0.45 / 2 ** (decades - 1)))
+    shares = (blocks * torch.where(scale > 0, 1 / scale, 0.0)[:, None]).view(-1)[: len(values)]
+    rank = torch.zeros_like(shares)
+    for e in range(decades):
+        decade = 10.0 ** (e + 1 - decades)
+        rank = torch.where(shares >= 0.1 * decade, shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9, rank)
+    rank.clamp_(max=2**decades - 0.5)  # the copy cuts it to an integer
+    codes.copy_(rank + (values < 0) * 128 if name == "exp_avg" else torch.where(values > 0, rank.clamp(min=1), 0.0))
+
+
+def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
+    """In fp32."""
+    of_each = scale.repeat_interleave(BLOCK)[: len(codes)]
+    if name == "exp_avg_sq":
+        return value_of(codes.float(), DECADES[name]) * of_each
+    return value_of((codes & 127).float(), DECADES[name]) * of_each * torch.where(codes > 127, -1.0, 1.0)
+
+
+# --- stochastic rounding ------------------------------------------------------------------------------------------------------------------
+
+
+def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:
+    """Up or down to a bfloat16 in proportion to how near each is, so that the mean is right (arXiv 2010.06192); still in fp32.
+
+    The noise depends on parameter, step and place alone: it needs no state, and a resumed run draws the same.
+    """
+    key = mixed(torch.tensor((int(mixed(torch.tensor(seed))) + step) & LOW_BITS))
+    noise = mixed((torch.arange(before, before + len(weight)) & LOW_BITS) ^ key) & 0xFFFF
+    rounded = weight.view(torch.int32).add(noise.int()).bitwise_and_(-65536).view(torch.float32)
+    return torch.where(weight.isnan(), weight, rounded)
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """32 bits that look random, in int64."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D & LOW_BITS
+    x = (x ^ (x >> 15)) * 0x846CA68B & LOW_BITS
+    return x ^ (x >> 16)

@@ -1,0 +1,172 @@
+import copy
+
+import pytest
+import torch
+from tiny_training import learns_and_resumes, steps, tiny_llama
+
+from cpt.errors import CheckpointError, RecipeError
+from cpt.optim import one_kernel_adamw
+from cpt.optim.build import build_optimizer
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
+from cpt.recipe.schema import Optimizer
+
+KINDS = [{"rounding": rounding, "eight_bit": eight_bit} for rounding in (None, "kahan", "stochastic") for eight_bit in (False, True)]
+SMALL = 1e-5  # a rate of continued pre-training: 100 updates of a weight of 0.02 move it by less than a bfloat16 can show at once
+
+
+def of(groups, **changes):
+    options = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    return OneKernelAdamW(groups, **options | changes)
+
+
+def matrix(dtype=torch.float32, seed=0, size=8192):
+    return torch.nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype))
+
+
+def walk(parameter, optimizer, count=20):
+    for number in range(count):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + number)).to(parameter.dtype)
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+def torchs(parameter, **changes):
+    return torch.optim.AdamW([parameter], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True, **changes)
+
+
+def test_fp32_weights_go_where_torchs_and_bitsandbytes_own_adamw_take_them():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    mine, in_8_bit, theirs, whole = (matrix() for _ in range(4))
+    exact = walk(whole, torchs(whole))
+    torch.testing.assert_close(walk(mine, of([{"params": [mine]}])), exact, rtol=1e-5, atol=1e-6)
+    found = (walk(in_8_bit, of([{"params": [in_8_bit]}], eight_bit=True)) - exact).abs()
+    expected = walk(theirs, bitsandbytes.optim.AdamW8bit([theirs], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
+    assert found.mean() < 1.1 * (expected - exact).abs().mean() and found.max() < 2e-2
+
+
+def pulled(dtype, make, count=60):
+    """Weights of a usual size that are pulled one way, a little at each step."""
+    start = torch.linspace(0.01, 0.04, 512).to(torch.bfloat16)
+    weights = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = make([{"params": [weights]}])
+    for _ in range(count):
+        weights.grad = torch.ones_like(weights)
+        optimizer.step()
+    return (weights.detach().float() - start.float()).mean().item()
+
+
+@pytest.mark.parametrize("rounding", [None, "kahan", "stochastic"])
+def test_small_updates_are_lost_in_bfloat16_and_arrive_by_each_way(rounding):
+    whole = pulled(torch.float32, lambda groups: of(groups, lr=SMALL, weight_decay=0.0))
+    assert whole == pytest.approx(-60 * SMALL, rel=0.05)
+    assert pulled(torch.bfloat16, lambda groups: torch.optim.AdamW(groups, lr=SMALL, weight_decay=0.0)) > 0.2 * whole
+    found = pulled(torch.bfloat16, lambda groups: of(groups, lr=SMALL, weight_decay=0.0, rounding=rounding))
+    assert found == pytest.approx(whole, rel=0.05)
+
+
+def test_the_loss_of_bfloat16_weights_follows_that_of_fp32_weights_and_stalls_with_torchs_adamw():
+    def fallen(dtype, **options):
+        losses = steps(trained := tiny_llama(dtype), build_optimizer(Optimizer(learning_rate=SMALL, **options), trained), 60)
+        return losses[0] - losses[-1]
+
+    whole = fallen("float32", name="adamw")
+    assert fallen("bfloat16", name="adamw") == pytest.approx(whole, rel=0.05)
+    assert fallen("bfloat16", name="adamw_8bit") == pytest.approx(whole, rel=0.1)
+    assert fallen("bfloat16", name="torch.optim:AdamW", betas=[0.9, 0.95], weight_decay=0.1) < 0.3 * whole
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_flag_on_the_device_leaves_weights_and_states_as_they_were(kind, dtype):
+    parameter = matrix(dtype)
+    optimizer = of([{"params": [parameter]}], **kind)
+    before = walk(parameter, optimizer, 3)
+    states = copy.deepcopy(dict(optimizer.state[parameter]))
+    optimizer.found_inf = torch.ones(())
+    parameter.grad.fill_(torch.nan)
+    optimizer.step()
+    assert torch.equal(parameter, before)
+    assert all(torch.equal(value, states[name]) for name, value in optimizer.state[parameter].items())
+    optimizer.found_inf = torch.zeros(())
+    assert not torch.equal(walk(parameter, optimizer, 1), before) and optimizer.state[parameter]["step"] == 4
+
+
+def test_gradients_may_be_of_another_type_than_their_weights():
+    half, full = matrix(torch.bfloat16), matrix(torch.bfloat16)
+    full.grad_dtype = torch.float32
+    for parameter in (half, full):
+        optimizer = of([{"params": [parameter]}])
+        parameter.grad = torch.full_like(parameter, 0.5, dtype=full.grad_dtype if parameter is full else None)
+        optimizer.step()
+    assert torch.equal(half, full)
+
+
+def test_a_parameter_without_a_gradient_stays_and_a_closure_gives_the_loss():
+    parameter = matrix()
+    optimizer = of([{"params": [parameter]}])
+    assert optimizer.step(lambda: 3.0) == 3.0
+    assert not optimizer.state[parameter]
+
+
+def test_float16_weights_have_a_master_copy_or_are_refused():
+    parameter = matrix(torch.float16)
+    assert "master" in walk_states(parameter, of([{"params": [parameter]}]))
+    with pytest.raises(RecipeError, match="Write `model.dtype: bfloat16`"):
+        of([{"params": [matrix(torch.float16)]}], rounding="stochastic")
+
+
+def walk_states(parameter, optimizer):
+    walk(parameter, optimizer, 1)
+    return optimizer.state[parameter]
+
+
+@pytest.mark.parametrize("changes", [{"rounding": "kahan"}, {"rounding": None}, {"eight_bit": False}])
+def test_states_of_another_way_to_save_memory_are_refused(changes):
+    options = {"rounding": "stochastic", "eight_bit": True}
+    parameter, other = matrix(torch.bfloat16), matrix(torch.bfloat16)
+    optimizer = of([{"params": [parameter]}], **options)
+    walk(parameter, optimizer, 1)
+    with pytest.raises(CheckpointError, match="name, rounding and `model.dtype`"):
+        of([{"params": [other]}], **options | changes).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_states_are_loaded_as_they_were_saved_with_their_groups(monkeypatch, paged):
+    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
+    parameter, again = matrix(torch.bfloat16), matrix(torch.bfloat16)
+    optimizer, loaded = (of([{"params": [p]}], rounding="kahan", eight_bit=True, paged=paged) for p in (parameter, again))
+    walk(parameter, optimizer, 2)
+    walk(again, loaded, 1)
+    optimizer.param_groups[0]["lr"] = 0.25
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert loaded.param_groups[0]["lr"] == 0.25
+    for name, value in optimizer.state[parameter].items():
+        assert torch.equal(loaded.state[again][name], value) and loaded.state[again][name].dtype == value.dtype
+
+
+def test_embeddings_and_small_parameters_keep_fp32_moments():
+    embedding, norm, weight = matrix(), matrix(size=64), matrix()
+    optimizer = of([{"params": [embedding], "is_embedding": True}, {"params": [norm, weight]}], eight_bit=True)
+    types = [walk_states(parameter, optimizer)["exp_avg"].dtype for parameter in (embedding, norm, weight)]
+    assert types == [torch.float32, torch.float32, torch.uint8]
+
+
+@pytest.mark.parametrize(("kind", "bytes_each"), [(KINDS[0], 12), (KINDS[3], 4), (KINDS[5], 2), (KINDS[4], 8)], ids=str)
+def test_states_take_the_bytes_that_are_planned(kind, bytes_each):
+    parameter = matrix(torch.bfloat16)
+    states = walk_states(parameter, of([{"params": [parameter]}], **kind))
+    scales = 2 * 4 * 8192 / 256 if kind["eight_bit"] else 0
+    assert sum(tensor.nbytes for tensor in states.values()) == bytes_each * 8192 + scales + 4
+
+
+@pytest.mark.parametrize("rounding", ["kahan", "stochastic"])
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(monkeypatch, name, rounding):
+    monkeypatch.setattr(one_kernel_adamw, "FEWEST_IN_8_BIT", 512)
+    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
+    learns_and_resumes(Optimizer(name=name, learning_rate=1e-2, rounding=rounding), "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_adamw_learns_and_resumes_bit_for_bit(dtype):
+    learns_and_resumes(Optimizer(name="adamw", learning_rate=5e-3), dtype)

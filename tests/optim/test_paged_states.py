@@ -1,0 +1,193 @@
+"""Order of copies and waits, and that pages change no number; on a CPU, with streams that run as late or as early as they may."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cpt.optim import one_kernel_adamw, paged_states
+from cpt.optim.adamw_update import adamw_update
+from cpt.optim.one_kernel_adamw import OneKernelAdamW
+from cpt.optim.paged_states import Arena, Pages, aligned
+from cpt.optim.released import ReleasedGradients
+
+
+class LazyStream:
+    """Runs what it was given when another stream's wait, or the end, needs it."""
+
+    def __init__(self, name, log):
+        self.name, self.log, self.work = name, log, []
+
+    def record_event(self):
+        return self, len(self.work)
+
+    def wait_event(self, event):
+        self.work.append(lambda: event[0].run_until(event[1]))
+        self.log.append((self.name, "waits for", event[0].name))
+
+    def run_until(self, end):
+        for number in range(end):
+            work, self.work[number] = self.work[number], None
+            if work is not None:
+                work()
+
+    def synchronize(self):
+        self.run_until(len(self.work))
+
+
+class LazyStreams:
+    """Three streams of which none does anything before somebody waits for it, or of which two copy as soon as they may."""
+
+    are_early = False
+
+    def __init__(self):
+        self.log = []
+        self.to_gpu, self.to_host, self.main = (LazyStream(name, self.log) for name in ("to_gpu", "to_host", "main"))
+        self.active = self.main
+
+    def current(self):
+        return self.main
+
+    @contextmanager
+    def on(self, stream):
+        before, self.active = self.active, stream
+        yield
+        self.active = before
+
+
+@pytest.fixture
+def lazy(monkeypatch):
+    """Copies and updates join the queue of their stream."""
+    streams = LazyStreams()
+
+    def later(function, name):
+        def called(*arguments, **options):
+            streams.active.work.append(lambda: function(*arguments, **options))
+            streams.log.append((streams.active.name, name))
+            if streams.are_early and streams.active is not streams.main:
+                streams.active.synchronize()
+
+        return called
+
+    own_copy = torch.Tensor.copy_
+
+    def copied(target, source, non_blocking=False):
+        return later(own_copy, "copies")(target, source) if non_blocking else own_copy(target, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(one_kernel_adamw, "adamw_update", later(adamw_update, "updates"))
+    monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
+    monkeypatch.setattr(one_kernel_adamw, "FEWEST_IN_8_BIT", 512)
+    return streams
+
+
+def parameters(sizes=(5000, 300, 9000, 4096)):
+    return [torch.nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(size)).bfloat16()) for size in sizes]
+
+
+def optimizer_of(some, **changes):
+    options = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "rounding": "stochastic", "eight_bit": True}
+    return OneKernelAdamW([{"params": some[:1], "is_embedding": True}, {"params": some[1:]}], **options | changes)
+
+
+def gradient(parameter, step):
+    return torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+
+
+def train(some, optimizer, order, finish=lambda: None, count=4):
+    """Steps whose gradients come in some order, each released after its update if `order` is given."""
+    for step in range(count):
+        finish()  # gradients are of a forward pass, which needs the weights
+        if order is None:
+            for parameter in some:
+                parameter.grad = gradient(parameter, step)
+            optimizer.step()
+        else:
+            released = ReleasedGradients(optimizer)
+            released.begin(torch.tensor(step == 1))
+            for number in order[step]:
+                parameter = some[number]
+                parameter.grad = gradient(parameter, step)
+                kept = parameter.grad
+                released.step_one(parameter)
+                assert kept is not None
+            released.remove()
+    finish()
+
+
+@pytest.mark.parametrize("are_early", [False, True])
+@pytest.mark.parametrize("order", [None, [[3, 2, 1, 0]] * 4, [[3, 2, 1, 0], [0, 2], [2, 3, 1], [3, 0, 1, 2]]], ids=str)
+def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatch, lazy, are_early, order):
+    here, paged = parameters(), parameters()
+    lazy.are_early = are_early
+    plain = optimizer_of(here, rounding="kahan")
+    with monkeypatch.context() as patch:
+        patch.setattr(one_kernel_adamw, "adamw_update", adamw_update)
+        train(here, plain, order)
+    monkeypatch.setattr(paged_states, "BUFFER", 11 * 4096)  # the embedding and the longest matrix need several pieces
+    optimizer = optimizer_of(paged, rounding="kahan", paged=True)
+    optimizer.pages = Pages(torch.device("cpu"), lazy)
+    train(paged, optimizer, order, finish=lazy.main.synchronize)
+    assert all(torch.equal(one, other) for one, other in zip(here, paged, strict=True))
+    saved, expected = optimizer.state_dict()["state"], plain.state_dict()["state"]
+    assert saved.keys() == expected.keys()
+    for number, state in saved.items():
+        assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
+
+
+def test_the_next_piece_comes_before_the_last_is_back_and_nothing_else_is_waited_for(lazy):
+    some = parameters((5000, 6000, 7000))
+    optimizer = optimizer_of(some, paged=True)
+    optimizer.pages = Pages(torch.device("cpu"), lazy)
+    train(some, optimizer, None, count=1, finish=lambda: None)
+    lazy.log.clear()
+    train(some, optimizer, None, count=1)
+    lines = [line for line in lazy.log if line[1] != "copies"]
+    of_piece = [
+        ("main", "waits for", "to_gpu"),  # until its states have arrived
+        ("main", "updates"),
+        ("to_host", "waits for", "main"),
+        ("to_gpu", "waits for", "to_host"),  # the next one: until its buffer is free,
+        ("to_gpu", "waits for", "to_host"),  # and until it came back after the last step
+    ]
+    # In the first step of a run, the first parameter was not expected; now each is on its way when it is asked for.
+    assert lines[-10:] == 2 * of_piece
+    copies = [name for name, what, *_ in lazy.log if what == "copies"]
+    assert copies[-6:] == ["to_host"] * 4 + ["to_gpu"] * 2, "the first parameter's, for the next step: an embedding has no scales"
+
+
+def test_a_loaded_state_is_the_one_that_is_used(lazy):
+    first, second = parameters((5000, 6000)), parameters((5000, 6000))
+    one, other = (optimizer_of(some, paged=True) for some in (first, second))
+    for optimizer in (one, other):
+        optimizer.pages = Pages(torch.device("cpu"), lazy)
+    train(first, one, None, finish=lazy.main.synchronize, count=3)
+    saved = copy.deepcopy(one.state_dict())
+    train(second, other, None, finish=lazy.main.synchronize, count=1)
+    other.load_state_dict(saved)
+    other.pages = Pages(torch.device("cpu"), lazy)
+    for target, source in zip(second, first, strict=True):
+        target.data.copy_(source)
+    for some, optimizer in ((first, one), (second, other)):
+        train(some, optimizer, None, finish=lazy.main.synchronize, count=2)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_states_are_in_one_arena_of_their_own_size():
+    some = parameters((200_000, 300, 150_000))
+    optimizer = optimizer_of(some, paged=True)
+    for parameter in some:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    states = [value for parameter in (some[0], some[2]) for name, value in optimizer.state[parameter].items() if name != "step"]
+    assert len({value.untyped_storage().data_ptr() for value in states}) == 1
+    assert optimizer.arena.used == optimizer.arena.memory.nbytes == sum(aligned(value.nbytes) for value in states)
+    assert all(value.data_ptr() % 16 == optimizer.arena.memory.data_ptr() % 16 for value in states)
+
+
+def test_an_arena_gives_parts_that_do_not_overlap():
+    arena = Arena(aligned(30) + aligned(4), torch.device("cpu"))
+    first, second = arena.zeros(torch.Size([30]), torch.uint8), arena.zeros(torch.Size([1]), torch.float32)
+    first.fill_(255)
+    assert second.tolist() == [0.0] and second.data_ptr() - first.data_ptr() == 512
