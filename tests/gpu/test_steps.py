@@ -8,10 +8,10 @@ from tiny import TINY_LLAMA, write_recipe
 from torch import _dynamo as dynamo
 from transformers import TrainerCallback
 
+from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.varlen_attention import VARLEN
 from cpt.planner.activations import count_activations
-from cpt.models.config import config_from
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.setup import setup_of
