@@ -1,7 +1,7 @@
 """Which targets are reached.
 
 Speed is compared where each system is fastest, memory only at equal micro-batches. A moonshot is out of reach in bfloat16 by the forecast
-(`python -m benchmarks.gpu.roofline`); it stays in the list so that nobody forgets it.
+(`python -m benchmarks.gpu.roofline`).
 """
 
 from collections.abc import Callable
