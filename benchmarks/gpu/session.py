@@ -64,7 +64,6 @@ class Module:
 Step = Tests | Module | Job
 FILES = ("loss", "varlen", "optimizers", "scaled_updates", "recomputing", "steps")
 KERNELS = Tests("kernels", tuple(f"tests/gpu/test_{name}.py" for name in FILES))
-)
 WHOLE_RUNS = Tests(
     "whole runs",
     ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or overlap or zero1 or sft"),
