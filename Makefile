@@ -124,7 +124,7 @@ bench-plan: $(INSTALLED) ## what `cpt plan` adds up beside a dry run of the whol
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 bench-gpu: $(INSTALLED) ## training steps on a GPU compared with four other systems: 9 minutes on an H100 (ARGS="--cases D E F" for the rest); then docs/gpu.md
-	$(BIN)/python -m benchmarks.gpu $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.session $(or $(ARGS),--cases A B C)
 	$(BIN)/python -m benchmarks.gpu.page
 
 bench-packing: $(INSTALLED) ## supervised fine-tuning packed and padded, beside TRL: 6 minutes; then docs/stages.md

@@ -1,1 +1,1 @@
-"""How fast a GPU trains: cpt beside a bare loop and beside Hugging Face's Trainer as people start it and as experts tune it."""
+"""How fast a GPU trains with cpt, a bare loop, and Hugging Face's Trainer with its defaults or set up by an expert."""

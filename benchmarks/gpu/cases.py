@@ -17,7 +17,6 @@ GIB_OF_24GB_CARD = 22.7  # an RTX 4090 reports 23.6 GiB, and CUDA's context and 
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
-    """A config of Llama 3 with these sizes."""
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -74,28 +73,29 @@ class Case:
     training: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `training:` in cpt's recipe."""
     optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adamw"})
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of `model:` in cpt's recipe."""
     checkpoints: bool = False
     """The Trainer recomputes activations."""
     in_8_bit: bool = False
     """The Trainer's weights are bfloat16 and its moments 8-bit, because fp32 ones do not fit."""
     gib: float | None = None
     """GPU memory that the process may use."""
-    recipe: str | None = None
-    """The shipped recipe that is measured."""
+    evaluates: bool = False
+    """cpt evaluates before the first step and after the last one."""
 
     @property
     def timed_steps(self) -> int:
-        """Steps that are timed: all but the warm-up and those under the profiler, at most 20."""
         return min(20, self.steps - WARMUP - 2 * INSPECTED - 1)
 
 
 WARMUP, INSPECTED = 8, 3
 SMALL = {"gradient_checkpointing": True}
 ON_24_GB: dict[str, Any] = {"steps": 28, "systems": ("cpt",), "gib": GIB_OF_24GB_CARD}
-FULL_8B: dict[str, Any] = {"systems": ("cpt", "expert"), "optimizer": {"name": "adamw_8bit"}, "in_8_bit": True}
+IN_8_BIT: dict[str, Any] = {"optimizer": {"name": "adamw_8bit"}, "model": {"dtype": "bfloat16"}}
+FULL_8B: dict[str, Any] = {"systems": ("cpt", "expert"), "in_8_bit": True, **IN_8_BIT}
 LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 PAGED = {"name": "paged_adamw_8bit", "rounding": "stochastic", "release_gradients": True}
-RECIPE_OF_H = "recipes/prototype_rtx4090_64gb.yaml"
 GPT2_SMALL = {**GPT2, "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_304, "n_positions": 1024}
 CASES = {
     case.name: case
@@ -112,13 +112,13 @@ CASES = {
             2,
             systems=ALL[1:],
             lora=LORA,
-            training={"bf16": True, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
+            training={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
             checkpoints=True,
         ),
         Case("F", "Llama-3-8B, all parameters", LLAMA_8B, 8192, 2, **FULL_8B),
         Case("F1", "Llama-3-8B, all parameters, one row", LLAMA_8B, 8192, 1, **FULL_8B),
-        Case("G", "3B, all parameters, 24 GB", LLAMA_3B, 4096, 2, training=SMALL, optimizer={"name": "adamw_8bit"}, **ON_24_GB),
-        Case(
+        Case("G", "3B, all parameters, 24 GB", LLAMA_3B, 4096, 2, training=SMALL, **IN_8_BIT, **ON_24_GB),
+        Case(  # as recipes/prototype_rtx4090_64gb.yaml
             "H",
             "8B, all parameters, 24 GB",
             LLAMA_8B,
@@ -126,7 +126,8 @@ CASES = {
             2,
             training={**SMALL, "max_grad_norm": 0},
             optimizer=PAGED,
-            recipe=RECIPE_OF_H,
+            model={"dtype": "bfloat16"},
+            evaluates=True,
             **ON_24_GB,
         ),
     )

@@ -10,7 +10,6 @@ import random
 import re
 import sysconfig
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,7 +19,6 @@ import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 from transformers import DataCollatorWithFlattening, PreTrainedTokenizerFast
 
 from benchmarks.gpu.cases import Case
@@ -71,14 +69,6 @@ def lengths_of(case: Case, draw: random.Random) -> list[int]:
     return lengths
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a row holds, without padding."""
-
-    lengths: list[int]
-    """Of its documents."""
-
-
 def split(row: Row) -> list[Row]:
     """Split a row at its documents, which begin where positions are 0. The last one may be padding, which has no labels."""
     begins = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["input_ids"])]
@@ -86,41 +76,25 @@ def split(row: Row) -> list[Row]:
 
 
 def has_labels(document: Row) -> bool:
-    """Whether it is a document, and not padding."""
     return bool((document["labels"] != IGNORED).any())
 
 
-def content_of(row: Row) -> Content:
-    """Lengths of a row's documents."""
-    return Content([len(document["input_ids"]) for document in split(row) if has_labels(document)])
+def lengths_in(row: Row) -> list[int]:
+    return [len(document["input_ids"]) for document in split(row) if has_labels(document)]
 
 
-class Rows(Dataset[Any]):
-    """Rows in memory, as a Trainer reads them."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.rows[number]
+def whole_rows(rows: Any, count: int) -> list[Any]:
+    return [{name: rows[number][name] for name in ("input_ids", "labels")} for number in range(count)]
 
 
-def whole_rows(rows: Any, count: int) -> Rows:
-    """Rows of one document, without positions."""
-    return Rows([{name: rows[number][name] for name in ("input_ids", "labels")} for number in range(count)])
-
-
-def single_documents(rows: Any, count: int) -> Rows:
+def single_documents(rows: Any, count: int) -> list[Any]:
     """The documents of packed rows, one at a time."""
-    return Rows([document for number in range(count) for document in split(rows[number]) if has_labels(document)])
+    return [document for number in range(count) for document in split(rows[number]) if has_labels(document)]
 
 
-def packed_rows(rows: Any, count: int) -> Rows:
+def packed_rows(rows: Any, count: int) -> list[Any]:
     """Packed rows as lists of documents; padding stays as one more, so that all batches have the same shape."""
-    return Rows([split(rows[number]) for number in range(count)])
+    return [split(rows[number]) for number in range(count)]
 
 
 def padded(documents: list[Row]) -> Row:
@@ -142,6 +116,5 @@ class Flattened:
         self.tokens, self.collate = tokens, DataCollatorWithFlattening(return_flash_attn_kwargs=True)
 
     def __call__(self, rows: list[list[Row]]) -> dict[str, Any]:
-        """The batch that a Trainer passes to the model."""
         batch = self.collate([document for row in rows for document in row])
         return {**batch, "max_length_q": self.tokens, "max_length_k": self.tokens}

@@ -1,7 +1,7 @@
 """Which targets are reached.
 
 Speed is compared where each system is fastest, memory only at equal micro-batches. A moonshot is out of reach in bfloat16 by the forecast
-(`python -m benchmarks.gpu.roofline`); it stays in the list so that nobody forgets it.
+(`python -m benchmarks.gpu.roofline`).
 """
 
 from collections.abc import Callable
@@ -17,13 +17,11 @@ SAME_LOSS = 0.01
 
 @dataclass(frozen=True)
 class Gate:
-    """One target."""
-
     name: str
     case: str
     systems: tuple[str, ...]
     """Systems whose results it needs; `C/cpt` is one of another case."""
-    metric: Callable[..., float]
+    metric: Callable[..., float | None]
     """Computed from those results, in that order."""
     least: float = -float("inf")
     most: float = float("inf")
@@ -32,79 +30,44 @@ class Gate:
 
     @property
     def target(self) -> str:
-        """The bounds as text."""
         if self.least == -float("inf"):
             return f"<= {self.most:g}"
         return f">= {self.least:g}" if self.most == float("inf") else f"{self.least:g} to {self.most:g}"
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """A gate with the value of its metric."""
-
-    gate: Gate
-    measured: float | None
-    """None where a result is missing."""
-
-    @property
-    def status(self) -> str:
-        """Reached, missed or not run."""
-        if self.measured is None:
+    def status(self, measured: float | None) -> str:
+        if measured is None:
             return "not run"
-        return "reached" if self.gate.least <= self.measured <= self.gate.most else "MISSED"
+        return "reached" if self.least <= measured <= self.most else "MISSED"
 
 
-class NotComparableError(Exception):
-    """Two results are not of the same rows."""
+def ratio(name: str, other: str | None = None) -> Callable[..., float]:
+    """One value divided by another: of the second result, or of the same one."""
+    return lambda ours, theirs=None: float(ours[name] / (theirs or ours)[other or name])
 
 
-def speed(ours: Result, theirs: Result) -> float:
-    """Tokens a second, as a multiple of theirs."""
-    return float(ours["tokens_per_second"] / theirs["tokens_per_second"])
-
-
-def memory(ours: Result, theirs: Result) -> float:
-    """Peak memory as a share of theirs, at equal micro-batches only."""
-    if ours["parts"] != theirs["parts"]:
-        raise NotComparableError
-    return float(ours["peak_allocated"] / theirs["peak_allocated"])
-
-
-def losses_apart(ours: Result, theirs: Result) -> float:
-    """The largest relative difference of a step's losses."""
+def losses_apart(ours: Result, theirs: Result) -> float | None:
+    """The largest relative difference of a step; None where the rows are not the same."""
     if ours.get("corpus") != theirs.get("corpus"):
-        raise NotComparableError
+        return None
     return max(abs(one / other - 1) for one, other in zip(ours["losses"], theirs["losses"], strict=False))
 
 
-def plan_over_peak(ours: Result) -> float:
-    """The peak that `cpt plan` expects, divided by the one that was allocated."""
-    return float(ours["planned_peak"] / ours["peak_allocated"])
-
-
-def mfu_ratio(packed: Result, whole: Result) -> float:
-    """The FLOP rate of packed rows, as a multiple of that of whole rows."""
-    return float(packed["mfu"] / whole["mfu"])
-
-
 def value(name: str, unit: float = 1.0) -> Callable[[Result], float]:
-    """A metric that a result holds."""
     return lambda result: float(result[name]) / unit
 
 
 def all_gates() -> list[Gate]:
-    """All targets, in the order of the cases."""
     gates = []
     for case, (share, moonshot) in {"A": (0.39, 0.50), "B": (0.44, 0.55), "C": (0.54, 0.60)}.items():
         gates += [
             Gate("strict MFU", case, ("cpt",), value("mfu"), share),
             Gate("strict MFU (moonshot)", case, ("cpt",), value("mfu"), moonshot),
-            Gate("speed / bare loop", case, ("cpt", "bare"), speed, 1.0),
-            Gate("speed / expert's Trainer", case, ("cpt", "expert"), speed, 1.10),
-            Gate("speed / default Trainer, equal rows", case, ("cpt", "trainer"), speed, 1.4, equal_rows=True),
-            Gate("speed / default Trainer, each at its best", case, ("cpt", "trainer"), speed, 1.5),
-            Gate("memory / default Trainer, equal rows", case, ("cpt", "trainer"), memory, most=0.7, equal_rows=True),
-            Gate("memory / Trainer + Liger, equal rows", case, ("cpt", "liger"), memory, most=1.0, equal_rows=True),
+            Gate("speed / bare loop", case, ("cpt", "bare"), ratio("tokens_per_second"), 1.0),
+            Gate("speed / expert's Trainer", case, ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
+            Gate("speed / default Trainer, equal rows", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.4, equal_rows=True),
+            Gate("speed / default Trainer, each at its best", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.5),
+            Gate("memory / default Trainer, equal rows", case, ("cpt", "trainer"), ratio("peak_allocated"), most=0.7, equal_rows=True),
+            Gate("memory / Trainer + Liger, equal rows", case, ("cpt", "liger"), ratio("peak_allocated"), most=1.0, equal_rows=True),
             Gate("host waits a step", case, ("cpt",), value("waits_per_step"), most=0),
             *(
                 Gate(f"losses apart from {other}", case, ("cpt", other), losses_apart, most=SAME_LOSS)
@@ -112,24 +75,24 @@ def all_gates() -> list[Gate]:
             ),
         ]
     gates += [
-        Gate("speed / expert's padding-free Trainer", "D", ("cpt", "expert"), speed, 1.10),
+        Gate("speed / expert's padding-free Trainer", "D", ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
         Gate("losses apart from expert", "D", ("cpt", "expert"), losses_apart, most=SAME_LOSS),
-        Gate("FLOP rate / whole rows (C)", "D", ("cpt", "C/cpt"), mfu_ratio, 0.95),
+        Gate("FLOP rate / whole rows (C)", "D", ("cpt", "C/cpt"), ratio("mfu"), 0.95),
         Gate("packing efficiency", "D", ("cpt",), value("packing_efficiency"), 0.99),
         Gate("host waits a step", "D", ("cpt",), value("waits_per_step"), most=0),
-        Gate("speed / expert's Trainer", "E", ("cpt", "expert"), speed, 1.10),
+        Gate("speed / expert's Trainer", "E", ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
         Gate("tokens/s on an H200", "F", ("cpt",), value("tokens_per_second"), 11_000),
         Gate("peak reserved, GiB", "G", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD),
         Gate("tokens/s", "H", ("cpt",), value("tokens_per_second"), 1_150),
         Gate("peak reserved, GiB", "H", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD),
-        *(Gate("plan / peak", case, ("cpt",), plan_over_peak, 0.97, 1.05) for case in CASES),
+        *(Gate("plan / peak", case, ("cpt",), ratio("planned_peak", "peak_allocated"), 0.97, 1.05) for case in CASES),
     ]
     return gates
 
 
-def gates_of(results: list[Result]) -> list[Outcome]:
-    """Evaluate each gate."""
-    return [Outcome(gate, evaluate(gate, results)) for gate in all_gates()]
+def gates_of(results: list[Result]) -> list[tuple[Gate, float | None]]:
+    """Each gate with the value of its metric; None where a result is missing."""
+    return [(gate, evaluate(gate, results)) for gate in all_gates()]
 
 
 def evaluate(gate: Gate, results: list[Result]) -> float | None:
@@ -141,7 +104,7 @@ def evaluate(gate: Gate, results: list[Result]) -> float | None:
         return None
     try:
         return gate.metric(*found)
-    except (KeyError, TypeError, NotComparableError):
+    except (KeyError, TypeError):
         return None
 
 
@@ -153,11 +116,11 @@ def fastest(results: list[Result], case: str, system: str, parts: int | None = N
     return max(newest.values(), key=lambda one: float(one["tokens_per_second"]), default=None)
 
 
-def format_gates(outcomes: list[Outcome]) -> str:
+def format_gates(outcomes: list[tuple[Gate, float | None]]) -> str:
     """One line for each gate that was evaluated, and the number of the others."""
     lines = [
-        f"{one.gate.case}: {one.gate.name}: {one.measured:.4g} (target {one.gate.target}): {one.status}"
-        for one in outcomes
-        if one.measured is not None
+        f"{gate.case}: {gate.name}: {measured:.4g} (target {gate.target}): {gate.status(measured)}"
+        for gate, measured in outcomes
+        if measured is not None
     ]
     return "\n".join([*lines, f"gates not run: {len(outcomes) - len(lines)} of {len(outcomes)}"])

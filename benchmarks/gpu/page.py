@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.gates import GIB, format_gates, gates_of
+from benchmarks.gpu.processes import read_lines
 from benchmarks.gpu.roofline import FORECAST
 from benchmarks.marked import with_part
 
 ROOT = Path(__file__).parents[2]
-PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "benchmarks" / "results" / "gpu.jsonl"
+PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu" / "results.jsonl"
 BEGIN, END = "<!-- python -m benchmarks.gpu.page: begin -->\n", "<!-- python -m benchmarks.gpu.page: end -->\n"
 NOT_RUN = "Not run: no result of a GPU is here yet.\n"
 Line = dict[str, Any]
 
 
 def main() -> None:
-    """Write the results between their markers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.page", description=__doc__)
     parser.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     lines = [line for path in parser.parse_args().results for line in read_lines(path) if not line.get("dry_run")]
@@ -26,13 +26,8 @@ def main() -> None:
     PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, part, PAGE.name), encoding="utf-8")
 
 
-def read_lines(path: Path) -> list[Line]:
-    """All results of a file, in the order in which they came."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def format_results(lines: Sequence[Line]) -> str:
-    """All results as text: machines, tests, small measurements with their predictions, runs with their forecast, whole runs, gates."""
+    """All results as text: machines, tests, small measurements with their predictions, runs with their forecast, gates."""
     runs = [line for line in lines if "system" in line]
     versions = [f"{line['device']}: {format_versions(line['libraries'])}" for line in lines if "device" in line]
     tests = ["\n  failed: ".join([f"tests, {one['name']}: {one['summary']}", *one["failed_tests"]]) for one in newest(lines, "tests")]
@@ -50,7 +45,6 @@ def format_results(lines: Sequence[Line]) -> str:
         format_table(["measurement", "predicted", "measured", "unit"], small),
         format_table(list(COLUMNS), table),
         "\n".join(["kernels of a step, C by cpt", *kernels] if kernels else []),
-        "\n".join(format_command(line) for line in newest(lines, "command")),
         "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
         format_gates(gates_of(runs)),
     ]
@@ -58,32 +52,20 @@ def format_results(lines: Sequence[Line]) -> str:
 
 
 def newest(lines: Sequence[Line], step: str) -> list[Line]:
-    """The last line of each name."""
     return list({line["name"]: line for line in lines if line.get("step") == step}.values())
 
 
 def format_versions(libraries: dict[str, str]) -> str:
-    """Names and versions in one line."""
     return ", ".join(f"{name} {version}" for name, version in libraries.items())
 
 
-def format_command(line: Line) -> str:
-    """One whole run."""
-    if "failed" in line:
-        return f"{line['name']}: {line['failed']}"
-    memory = f"; {line['peak_reserved'] / GIB:.1f} GiB reserved, nvidia-smi {line['nvidia_smi']}" if "peak_reserved" in line else ""
-    return f"{line['name']}: {line['evaluations']} evaluations; losses {' '.join(f'{loss:.4f}' for loss in line['losses'])}{memory}"
-
-
 def format_table(heads: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest cell; empty without rows."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]]
     return "\n".join(lines) if rows else ""
 
 
 def number(value: float | None) -> str:
-    """Four digits."""
     return "" if value is None else f"{value:.4g}"
 
 
@@ -94,7 +76,7 @@ def shown(key: str, form: str, unit: float = 1.0) -> Callable[[Line], str]:
 
 def forecast_of(run: Line) -> str:
     """The strict MFU that the roofline expects."""
-    label = {"cpt": "+ one-kernel AdamW", "trainer": "default Trainer", "bare": "bare loop"}.get(run["system"])
+    label = {"trainer": "default Trainer", "bare": "bare loop"}.get(run["system"], run["system"])
     rows = json.loads(FORECAST.read_text())["results"]
     return next((f"{row['mfu']:.1%}" for row in rows if row["name"] == f"{run['case']}: {label}"), "")
 
@@ -105,7 +87,6 @@ COLUMNS: dict[str, Callable[[Line], str]] = {
     "tokens/s": lambda run: run.get("failed") or f"{run['tokens_per_second']:,.0f}",
     "MFU": shown("mfu", ".1%"),
     "forecast": forecast_of,
-    "HFU": shown("hfu", ".1%"),
     "step ms": shown("p50", ".0f", 1e-3),
     "p95": shown("p95", ".0f", 1e-3),
     "peak GiB": shown("peak_allocated", ".1f", GIB),

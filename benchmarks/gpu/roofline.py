@@ -32,26 +32,21 @@ ATTENTION = {
 # Bytes that a token moves through elementwise kernels in a layer, forward and backward, in numbers of each width: of the residual stream,
 # of queries, keys and values, and of the MLP with and without a gate. Counted in traces of compiled and eager layers.
 ELEMENTWISE = {True: (26, 6, 11, 8), False: (95, 20, 19, 26)}
-LOSS_BYTES = {"eager": 42, "compiled": 14, "liger": 8, "own": 8}  # a logit
+LOSS_BYTES = {"eager": 42, "compiled": 14, "own": 8}  # a logit
 CONVERTED_BYTES = 6  # a logit more where accelerate converts the outputs of autocast to fp32
 # A weight. The 8-bit kernel moves 10, and has 149 instructions a weight: on an H100 they take as long as 15 bytes.
-OPTIMIZER_BYTES = {"fp32": 38, "master, many kernels": 44, "master": 28, "8-bit in pieces": 104, "8-bit": 15}
+OPTIMIZER_BYTES = {"fp32": 38, "torch's master": 44, "master": 28, "8-bit": 15}
 AUTOCAST_BYTES = 16  # a weight: cast to bfloat16 and back in each step
-LIGER_LAUNCH = 4 * 6e-6  # seconds a chunk
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a step is run."""
-
     optimizer: str
     loss: str = "own"
-    attention: str = "fa2"
+    attention: str = "fa3"
     compiled: bool = True
     autocast: bool = False
     """fp32 weights and an fp32 residual stream."""
-    recomputed: bool = False
-    """All but attention."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +64,12 @@ class Step:
 
 
 def settings_of(case: str) -> dict[str, Setting]:
-    """The improvements, added one after the other to what shipped before; then other systems."""
-    if case == "F":
-        pieces = Setting("8-bit in pieces", loss="liger", recomputed=True)
-        own = replace(pieces, recomputed=False, loss="own")
-        return {
-            "as shipped before (recomputed)": pieces,
-            "+ no recomputation": replace(pieces, recomputed=False),
-            "+ own fused loss": own,
-            "+ cuDNN or FA3 attention": replace(own, attention="fa3"),
-            "+ one-kernel AdamW": replace(own, attention="fa3", optimizer="8-bit"),
-        }
-    loss_before = "eager" if case == "A" else "liger"
-    before = Setting("fp32", loss=loss_before, compiled=False, autocast=True)
-    compiled = Setting("master, many kernels", loss=loss_before)
-    own = replace(compiled, loss="own")
-    return {
-        "as shipped before": before,
-        "+ bf16 weights, compiled": compiled,
-        "+ own fused loss": own,
-        "+ cuDNN or FA3 attention": replace(own, attention="fa3"),
-        "+ one-kernel AdamW": replace(own, attention="fa3", optimizer="master"),
-        "default Trainer": replace(before, loss="eager", attention="fa3"),
-        "bare loop": replace(own, loss="compiled", attention="fa3"),
-    }
+    ours = Setting("8-bit" if case == "F" else "master")
+    found = {"cpt": ours, "cpt with FA2 attention": replace(ours, attention="fa2")}
+    if case != "F":
+        found["default Trainer"] = Setting("fp32", loss="eager", compiled=False, autocast=True)
+        found["bare loop"] = replace(ours, loss="compiled", optimizer="torch's master")
+    return found
 
 
 def share_of_peak(m: int, n: int, k: int) -> float:
@@ -102,14 +79,10 @@ def share_of_peak(m: int, n: int, k: int) -> float:
     return LARGE_PRODUCT * k / (k + PROLOGUE) * (0.5 + 0.5 * filled)
 
 
-def product(m: int, n: int, k: int) -> float:
-    """Seconds of a matrix product."""
-    return 2 * m * n * k / (PEAK_FLOPS * share_of_peak(m, n, k))
-
-
-def linear(tokens: int, inputs: int, outputs: int, forwards: int = 1) -> float:
+def linear(tokens: int, inputs: int, outputs: int) -> float:
     """Seconds of a linear layer: forward, and the gradients of its inputs and weights."""
-    return forwards * product(tokens, outputs, inputs) + product(tokens, inputs, outputs) + product(inputs, outputs, tokens)
+    products = ((tokens, outputs, inputs), (tokens, inputs, outputs), (inputs, outputs, tokens))
+    return sum(2 * m * n * k / (PEAK_FLOPS * share_of_peak(m, n, k)) for m, n, k in products)
 
 
 def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting) -> Step:
@@ -126,19 +99,17 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
     head_width = config.get("head_dim", width // heads)
     queries, keys = heads * head_width, (heads if is_gpt2 else config["num_key_value_heads"]) * head_width
     inner = 4 * width if is_gpt2 else config["intermediate_size"]
-    vocabulary, forwards = config["vocab_size"], 2 if setting.recomputed else 1
+    vocabulary = config["vocab_size"]
 
     shapes = ((width, queries + 2 * keys), (queries, width), (width, inner if is_gpt2 else 2 * inner), (inner, width))
-    matrices = layers * sum(linear(tokens, inputs, outputs, forwards) for inputs, outputs in shapes)
-    forward_rate, backward_rate = ATTENTION[setting.attention, head_width]
-    operations = 2 * queries * row * tokens  # forward, causal
-    attention = layers * (operations / forward_rate + 2 * operations / backward_rate)
+    matrices = layers * sum(linear(tokens, inputs, outputs) for inputs, outputs in shapes)
+    attention = layers * attention_seconds(setting.attention, head_width, 2 * queries * row * tokens)
     residual, states, gated, ungated = ELEMENTWISE[setting.compiled]
     moved = (
         (4 if setting.autocast else 2) * width * residual + 2 * (queries + 2 * keys) * states + 2 * inner * (ungated if is_gpt2 else gated)
     )
-    elementwise = layers * tokens * moved * (1.4 if setting.recomputed else 1) / BANDWIDTH
-    weights = matrices_of(config).weights + (0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width)
+    elementwise = layers * tokens * moved / BANDWIDTH
+    weights = matrices_of(config)[0] + (0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width)
     optimizer = weights * (OPTIMIZER_BYTES[setting.optimizer] + AUTOCAST_BYTES * setting.autocast) / BANDWIDTH
     head = head_and_loss(tokens, width, vocabulary, setting)
     seconds = matrices + attention + elementwise + head + optimizer + LAUNCHES[setting.compiled]
@@ -147,56 +118,36 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
     return Step(*parts, tokens_per_second=round(speed), mfu=round(speed * strict(config, row) / PEAK_FLOPS, 3))
 
 
+def attention_seconds(kernel: str, head_width: int, operations: float) -> float:
+    """Forward and backward pass.
+
+    Args:
+        operations: of the causal forward pass.
+    """
+    forward, backward = ATTENTION[kernel, head_width]
+    return operations / forward + 2 * operations / backward
+
+
 def head_and_loss(tokens: int, width: int, vocabulary: int, setting: Setting) -> float:
     """Seconds of the output head, of the cross entropy and of their gradients."""
     converted = CONVERTED_BYTES if setting.loss == "eager" and setting.autocast else 0
     of_logits = tokens * vocabulary * (LOSS_BYTES[setting.loss] + converted) / BANDWIDTH
-    if setting.loss != "liger":
-        return linear(tokens, width, vocabulary) * (1.04 if setting.loss == "own" else 1) + of_logits
-    # Liger's chunks hold as many logits as there are inputs of the head; each reads all of the head's weights, under autocast in fp32.
-    chunk = min(tokens, 2 ** math.ceil(math.log2(max(1, math.ceil(tokens / math.ceil(vocabulary / width))))))
-    chunks, head, logits = math.ceil(tokens / chunk), 2 * vocabulary * width, 2 * chunk * vocabulary
-    forward = max(product(chunk, vocabulary, width), (head + logits) / BANDWIDTH)
-    of_inputs = max(product(chunk, width, vocabulary), (head + logits) / BANDWIDTH)
-    of_weights = max(product(vocabulary, width, chunk), (2 * head + logits) / BANDWIDTH)
-    casts = 3 * head / BANDWIDTH if setting.autocast else 0
-    return chunks * (forward + of_inputs + of_weights + casts + LIGER_LAUNCH) + of_logits + 2 * head / BANDWIDTH
-
-
-def all_forecasts() -> dict[str, dict[str, Step]]:
-    """By case, then by setting."""
-    return {
-        name: {
-            label: forecast(CASES[name].config, CASES[name].tokens * CASES[name].rows, CASES[name].tokens, setting)
-            for label, setting in settings_of(name).items()
-        }
-        for name in ("A", "B", "C", "F")
-    }
-
-
-def format_forecasts(found: Mapping[str, Mapping[str, Step]]) -> str:
-    """The table."""
-    heads = f"{'':40}{'GEMM':>7}{'attn':>7}{'elem':>7}{'loss':>7}{'optim':>7}{'step':>8} ms{'tokens/s':>11}{'MFU':>8}"
-    lines = []
-    for case, steps in found.items():
-        lines += ["", f"{case}: {CASES[case].title}, {CASES[case].tokens * CASES[case].rows:,} tokens a step", heads]
-        for label, one in steps.items():
-            times = "".join(f"{part:7.0f}" for part in (one.matrices, one.attention, one.elementwise, one.head_and_loss, one.optimizer))
-            lines.append(f"{label:40}{times}{one.step:8.0f}   {one.tokens_per_second:11,.0f}{100 * one.mfu:6.1f} %")
-    return "\n".join(lines).strip()
+    return linear(tokens, width, vocabulary) * (1.04 if setting.loss == "own" else 1) + of_logits
 
 
 def main() -> None:
     """Write and print the forecast."""
-    found = all_forecasts()
-    results = [
-        {"name": f"{case}: {label}", "target": None, "measured": one.mfu, "unit": "strict MFU, forecast", "met": None, **asdict(one)}
-        for case, steps in found.items()
-        for label, one in steps.items()
-    ]
+    results = []
+    print(f"{'':28}{'GEMM':>7}{'attn':>7}{'elem':>7}{'loss':>7}{'optim':>7}{'step':>8} ms{'tokens/s':>11}{'MFU':>8}")
+    for name in ("A", "B", "C", "F"):
+        case = CASES[name]
+        for label, setting in settings_of(name).items():
+            one = forecast(case.config, case.tokens * case.rows, case.tokens, setting)
+            results.append({"name": f"{name}: {label}", "measured": one.mfu, "unit": "strict MFU, forecast", **asdict(one)})
+            times = "".join(f"{part:7.0f}" for part in (one.matrices, one.attention, one.elementwise, one.head_and_loss, one.optimizer))
+            print(f"{f'{name}: {label}':28}{times}{one.step:8.0f}   {one.tokens_per_second:11,.0f}{100 * one.mfu:6.1f} %")
     content = {"device": "H100 or H200, a model of it", "unit": "milliseconds", "results": results}
     FORECAST.write_text(json.dumps(content, indent=1) + "\n")
-    print(format_forecasts(found))
 
 
 if __name__ == "__main__":

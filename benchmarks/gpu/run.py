@@ -11,75 +11,65 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import CASES, PEAK_FLOPS, SYSTEMS, Case, tiny
-from benchmarks.gpu.corpus import Content, content_of, single_documents
-from benchmarks.gpu.flops import of_hardware, seen_by_each, strict
+from benchmarks.gpu.corpus import lengths_in, single_documents
+from benchmarks.gpu.flops import seen_by_each, strict
 from benchmarks.gpu.systems import RUN, Start
-from benchmarks.gpu.watch import Watch
+from benchmarks.gpu.watch import Watch, limit_memory
 from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
 from cpt.models.config import config_from
 from cpt.planner.activations import count_activations
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
-from cpt.planner.setup import setup_of
+from cpt.planner.setup import attention_on_gpu, setup_of
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "liger-kernel", "triton", "bitsandbytes", "deepspeed")
 OUT_OF_MEMORY = "out of memory"
 
 
 def main() -> None:
-    """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--gib", type=float)
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     sys.stdin.readline()
-    run_one(options.case, options.system, options.folder, options.out, parts=options.parts, gib=options.gib, is_dry=options.dry_run)
+    run_one(options.case, options.system, options.folder, options.out, parts=options.parts, is_dry=options.dry_run)
 
 
-def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, gib: float | None, is_dry: bool) -> None:
-    """Train and write the results, or that memory was not enough.
-
-    Args:
-        gib: GPU memory that may be used, instead of the case's own limit.
-    """
+def run_one(name: str, system: str, folder: Path, out: Path, *, parts: int, is_dry: bool) -> None:
     case = tiny(CASES[name]) if is_dry else CASES[name]
-    limit = gib or case.gib
     if not is_dry:
         torch.set_float32_matmul_precision("high")
-        if limit is not None:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / torch.cuda.get_device_properties(0).total_memory))
+        limit_memory(case.gib)
     watch = Watch(on_gpu=not is_dry, timed=case.timed_steps)
-    start = Start(case, folder, watch, parts, "aot_eager" if is_dry else "inductor")
-    about = {"case": name, "system": system, "parts": parts, "gib": limit, "dry_run": is_dry, **machine()}
+    start = Start(case, folder, watch, parts)
+    about = {"case": name, "system": system, "parts": parts, "gib": case.gib, "dry_run": is_dry, **machine()}
     try:
         RUN[system](start)
         found = {**about, **watch.finish(micro_batches=parts), "corpus": (folder / "corpus.hash").read_text()}
         found |= metrics_of(case, found, contents(start, system), system)
-        if system == "cpt":
-            found["planned_peak"] = planned_peak(start)
     except (torch.OutOfMemoryError, ResourceError) as problem:
         if not isinstance(problem, torch.OutOfMemoryError) and "memory" not in str(problem):
             raise
         found = {**about, "failed": OUT_OF_MEMORY}
     out.write_text(json.dumps(found))
+    if system == "cpt" and "failed" not in found:  # last: a plan that fails must not cost the result
+        out.write_text(json.dumps({**found, "planned_peak": planned_peak(start)}))
 
 
 def planned_peak(start: Start) -> float:
     """Bytes that `cpt plan` expects the model to take, as torch counts allocations."""
-    attention = "flash_attention_2" if start.on_gpu else "sdpa"  # varlen attention keeps what flash attention keeps
-    setup = setup_of(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
     config = config_from(dict(start.case.config))
+    attention = attention_on_gpu(start.recipe, config) if start.on_gpu else "sdpa"
+    setup = setup_of(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
     return plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)).model_alone
 
 
 def machine() -> dict[str, Any]:
-    """The device and the versions of libraries."""
     found = {}
     for library in LIBRARIES:
         try:
@@ -91,15 +81,15 @@ def machine() -> dict[str, Any]:
     return {"device": device, "libraries": found, "python": platform.python_version()}
 
 
-def contents(start: Start, system: str) -> list[Content]:
-    """The documents in the rows of the timed steps, as the system reads them."""
+def contents(start: Start, system: str) -> list[list[int]]:
+    """Lengths of the documents in the rows of the timed steps, as the system reads them."""
     case, rows = start.case, start.data.rows
     per_step = items_per_step(case, system)
     timed = range(start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step)
     if per_step != case.rows:
         documents = single_documents(rows, case.steps * case.rows)
-        return [Content([len(documents[number]["input_ids"])]) for number in timed]
-    return [content_of(rows[number]) for number in timed]
+        return [[len(documents[number]["input_ids"])] for number in timed]
+    return [lengths_in(rows[number]) for number in timed]
 
 
 def items_per_step(case: Case, system: str) -> int:
@@ -107,26 +97,22 @@ def items_per_step(case: Case, system: str) -> int:
     return case.documents if case.packed and system in ("trainer", "liger") else case.rows
 
 
-def metrics_of(case: Case, found: dict[str, Any], read: list[Content], system: str) -> dict[str, Any]:
+def metrics_of(case: Case, found: dict[str, Any], read: list[list[int]], system: str) -> dict[str, Any]:
     """Tokens a second, padding not counted, and the share of the GPU's peak that they are.
 
     Args:
         found: holds the time of a step.
         read: rows of the timed steps.
     """
-    lengths = [length for row in read for length in row.lengths]
+    lengths = [length for row in read for length in row]
     tokens = sum(lengths) / (len(read) / items_per_step(case, system))
     speed = tokens / found["step_seconds"]
     seen = seen_by_each(lengths)
-    recomputes = bool(case.training.get("gradient_checkpointing")) if system == "cpt" else case.checkpoints
-    selective = system == "cpt" and bool(case.training.get("gradient_checkpointing_kwargs", {}).get("selective"))
-    made = of_hardware(case.config, seen, adapters=case.lora is not None, again=recomputes, attention_again=not selective)
     width = case.tokens if items_per_step(case, system) == case.rows else max(lengths)
     return {
         "tokens_per_second": speed,
         "tokens_per_step": tokens,
         "mfu": None if case.lora else speed * strict(case.config, seen) / PEAK_FLOPS,
-        "hfu": speed * made / PEAK_FLOPS,
         "packing_efficiency": sum(lengths) / (len(read) * width),
     }
 

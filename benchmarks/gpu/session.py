@@ -2,7 +2,8 @@
 
 Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier calls (`--from`).
 A run that failed is repeated, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine.
-Repeat a phase that was cut off. The commands are in benchmarks/README.md. `--dry-run` goes through a phase on a CPU with tiny shapes.
+Repeat a phase that was cut off. The commands are in benchmarks/README.md. `--cases A B --systems cpt bare` runs those instead of a phase.
+`--dry-run` uses tiny shapes on a CPU.
 """
 
 import argparse
@@ -14,17 +15,27 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from benchmarks.gpu.__main__ import has_result, here, read, run_jobs
-from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.page import format_results, read_lines
-from benchmarks.gpu.processes import CACHE, ROOT, SHORTEST, Job, environment_of_a_run
+from benchmarks.gpu.cases import CASES, SYSTEMS
+from benchmarks.gpu.page import format_results
+from benchmarks.gpu.processes import (
+    CACHE,
+    ROOT,
+    SHORTEST,
+    Job,
+    append,
+    environment_of_a_run,
+    has_large_gpu,
+    has_result,
+    here,
+    read_lines,
+    run_jobs,
+)
 from benchmarks.gpu.watch import nvidia_smi
 from cpt.hardware import find_gpus
 
@@ -32,17 +43,14 @@ MINUTES = 9.25  # of the ten that a command may take
 PACKING = 20  # seconds at the end, to pack the cache and to print
 MOST_PACKED = 15.5e6  # bytes
 LIMIT = 170  # seconds of one run
-LARGE = 120  # GiB: a card on which case F fits
+AT_EQUAL_ROWS = ("cpt", "liger", "trainer")  # whose memory is compared
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Files under tests/gpu."""
-
     name: str
     words: tuple[str, ...]
-    limit: float = 200
-    """Seconds."""
+    limit: float = 200  # seconds
 
 
 @dataclass(frozen=True)
@@ -50,20 +58,22 @@ class Module:
     """A module under benchmarks/gpu that appends lines to the results and skips those that are there."""
 
     name: str
-    limit: float
-    """Seconds."""
+    limit: float  # seconds
 
 
 Step = Tests | Module | Job
-KERNELS = Tests("kernels", ("tests/gpu/test_varlen.py", "tests/gpu/test_optimizers.py", "tests/gpu/test_recomputing.py"))
-RESUMED = Tests(
-    "resume and one stage", ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or sft")
+FILES = ("loss", "varlen", "optimizers", "scaled_updates", "recomputing", "steps")
+KERNELS = Tests("kernels", tuple(f"tests/gpu/test_{name}.py" for name in FILES))
+WHOLE_RUNS = Tests(
+    "whole runs",
+    ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or overlap or zero1 or sft"),
+    limit=500,
 )
 
 
-def by(system: str, cases: str, *, equal: bool = False) -> list[Step]:
+def by(system: str, cases: Iterable[str], *, equal: bool = False) -> list[Job]:
     """Runs of some cases by a system, where it is fastest or at equal micro-batches."""
-    return [Job(case, system, CASES[case].equal_parts if equal else None) for case in cases]
+    return [Job(case, system, CASES[case].equal_parts if equal else None) for case in cases if system in CASES[case].systems]
 
 
 PHASES: dict[int, list[Step]] = {
@@ -71,24 +81,26 @@ PHASES: dict[int, list[Step]] = {
     2: [*by("cpt", "BA"), *by("trainer", "CBA"), *by("liger", "CBA"), *by("cpt", "CB", equal=True)],
     3: [*by("expert", "CBA"), *by("bare", "CBA"), *by("liger", "CB", equal=True), *by("trainer", "CB", equal=True)],
     4: [*by("cpt", "DEFGH"), *by("expert", "DE"), *by("trainer", "DE"), *by("expert", "F"), *by("liger", "E")],
-    5: [Module("commands", 400), RESUMED],
+    5: [WHOLE_RUNS],
 }
+
+
+def chosen(cases: Sequence[str], systems: Sequence[str]) -> list[Step]:
+    """Each case by each system where it is fastest, then some of them with equal micro-batches."""
+    compared = [case for case in cases if CASES[case].equal_parts > 1]
+    best = [job for case in cases for system in systems for job in by(system, [case])]
+    return [*best, *(job for system in systems if system in AT_EQUAL_ROWS for job in by(system, compared, equal=True))]
 
 
 @dataclass
 class Session:
-    """One call of a phase."""
-
     out: Path
-    end: float
-    """By time.monotonic()."""
+    end: float  # by time.monotonic()
     is_dry: bool
-    folder: Path
-    """For rows, weights and logs."""
+    folder: Path  # for rows, weights and logs
 
     @property
     def results(self) -> Path:
-        """The file that each result is appended to."""
         return self.out / "results.jsonl"
 
     @property
@@ -96,22 +108,16 @@ class Session:
         """Seconds until the deadline."""
         return self.end - time.monotonic()
 
-    def lines(self) -> list[dict[str, Any]]:
-        """All results so far, those of earlier calls included."""
-        return read_lines(self.results)
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Append a result."""
-        with self.results.open("a") as file:
-            file.write(json.dumps({**line, "dry_run": self.is_dry}) + "\n")
+    def add(self, **line: object) -> None:
+        append({**line, "dry_run": self.is_dry}, self.results)
 
     def command(self, words: Sequence[str], log: str, limit: float) -> tuple[int, str]:
         """Run a command within a limit and the deadline, with a log in OUT. Returns its exit code, or 124, and its output."""
         path = self.out / log
         with path.open("a") as file:
             began = file.tell()
+            process = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True)
             try:
-                process = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True)
                 code = process.wait(max(1.0, min(limit, self.left)))
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
@@ -121,52 +127,48 @@ class Session:
 
     def jobs(self, steps: Sequence[Step]) -> list[Job]:
         """Runs without a result; those that failed in an earlier call come last. F takes one row where memory is small."""
-        large = any(gpu.memory_gib > LARGE for gpu in find_gpus())
-        jobs = [
-            Job("F1" if step.case == "F" and not large else step.case, step.system, step.parts, is_dry=self.is_dry)
-            for step in steps
-            if isinstance(step, Job)
-        ]
-        known = read(self.results)
-        failed = {(one["case"], one["system"]) for one in known if "failed" in one}
+        jobs = [replace(step, is_dry=self.is_dry) for step in steps if isinstance(step, Job)]
+        if not has_large_gpu():
+            jobs = [replace(job, case="F1") if job.case == "F" else job for job in jobs]
+        known = read_lines(self.results)
+        failed = {(one["case"], one["system"]) for one in known if "failed" in one and "system" in one}
         return sorted((job for job in jobs if not has_result(known, job)), key=lambda job: (job.case, job.system) in failed)
 
     def run(self, steps: Sequence[Step]) -> None:
         """Run the steps in order, all runs of cases in one go. A step that fails is reported, and the next one follows."""
-        for step in (step for step in steps if not isinstance(step, Job)):
-            if self.left < SHORTEST:
-                print(f"no time left for: {step.name}", flush=True)
-                continue
-            self.attempt(step.name, lambda step=step: self.run_tests(step) if isinstance(step, Tests) else self.run_module(step))
-        runs = self.jobs(steps)
-        if runs and self.left < 2 * SHORTEST:
-            print(f"no time left for: {', '.join(map(str, runs))}", flush=True)
-        elif runs:
+        for step in steps:
+            if isinstance(step, Tests):
+                self.attempt(step.name, lambda step=step: self.run_tests(step))
+            elif isinstance(step, Module):
+                self.attempt(step.name, lambda step=step: self.run_module(step))
+        if runs := self.jobs(steps):
             self.attempt("runs", lambda: run_jobs(runs, self.folder, end=self.end, limit=LIMIT, write=self.results))
 
     def attempt(self, name: str, step: Callable[[], None]) -> None:
         """Whatever fails, what follows is still worth the machine's time."""
+        if self.left < SHORTEST:
+            print(f"no time left for: {name}", flush=True)
+            return
         began = time.monotonic()
         try:
             step()
         except Exception as problem:
-            self.add({"step": "problem", "name": name, "failed": f"{type(problem).__name__}: {problem}"[:300]})
+            self.add(step="problem", name=name, failed=f"{type(problem).__name__}: {problem}"[:300])
             print(f"{name}: {type(problem).__name__}: {problem}", flush=True)
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
     def run_tests(self, tests: Tests) -> None:
         """pytest, unless all of them passed before."""
-        if any(line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0 for line in self.lines()):
+        if any(line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0 for line in read_lines(self.results)):
             return
-        chosen = ["--collect-only"] if self.is_dry else []
-        words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider", *chosen, *tests.words]
+        dry = ["--collect-only"] if self.is_dry else []
+        words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider", *dry, *tests.words]
         code, output = self.command(words, "tests.log", tests.limit)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*)$", output, re.MULTILINE)
         last = [line for line in output.splitlines() if line.strip()][-1:]
-        self.add({"step": "tests", "name": tests.name, "code": code, "summary": "".join(last)[:200], "failed_tests": failed[:30]})
+        self.add(step="tests", name=tests.name, code=code, summary="".join(last)[:200], failed_tests=failed[:30])
 
     def run_module(self, module: Module) -> None:
-        """A module that writes its own lines."""
         dry = ["--dry-run"] if self.is_dry else []
         words = [sys.executable, "-m", f"benchmarks.gpu.{module.name}", str(self.results), *dry]
         code, _ = self.command(words, f"{module.name}.log", module.limit)
@@ -175,14 +177,17 @@ class Session:
 
 
 def main() -> None:
-    """Run a phase."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.session", description=__doc__)
-    parser.add_argument("phase", type=int, choices=PHASES)
+    parser.add_argument("phase", type=int, choices=PHASES, nargs="?")
+    parser.add_argument("--cases", nargs="+", choices=CASES, help="instead of a phase")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="of the cases")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"), help="default: $OUT, or build/gpu")
     parser.add_argument("--from", dest="earlier", type=Path, nargs="*", default=[], metavar="FILE", help="results.jsonl, kernels.tar.xz")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="deadline of the whole command")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on a CPU")
     options = parser.parse_args()
+    if (options.phase is None) == (options.cases is None):
+        parser.error("expected a phase or --cases")
     running = time.time() - psutil.Process().create_time()  # what imports took is in the limit of the command, too
     end = time.monotonic() - running + 60 * options.minutes - PACKING
     if not options.dry_run and not find_gpus():
@@ -192,13 +197,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         session = Session(options.out, end, options.dry_run, Path(temporary))
         take_earlier(options.earlier, session)
-        device = {"step": "machine", **here(), "nvidia_smi": nvidia_smi("name,memory.total,driver_version,clocks.max.sm,power.limit")}
-        session.add(device)
+        device = {**here(), "nvidia_smi": nvidia_smi("name,memory.total,driver_version,clocks.max.sm,power.limit")}
+        session.add(step="machine", **device)
         print(json.dumps(device), flush=True)
-        session.run(PHASES[options.phase])
+        session.run(PHASES[options.phase] if options.phase else chosen(options.cases, options.systems))
     if not options.dry_run:
         pack(CACHE, options.out / "kernels.tar.xz", end + PACKING - time.monotonic() - 5)
-    table = format_results(session.lines())
+    table = format_results(read_lines(session.results))
     (options.out / "table.txt").write_text(table + "\n")
     print(table)
 
@@ -207,10 +212,10 @@ def take_earlier(files: Sequence[Path], session: Session) -> None:
     """Lines of earlier results that are not there yet, and compiled kernels."""
     for file in files:
         if file.suffix == ".jsonl":
-            there = set(session.results.read_text().splitlines()) if session.results.exists() else set()
-            new = [line for line in file.read_text().splitlines() if line not in there]
-            with session.results.open("a") as target:
-                target.writelines(f"{line}\n" for line in new)
+            there = read_lines(session.results)
+            for line in read_lines(file):
+                if line not in there:
+                    append(line, session.results)
         else:
             CACHE.mkdir(parents=True, exist_ok=True)
             with tarfile.open(file) as archive:

@@ -25,12 +25,13 @@ from benchmarks.gpu.initial import WEIGHTS
 from benchmarks.gpu.watch import Watch
 from cpt.data.build import build_data
 from cpt.data.prepared import PreparedData
-from cpt.models.build import build_model
 from cpt.models.varlen_attention import attend_each, has_kernel, torch_kernel
 from cpt.optim.groups import parameter_groups
+from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.stages.arguments import training_arguments
 from cpt.stages.build import build_trainer
+from cpt.stages.model import model_for
 from cpt.tokenizer.load import load_tokenizer
 
 RATE, BETAS, DECAY, CLIPPED_AT, LOGGED_EVERY = 3e-4, (0.9, 0.95), 0.1, 1.0, 10
@@ -39,64 +40,66 @@ CAUSAL, FLATTENED = "benchmark_causal", "benchmark_flattened"  # names of attent
 
 @dataclass(frozen=True)
 class Start:
-    """The input of a system."""
-
     case: Case
     folder: Path
     watch: Watch
     parts: int = 1
     """Micro-batches of a step."""
-    backend: str = "inductor"
-    """torch.compile's."""
 
     @property
     def on_gpu(self) -> bool:
-        """False in a dry run."""
         return self.watch.on_gpu
 
     @property
     def device(self) -> torch.device:
-        """The device that the model trains on."""
         return torch.device("cuda" if self.on_gpu else "cpu")
 
-    @cached_property
-    def recipe(self) -> Recipe:
-        """cpt's recipe, with its guards and monitors; the loader is the default one."""
+    @property
+    def backend(self) -> str:
+        return "inductor" if self.on_gpu else "aot_eager"
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """cpt's recipe: its defaults on a GPU, guards, monitors and the loader included, which a dry run asks for by name."""
         case = self.case
-        training = {
-            "per_device_train_batch_size": case.rows // self.parts,
-            "gradient_accumulation_steps": self.parts,
-            "max_grad_norm": CLIPPED_AT,
-            "logging_steps": LOGGED_EVERY,
-            "torch_compile_backend": self.backend,
-            "use_cpu": not self.on_gpu,
-            **case.training,
-        }
-        sections = {
-            "name": f"{case.name}",
+        on_cpu = {"use_cpu": True, "torch_compile": True, "torch_compile_backend": self.backend}
+        model = {"path": str(self.folder / WEIGHTS), "lora": case.lora, **case.model}
+        return {
+            "name": case.name,
             "stage": "cpt",
             "seed": SEED,
             "output_dir": str(self.folder / "runs"),
-            "model": {"path": str(self.folder / WEIGHTS), "dtype": "bfloat16", "lora": case.lora},
+            "model": model if self.on_gpu else {**model, "dtype": "bfloat16", "fused_loss": True},
             "tokenizer": {"path": str(self.folder / "tokenizer")},
             "data": {"sequence_length": case.tokens, "packing": "best_fit", "sources": [{"path": str(self.folder / "corpus.jsonl")}]},
             "budget": {"tokens": case.steps * case.rows * case.tokens},
             "optimizer": {"learning_rate": RATE, "betas": list(BETAS), "weight_decay": DECAY, **case.optimizer},
             "schedule": {"name": "constant"},
             "safety": {"on_oom": "abort"},
-            "training": training,
+            "evaluation": {"held_out_share": 0.02} if case.evaluates else {},
+            "training": {
+                "bf16": True,
+                "per_device_train_batch_size": case.rows // self.parts,
+                "gradient_accumulation_steps": self.parts,
+                "max_grad_norm": CLIPPED_AT,
+                "logging_steps": LOGGED_EVERY,
+                **({} if self.on_gpu else on_cpu),
+                **case.training,
+            },
         }
-        return Recipe.model_validate(sections)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """As `cpt train` runs it on this machine."""
+        return with_chosen_values(Recipe.model_validate(self.sections))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """A tokenizer of whole words."""
         return load_tokenizer(self.recipe.tokenizer, self.recipe.model)
 
     @cached_property
     def data(self) -> PreparedData:
-        """The rows, as cpt reads them."""
-        return build_data(self.recipe.data, self.tokenizer, seed=SEED)
+        return build_data(self.recipe.data, self.tokenizer, seed=SEED, evaluation=self.recipe.evaluation)
 
     def initial_model(self, dtype: torch.dtype, attention: str = "sdpa") -> Any:
         """transformers' own model with the weights that all systems start from."""
@@ -106,12 +109,11 @@ class Start:
 
 
 def cpt(start: Start) -> None:
-    """Train with `build_trainer`, guards and monitors included."""
     recipe, tokenizer = start.recipe, start.tokenizer
     folder = recipe.output_dir / recipe.name
     folder.mkdir(parents=True, exist_ok=True)
     arguments = training_arguments(recipe, folder, start.data)
-    model = build_model(recipe.model, tokenizer, seed=SEED, dtype=torch.bfloat16, packed=True)
+    model = model_for(recipe, tokenizer, arguments)
     trainer: Any = build_trainer(recipe, model, tokenizer, start.data, arguments)
     trainer.add_callback(start.watch)
     start.watch.keep_losses_of(trainer)
@@ -120,7 +122,6 @@ def cpt(start: Start) -> None:
 
 
 def trainer(start: Start) -> None:
-    """The Trainer with its defaults under `bf16=True`."""
     run_trainer(start, {})
 
 
@@ -234,7 +235,6 @@ class MasterAdamW(torch.optim.AdamW):
         super().__init__([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], fused=True, **options)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the copies, and round them to the weights."""
         for master, parameter in zip(self.masters, self.trained, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float()
         super().step()
@@ -243,7 +243,6 @@ class MasterAdamW(torch.optim.AdamW):
         super().zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the weights."""
         for parameter in self.trained:
             parameter.grad = None
 

@@ -35,7 +35,6 @@ class Watch(TrainerCallback):
         self.profiler: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step of a Trainer has ended."""
         self.end(state.global_step)
 
     def keep_losses_of(self, trainer: Any) -> None:
@@ -75,7 +74,6 @@ class Watch(TrainerCallback):
             warnings.showwarning = self.shows
 
     def mark(self) -> Any:
-        """The time now, on the GPU's clock."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -83,7 +81,6 @@ class Watch(TrainerCallback):
         return event
 
     def wait(self) -> None:
-        """Wait for the GPU."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
@@ -120,7 +117,6 @@ class Watch(TrainerCallback):
         return {**self.found, **times_of(timed), "losses": [round(loss, 5) for loss in losses], "first_step": self.warmup}
 
     def between(self, one: Any, other: Any) -> float:
-        """Seconds between two marks."""
         return float(one.elapsed_time(other) / 1e3 if self.on_gpu else other - one)
 
 
@@ -143,16 +139,11 @@ def host_gap(profiler: Any) -> float:
 
 def idle_share(spans: Sequence[tuple[float, float]]) -> float:
     """The share of time outside of spans, which may overlap and are sorted by their beginnings."""
-    if not spans:
-        return 0.0
-    busy, (begin, end) = 0.0, spans[0]
-    for start, stop in spans[1:]:
-        if start > end:
-            busy += end - begin
-            begin = start
+    busy, end = 0.0, spans[0][0] if spans else 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
         end = max(end, stop)
-    busy += end - begin
-    return float(1 - busy / (max(stop for _, stop in spans) - spans[0][0]))
+    return float(1 - busy / (end - spans[0][0])) if spans else 0.0
 
 
 def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
@@ -165,8 +156,13 @@ def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
     return [(name, round(len(times) / INSPECTED), round(sum(times) / INSPECTED / 1e3, 3)) for name, times in longest]
 
 
+def limit_memory(gib: float | None) -> None:
+    """Let this process use no more of the GPU's memory than that."""
+    if gib is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / torch.cuda.get_device_properties(0).total_memory))
+
+
 def nvidia_smi(query: str) -> str:
-    """Properties of the GPU, read from its driver; empty without a GPU."""
     try:
         words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
         return subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()

@@ -1,6 +1,8 @@
 """Host copies of what a training step changes, so that a checkpoint can be written while the run goes on."""
 
 import copy
+import mmap
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -61,6 +63,21 @@ def copy_beside_training(moment: torch.Event | None) -> None:
         torch.accelerator.set_stream(stream)
 
 
+def host_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Host memory for a copy from the device, in bytes: page-locked where that is a GPU.
+
+    torch's allocator of page-locked memory rounds each block up to a power of two: the fp32 matrices of Qwen2.5-7B nearly double.
+    """
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
+    memory, cudart = mmap.mmap(-1, size), torch.cuda.cudart()
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
+        raise torch.cuda.CudaError(int(code))
+    weakref.finalize(memory, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False  # type: ignore[attr-defined]
+    return buffer
+
+
 class HostCopies:
     """Copies of tensors in host memory, complete when `copy` returns; the memory is kept for the next checkpoint.
 
@@ -113,7 +130,7 @@ class HostCopies:
         storage = tensor.untyped_storage()
         key = storage.nbytes(), tensor.device.type != "cpu"
         buffers = self.free.get(key)
-        buffer = buffers.pop() if buffers else torch.empty(key[0], dtype=torch.uint8, pin_memory=key[1])
+        buffer = buffers.pop() if buffers else host_memory(key[0], tensor.device)
         source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (key[0],), (1,))
         return buffer.copy_(source, non_blocking=True)
 

@@ -148,7 +148,9 @@ class Heartbeat(TrainerCallback):
         """Write what is so now."""
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
-        peak = round(torch.cuda.max_memory_allocated() / GIB, 3) if torch.cuda.is_initialized() else None
+        # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
+        peaks = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())) if torch.cuda.is_initialized() else ()
+        peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
         sign = Sign(rank(), os.getpid(), socket.gethostname(), self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
         write_sign(self.folder, sign)
 

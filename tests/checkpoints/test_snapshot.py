@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cpt.checkpoints.agreement import NotFiniteError
-from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
+from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, host_memory, memory_of, refuse_non_finite
 
 
 def test_a_copy_stays_what_the_state_was():
@@ -43,6 +43,27 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
     copies.release()
     assert copies.missing(state) == 0
     assert memory_of(copies.copy({"a": torch.zeros(1000)})["a"]) == first
+
+
+def test_page_locked_memory_is_as_large_as_asked_for_and_unlocked_when_freed(monkeypatch):
+    locked = {}
+
+    class Cudart:
+        def cudaHostRegister(self, address, size, flags):  # noqa: N802
+            locked[address] = size
+            return 0
+
+        def cudaHostUnregister(self, address):  # noqa: N802
+            del locked[address]
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    buffer = host_memory(3000, torch.device("cuda"))
+    assert locked == {buffer.data_ptr(): 3000} and bytes_in(buffer) == 3000
+    view = buffer[:10].fill_(7)
+    del buffer
+    assert locked and view.tolist() == [7] * 10
+    del view
+    assert not locked
 
 
 def test_two_snapshots_share_no_memory_while_one_is_in_use():

@@ -37,7 +37,7 @@ cpt launch RECIPE --nodes N --output launch/mine && sbatch launch/mine/job.sbatc
 deepspeed --num_gpus 4 cpt/train.py recipes/production_multi_gpu.yaml seed=1
 accelerate launch ... cpt/train.py recipe.yaml
 torchrun --nproc_per_node 4 cpt/train.py recipe.yaml model.lora.r=8
-python -m benchmarks.gpu --cases A B
+python -m benchmarks.gpu.session --cases A B
 make demo ARGS='--seeds 1'
 pip install 'cpt[serving,report]'
 ```
@@ -74,7 +74,7 @@ def test_what_is_right_is_left_alone(folder, tmp_path):
         (block("deepspeed --num_gpus four cpt/train.py r.yaml"), "num_gpus"),
         (block("python cpt/train.py r.yaml data.sequence_lenght=1"), "sequence_lenght"),
         (block("python -m benchmarks.gpus"), "benchmarks.gpus"),
-        (block("python -m benchmarks.gpu --case Q"), "Q"),
+        (block("python -m benchmarks.gpu.session --case Q"), "Q"),
         (block("make dmo"), "no target dmo"),
         (block("make demo ARG=1"), "no ARG"),
         (block("pip install 'cpt[servin]'"), "extra servin"),

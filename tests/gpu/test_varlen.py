@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from gpu_device import BACKEND, DEVICE, ON_GPU, no_waits
 from tiny import TINY_LLAMA
+from torch import _dynamo as dynamo
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -54,17 +56,18 @@ def model_with(attention):
     register_varlen()
     torch.manual_seed(0)
     config = AutoConfig.for_model(**{**TINY_LLAMA, "hidden_size": 256, "max_position_embeddings": TOKENS}, use_cache=False)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to("cuda", torch.bfloat16).train()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(DEVICE, torch.bfloat16).train()
     if attention != "sdpa":
         keep_documents_apart(model)
     return model
 
 
-def batch():
+def batch(places=None):
+    places = positions() if places is None else places
     ids = torch.randint(3, 300, (len(LENGTHS), TOKENS), generator=torch.Generator().manual_seed(0))
-    labels = torch.where(positions() == 0, -100, ids)
-    given = {"input_ids": ids, "position_ids": positions(), "labels": labels, BOUNDS: document_bounds(positions())}
-    return {name: values.cuda() for name, values in given.items()}
+    labels = torch.where(places == 0, -100, ids)
+    given = {"input_ids": ids, "position_ids": places, "labels": labels, BOUNDS: document_bounds(places)}
+    return {name: values.to(DEVICE) for name, values in given.items()}
 
 
 @pytest.mark.parametrize("attention", [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())])
@@ -75,13 +78,23 @@ def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, comp
     if compiles:
         compile_layers(model, Compiling())
     model(**given).loss.backward()  # what is done once, such as loading kernels, may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         loss = model(**given).loss
         loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert loss.item() == pytest.approx(expected, rel=1e-2)
+
+
+def test_layers_compile_once_for_any_number_of_documents():
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    model = model_with(VARLEN)
+    compile_layers(model, Compiling(BACKEND))
+    graphs = []
+    for length in (512, 64, 16, 4):  # from 3 to 385 documents
+        packed = torch.stack([torch.arange(TOKENS) % length, torch.arange(TOKENS), torch.arange(TOKENS) % (2 * length)])
+        model(**batch(packed)).loss.backward()
+        graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs == [1 if ON_GPU else graphs[0]] * 4, "on a CPU a loop over documents breaks the graph"
 
 
 def test_long_rows_take_no_memory_for_a_mask():

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 from full_disk import disk_of_its_own, fill
 from transformers import TrainerControl, TrainerState
 
@@ -26,6 +27,15 @@ def test_progress_is_told_with_phase_step_and_speed(tmp_path, monkeypatch):
         assert after.beats > sign.beats
         sign = after
     assert sign.phase == "between" and sign.step == 4 and sign.seconds_per_step >= 0.01
+
+
+def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, monkeypatch):
+    peaks = {0: 0, 1: 3 * 2**30}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=0: peaks[device])  # 0: the current device of a new thread
+    Heartbeat(tmp_path)
+    assert read_signs(tmp_path)[0].gpu_peak_gib == 3
 
 
 def test_steps_that_are_shorter_than_a_second_write_once_in_a_second(tmp_path):

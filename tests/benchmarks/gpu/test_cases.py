@@ -1,7 +1,6 @@
 from benchmarks.gpu.cases import CASES, SYSTEMS, tiny
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta, count_model_parameters
-from cpt.recipe.references import REPOSITORY
 
 
 def test_shapes_are_those_of_the_models_they_are_called_after():
@@ -14,4 +13,3 @@ def test_a_tiny_case_keeps_all_switches():
         small = tiny(case)
         assert (small.training, small.optimizer, small.packed, small.lora) == (case.training, case.optimizer, case.packed, case.lora)
         assert set(case.systems) <= set(SYSTEMS) and case.config["model_type"] == small.config["model_type"]
-        assert case.recipe is None or (REPOSITORY / case.recipe).exists()

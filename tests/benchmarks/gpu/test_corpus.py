@@ -5,7 +5,7 @@ from statistics import mean
 import torch
 
 from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.corpus import IGNORED, Flattened, content_of, lengths_of, packed_rows, padded, single_documents
+from benchmarks.gpu.corpus import IGNORED, Flattened, lengths_in, lengths_of, packed_rows, padded, single_documents
 
 
 def row(lengths, size):
@@ -16,7 +16,7 @@ def row(lengths, size):
 
 
 def test_padding_does_not_count_as_a_document():
-    assert content_of(row([3, 4], 10)).lengths == [3, 4] and content_of(row([3, 7], 10)).lengths == [3, 7]
+    assert lengths_in(row([3, 4], 10)) == [3, 4] and lengths_in(row([3, 7], 10)) == [3, 7]
 
 
 def test_packed_documents_have_the_mean_length_and_fill_all_rows():
@@ -36,7 +36,7 @@ def test_the_default_trainer_pads_single_documents():
 
 def test_the_expert_gets_the_same_tokens_in_one_shape_without_a_mask():
     source = [row([3, 4], 10), row([5], 10)]
-    batch = Flattened(10)(packed_rows(source, 2).rows)
+    batch = Flattened(10)(packed_rows(source, 2))
     assert batch["input_ids"][0].tolist() == [*range(1, 11)] * 2 and "attention_mask" not in batch
     assert batch["labels"][0].tolist() == torch.cat([one["labels"] for one in source]).tolist()
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 7, 10, 15, 20] and batch["max_length_q"] == 10

@@ -3,13 +3,11 @@
 import pytest
 
 from benchmarks.gpu.cases import CASES, REACHED_BY_MATRICES
-from benchmarks.gpu.flops import matrices_of, of_hardware, seen_by_each, strict
+from benchmarks.gpu.flops import seen_by_each, strict
 
 A = 6 * (12 * 12 * 768**2 + 50_304 * 768) + 6 * 12 * 768 * 1024
 B = 6 * (24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864) + 151_936 * 896) + 6 * 24 * 896 * 4096
 C = 6 * (16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) + 128_256 * 2048) + 6 * 16 * 2048 * 4096
-IN_8B = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
-HEAD_8B = 128_256 * 4096
 
 
 @pytest.mark.parametrize(("case", "operations", "wall"), [("A", A, 990e3), ("B", B, 226e3), ("C", C, 96e3)])
@@ -22,12 +20,3 @@ def test_strict_operations_of_a_token(case, operations, wall):
 def test_packed_rows_see_their_document_alone():
     assert seen_by_each([1, 3]) == 2.5 and seen_by_each([4096, 4096]) == 4096
     assert strict(CASES["D"].config, 1000.0) == strict(CASES["C"].config, 1000.0) < C
-
-
-def test_adapters_have_no_gradient_of_weights_and_layers_that_are_computed_again_count_for_hardware_alone():
-    config, attention = CASES["E"].config, 6 * 32 * 4096 * 4096
-    assert matrices_of(config).in_layers == IN_8B and matrices_of(config).head == HEAD_8B
-    selective = of_hardware(config, 4096, adapters=True, again=True, attention_again=False)
-    assert selective == 4 * (IN_8B + HEAD_8B) + 2 * IN_8B + attention
-    assert of_hardware(config, 4096, adapters=False, again=False, attention_again=True) == strict(config, 4096)
-    assert of_hardware(config, 4096, adapters=True, again=True, attention_again=True) == selective + attention / 3

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.gpu.gates import all_gates, format_gates, gates_of
@@ -8,7 +10,8 @@ def result(case, system, **figures):
 
 
 def named(results, case, name):
-    return next(one for one in gates_of(results) if (one.gate.case, one.gate.name) == (case, name))
+    gate, measured = next(one for one in gates_of(results) if (one[0].case, one[0].name) == (case, name))
+    return SimpleNamespace(measured=measured, status=gate.status(measured))
 
 
 def test_a_gate_is_not_run_where_a_result_is_missing_or_failed():
