@@ -1,8 +1,6 @@
 """Host copies of what a training step changes, so that a checkpoint can be written while the run goes on."""
 
 import copy
-import mmap
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from cpt.checkpoints.agreement import NotFiniteError
+from cpt.host_memory import host_memory
 
 Memory = tuple[str, int]
 """Device and address of a storage."""
@@ -61,21 +60,6 @@ def copy_beside_training(moment: torch.Event | None) -> None:
         stream = torch.Stream(device=moment.device)
         stream.wait_event(moment)
         torch.accelerator.set_stream(stream)
-
-
-def host_memory(size: int, device: torch.device) -> torch.Tensor:
-    """Host memory for a copy from the device, in bytes: page-locked where that is a GPU.
-
-    torch's allocator of page-locked memory rounds each block up to a power of two: the fp32 matrices of Qwen2.5-7B nearly double.
-    """
-    if device.type != "cuda":
-        return torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
-    memory, cudart = mmap.mmap(-1, size), torch.cuda.cudart()
-    buffer = torch.frombuffer(memory, dtype=torch.uint8)
-    if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
-        raise torch.cuda.CudaError(int(code))
-    weakref.finalize(memory, cudart.cudaHostUnregister, buffer.data_ptr()).atexit = False  # type: ignore[attr-defined]
-    return buffer
 
 
 class HostCopies:

@@ -4,7 +4,6 @@ Two streams, one each way, and two buffers on the GPU: a piece comes while the o
 backward pass. The host never waits. Which piece is next is known from the last step, so it is fetched before it is asked for.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from cpt.errors import ResourceError
+from cpt.host_memory import host_memory
 from cpt.optim.adamw_update import part
 
 ALIGNED = 512  # bytes: states begin as torch's allocations do
@@ -38,17 +38,14 @@ class Arena:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = torch.zeros(size, dtype=torch.uint8)
         self.used = 0
-        if device.type != "cuda":
-            return
-        cuda = torch.cuda.cudart()
-        if (problem := int(cuda.cudaHostRegister(self.memory.data_ptr(), size, 0))) != 0:
+        try:
+            self.memory = host_memory(size, device)
+        except torch.cuda.CudaError as problem:
             raise ResourceError(
-                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be pinned (CUDA error {problem}). "
+                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked ({problem}). "
                 "Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."
-            )
-        weakref.finalize(self, lambda memory: cuda.cudaHostUnregister(memory.data_ptr()), self.memory)
+            ) from problem
 
     def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """The next free part of it."""

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from cpt.checkpoints.agreement import NotFiniteError
-from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, host_memory, memory_of, refuse_non_finite
+from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
+from cpt.host_memory import host_memory
 
 
 def test_a_copy_stays_what_the_state_was():
