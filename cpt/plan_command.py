@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -236,18 +236,23 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
 
 
 def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activations: Counted) -> str:
-    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process.
+    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process, not compiled.
 
     Raises:
         RecipeError: the stage has another loss than a language model's own.
     """
     if setup.beside.stage in KINDS:
         raise RecipeError(f"--exact: a dry run is of a language model's own loss; stage `{setup.beside.stage}` has another. Leave it out.")
+    if setup.compiles:  # a dry run is of layers that are not
+        setup = replace(setup, compiles=False)
+        activations = count_activations(config, setup)
     setup = setup.as_computed
     run = dry_run(config, setup)
     alone = plan_memory(facts, setup, activations).model_alone
     difference = f"{alone / run.peak - 1:+.1%}".replace("%", " %")
-    return f"  A dry run of a whole step takes {run.peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})."
+    sizes = f"{run.peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
+    sizes = f"{run.peak / GIB:.2f} GiB for the model, the formula says {alone / GIB:.2f} ({difference})"
+    return f"  A dry run of a whole step, not compiled, takes {sizes}."
 
 
 def told_disk(needs: DiskNeeds) -> str:

@@ -8,7 +8,8 @@ from cpt.errors import DataError, ResourceError
 from cpt.init.base_model import BaseModel
 from cpt.init.documents import DocumentFacts, TokenEstimate
 from cpt.init.memory import Fit, Method, fit, has_host, ways_to_train, with_micro_batch
-from cpt.planner.speed import ASSUMED_MFU, MFU_RANGE
+from cpt.planner.compiling import FEWEST_STEPS as STEPS_WORTH_COMPILING
+from cpt.planner.speed import MFU_RANGE, assumed_mfu
 from cpt.planner.target import Target
 
 Shift = Literal["weak", "strong"]
@@ -16,7 +17,7 @@ LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
 WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
-STEPS_WANTED, FEWEST_STEPS, FEWEST_STEPS_AT_ALL = 400, 50, 10
+STEPS_WANTED, FEWEST_STEPS_AT_ALL = 400, 10
 LARGEST_BATCH = 524_288
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
 REWARMED_TO = (
@@ -44,6 +45,8 @@ class Cost:
     hours: float
     low: float
     high: float
+    mfu: float
+    """Assumed share of the peak."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,12 @@ def choose(
         DataError: there is too little text for a handful of steps.
     """
     length = row_length(base, target)
-    chosen, refused = method_that_fits(base, target, length, full)
     strong, reason = (shift == "strong", "as you say") if shift is not None else judged_shift(facts, estimate)
     replay = (STRONG_REPLAY if strong else WEAK_REPLAY) if with_replay else 0.0
     held_out = held_out_share(facts.documents)
     epochs, budget = length_of_run(estimate.tokens * (1 - held_out), replay, tokens)
+    is_short = budget < STEPS_WORTH_COMPILING * length * max(1, target.gpus)
+    chosen, refused = method_that_fits(base, target, length, full, is_short)
     chosen, batch = batches(chosen, length, target, budget, base)
     if budget < FEWEST_STEPS_AT_ALL * batch:
         raise DataError(
@@ -143,10 +147,10 @@ def row_length(base: BaseModel, target: Target) -> int:
     return min(longest, trained or longest, base.longest_row or longest)
 
 
-def method_that_fits(base: BaseModel, target: Target, length: int, full: bool | None) -> tuple[Fit, list[str]]:
+def method_that_fits(base: BaseModel, target: Target, length: int, full: bool | None, is_short: bool = False) -> tuple[Fit, list[str]]:
     """The first way that fits, and why those before it do not."""
     refused: list[str] = []
-    for method in ways_to_train(base, target, length):
+    for method in ways_to_train(base, target, length, is_short=is_short):
         if full is not None and full != (method.name == "full"):
             continue
         if (found := fit(method, base, target, length)) is not None:
@@ -191,7 +195,7 @@ def batches(chosen: Fit, length: int, target: Target, budget: int, base: BaseMod
     """Tokens in a step: a power of two of rows, so that there are steps enough, and no more than the base took."""
     gpus = max(1, target.gpus)
     micro_batch = chosen.micro_batch if base.packs_documents else 1  # else a row is a batch by itself
-    fewest = STEPS_WANTED if target.on_cpu else FEWEST_STEPS  # a CPU is as fast with few rows at once
+    fewest = STEPS_WANTED if target.on_cpu else STEPS_WORTH_COMPILING  # a CPU is as fast with few rows at once
     while micro_batch > 1 and budget / (micro_batch * length * gpus) < fewest:
         micro_batch //= 2
     at_once = micro_batch * length * gpus
@@ -245,8 +249,9 @@ def evaluations(held_out_tokens: float, budget: int) -> int:
 
 def cost_of(target: Target, chosen: Fit, tokens: int) -> Cost:
     """Time at a share of the peak that others have reached; evaluation and saving come on top."""
-    expected, fast, slow = (chosen.hours(target, tokens, mfu) for mfu in (ASSUMED_MFU, MFU_RANGE[1], MFU_RANGE[0]))
-    return Cost(expected, fast, slow)
+    assumed = assumed_mfu(chosen.setup)
+    expected, fast, slow = (chosen.hours(target, tokens, mfu) for mfu in (assumed, MFU_RANGE[1], MFU_RANGE[0]))
+    return Cost(expected, fast, slow, assumed)
 
 
 def round_down(number: float, digits: int = 2) -> int:

@@ -12,6 +12,7 @@ from cpt.models.adapter_targets import adaptable
 from cpt.models.adapters import count_lora_parameters
 from cpt.planner.activations import Counted, count_activations
 from cpt.planner.advice import gpu_room, shipped_profiles
+from cpt.planner.compiling import reasons_of
 from cpt.planner.facts import ModelFacts, facts_of
 from cpt.planner.memory import MemoryPlan, plan_memory, states_of
 from cpt.planner.setup import Setup
@@ -92,8 +93,12 @@ class Fit:
         return planned_speed(self.method.facts, replace(self.setup, accumulation=accumulation), target, mfu).hours(tokens)
 
 
-def ways_to_train(base: BaseModel, target: Target, sequence_length: int) -> Iterator[Method]:
-    """All parameters before adapters, on the GPU before on the host: the first that fits is taken."""
+def ways_to_train(base: BaseModel, target: Target, sequence_length: int, *, is_short: bool = False) -> Iterator[Method]:
+    """All parameters before adapters, on the GPU before on the host: the first that fits is taken.
+
+    Args:
+        is_short: the run has too few steps to compile its layers.
+    """
     gpus, parameters = max(1, target.gpus), base.parameters
     plain = Setup(
         gpus=gpus,
@@ -110,6 +115,7 @@ def ways_to_train(base: BaseModel, target: Target, sequence_length: int) -> Iter
         optimizer="adamw",
         lora=None,
         zero=None,
+        compiles=not target.on_cpu and not is_short and not any(reasons_of(base.model, selective=False).values()),
     )
     if gpus == 1:
         yield Method("full", None, plain, base, parameters)
@@ -120,7 +126,9 @@ def ways_to_train(base: BaseModel, target: Target, sequence_length: int) -> Iter
             continue
         if zero.stage == 2 and parameters > MOST_FOR_ZERO2:
             continue
-        yield Method("full", profile, replace(plain, zero=zero, weights_bytes=2), base, parameters)
+        yield Method(
+            "full", profile, replace(plain, zero=zero, weights_bytes=2, compiles=plain.compiles and zero.stage < 3), base, parameters
+        )
     yield from with_adapters(base, plain)
 
 

@@ -3,7 +3,7 @@
 from cpt.init.base_model import BaseModel
 from cpt.init.choices import Choices, Cost, size_in_words
 from cpt.init.documents import DocumentFacts, TokenEstimate
-from cpt.planner.speed import ASSUMED_MFU, MFU_RANGE
+from cpt.planner.speed import MFU_RANGE
 from cpt.planner.target import Target
 
 
@@ -51,7 +51,7 @@ def told_cost(cost: Cost, target: Target, price: float | None) -> str:
     """Hours and money, with what they rest on."""
     low, high = in_time(cost.low), in_time(cost.high)
     span = f"about {in_time(cost.hours)}" + (f", {low} to {high}" if low != high else "")
-    basis = f"at {ASSUMED_MFU:.0%} of the peak, {MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} (assumed, not measured)"
+    basis = f"at {cost.mfu:.0%} of the peak, {MFU_RANGE[1]:.0%} to {MFU_RANGE[0]:.0%} (assumed, not measured)"
     gpus = max(1, target.gpus)
     money = f"; {cost.hours * gpus * price:,.2f} at {price:g} an hour for each GPU" if price is not None and target.gpus else ""
     rest = ". Evaluation and saving come on top; the first minutes of the run tell how long it takes"

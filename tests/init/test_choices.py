@@ -123,7 +123,7 @@ def test_the_cost_is_operations_by_the_peak_at_an_assumed_efficiency(choices, ba
     found = choices(gpu="H100")
     base = base_of("0.5b")
     seconds = found.tokens * flops_per_token(base.model, 4096) / (989.4e12 * 0.35) * (1.27 if found.fit.checkpointing else 1)
-    assert found.cost.hours == pytest.approx(seconds / 3600)
+    assert 1 < found.cost.hours / (seconds / 3600) < 1.05, "and the updates"
     assert found.cost.low < found.cost.hours < found.cost.high
 
 

@@ -14,10 +14,10 @@ def test_time_is_told_in_the_unit_that_fits(hours, words):
 
 
 def test_the_cost_says_what_it_assumes_and_what_money_it_is():
-    told = told_cost(Cost(10, 7, 14), find_target("H100", 2, 64.0), 2.5)
+    told = told_cost(Cost(10, 7, 14, 0.35), find_target("H100", 2, 64.0), 2.5)
     assert "about 10.0 h, 7.0 h to 14.0 h at 35 % of the peak, 50 % to 25 % (assumed, not measured); 50.00 at 2.5 an hour" in told
-    assert "about 1 s at 35 %" in told_cost(Cost(1e-5, 1e-6, 2e-5), find_target("H100", 2, 64.0), None), "no range of 1 s to 1 s"
-    assert "an hour" not in told_cost(Cost(10, 7, 14), find_target("H100", 2, 64.0), None)
+    assert "about 1 s at 35 %" in told_cost(Cost(1e-5, 1e-6, 2e-5, 0.35), find_target("H100", 2, 64.0), None), "no range of 1 s to 1 s"
+    assert "an hour" not in told_cost(Cost(10, 7, 14, 0.35), find_target("H100", 2, 64.0), None)
 
 
 def test_documents_are_told_with_what_is_missing(facts):
