@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-WORDS = "the model reads a document and learns which word comes after other words in text of its domain".split()
+WORDS = "the model reads a document and learns which word comes after other words in text of its domain"
 TINY_MODEL = {
     "model_type": "llama",
     "hidden_size": 32,
@@ -137,7 +137,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_documents(path: Path, count: int, seed: int) -> Path:
     """JSONL of documents of 5 to 120 words."""
     draw = random.Random(seed)
-    texts = (" ".join(draw.choices(WORDS, k=draw.randint(5, 120))) + f" number {number}." for number in range(count))
+    texts = (" ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) + f" number {number}." for number in range(count))
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
@@ -161,7 +161,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False)
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    tokenizer.train_from_iterator([WORDS] * 3, trainer)
     folder = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(folder)
     return folder
