@@ -5,6 +5,7 @@ A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -69,7 +71,8 @@ class Typed:
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to the process or to its whole group, as a terminal does."""
-        (os.killpg if group else os.kill)(self.pid, number)
+        with suppress(ProcessLookupError):  # it ended by itself
+            (os.killpg if group else os.kill)(self.pid, number)
 
     @property
     def returncode(self) -> int:
@@ -91,6 +94,7 @@ class Typed:
 
 def _run(words: list[str], output: Path, folder: Path, environment: dict[str, str]) -> None:
     os.setpgrp()
+    multiprocessing.set_start_method(None, force=True)  # else workers of a data loader come from another fork server
     os.chdir(folder)
     os.environ.update(environment)
     for name, number in (("stdout", 1), ("stderr", 2)):

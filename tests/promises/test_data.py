@@ -412,6 +412,8 @@ def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen,
     plain = seen("run")
     (tmp_path / "run.jsonl").unlink()
     for step in (7, 6, 4, 3, 1):
-        again = seen("run", "--resume", tmp_path / f"runs/run/checkpoint-{step}", environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")})
+        again = seen(
+            "run", "--resume", tmp_path / f"runs/run/checkpoint-{step}", environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+        )
         assert again == {later: rows for later, rows in plain.items() if later > step}
         (tmp_path / "run.jsonl").unlink()
