@@ -54,6 +54,8 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
 def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
     """Read, filter, tokenise and pack the sources; `rows` holds the rows in the order of training, `held_out` the evaluation sets.
 
+    `rows` has no end; `num_rows` of them read all sources once (an estimate where sources are read in windows).
+
     Raises:
         DataError: a source is missing, damaged or empty.
         ResourceError: the token store cannot be written.

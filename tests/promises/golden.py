@@ -65,7 +65,7 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
     return {
         **{f"pretrain-{model}": new(model) for model in MODELS},
         "packing-concatenate": new("llama", packing="concatenate"),
-        "packing-sliding-window": new("llama", packing="sliding_window", stride=32),
+        "packing-sliding-window": new("llama", packing="sliding_window", stride=16, sequence_length=32),
         "packing-none": new("llama", packing="none"),
         "packing-token-budget": {**new("llama", packing="token_budget"), "training": one},
         "phases": new("llama", sources=[{**SHORT}, chats], phases=PHASES),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-from promises.conftest import WORDS
+from promises.conftest import WORDS, events, losses
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoTokenizer
 
@@ -397,6 +397,19 @@ def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
     assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
     assert seen("workers", "training.dataloader_num_workers=2") == plain
     assert seen("cold", environment={"CPT_CACHE": str(tmp_path / "empty")}) == plain
+
+
+def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
+    file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
+    assert cpt("train", file, "name=before", **own).returncode == 0 and cpt("store", "verify", **own).returncode == 0
+    stored = max((tmp_path / "store").rglob("*.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
+    assert cpt("store", "verify", **own).returncode == 2
+    assert cpt("train", file, "name=after", **own).returncode == 0
+    assert losses(tmp_path / "runs/after") == losses(tmp_path / "runs/before")
+    assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
 
 
 @pytest.mark.slow
