@@ -1,4 +1,4 @@
-"""A run: how it is started, what its recipe may say, and what is refused before it costs anything."""
+"""Run promises: how to start a run, what a recipe can say, and which mistakes are found before training."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-# How it is started
+# Starting
 
 
 @pytest.mark.slow
@@ -91,14 +91,14 @@ def test_two_processes_have_the_losses_of_one(cpt, whole, run_of):
     assert losses(run_of("two")) == pytest.approx(losses(run_of()), rel=1e-5)
 
 
-def test_a_command_that_is_typed_wrongly_says_what_it_takes(cpt, whole):
+def test_a_command_with_a_typo_ends_with_code_2_and_no_traceback(cpt, whole):
     for words in (("train",), ("train", whole, "--prcesses", 2), ("trian", whole), ("train", whole, "--processes", 0)):
         typed = cpt(*words)
         assert typed.returncode == 2 and "Traceback" not in typed.output, words
 
 
 @pytest.mark.slow
-def test_output_that_nobody_reads_any_more_ends_no_run(whole, run_of):
+def test_a_run_continues_when_its_output_is_closed(whole, run_of):
     read, written_to = os.pipe()
     os.close(read)
     process = shell(BIN / "cpt", "train", whole, "name=unread", stdout=written_to, stderr=written_to)
@@ -106,7 +106,7 @@ def test_output_that_nobody_reads_any_more_ends_no_run(whole, run_of):
     assert process.wait(300) == 0 and losses(run_of("unread")) == losses(run_of())
 
 
-# What the recipe says
+# Recipes
 
 
 def test_an_override_changes_what_it_says_and_nothing_else(cpt, whole, run_of):
@@ -144,7 +144,7 @@ def test_a_section_can_be_a_file_with_keys_on_top(whole, tmp_path):
     assert loaded.model.config["hidden_size"] == 32 and loaded.model.dtype == "float32"
 
 
-def test_numbers_may_be_written_as_people_write_them(whole):
+def test_numbers_take_underscores_exponents_and_units(whole):
     tokens = {load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")}
     assert tokens == {2_000_000}
 
@@ -167,7 +167,7 @@ def test_the_export_is_a_model_with_its_tokenizer_that_transformers_loads_alone(
     assert subprocess.run([sys.executable, "-c", program, run_of() / "final"], env={**os.environ, "HF_HUB_OFFLINE": "1"}).returncode == 0
 
 
-# Runs of one name
+# Names
 
 
 def test_a_finished_run_is_left_alone(cpt, whole, run_of):
@@ -192,7 +192,7 @@ def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):
     assert first.wait().returncode == 75
 
 
-def test_a_folder_of_that_name_that_is_no_run_is_not_touched(cpt, recipe, write, tmp_path):
+def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     (tmp_path / "runs/run/thesis.tex").write_text("mine")
     typed = cpt("train", write(recipe))
@@ -208,7 +208,7 @@ def test_a_run_that_was_begun_with_another_model_is_not_mixed_with_it(cpt, recip
     assert typed.returncode == 2 and "Traceback" not in typed.stderr
 
 
-# What is refused
+# Mistakes
 
 
 @pytest.fixture
@@ -275,13 +275,13 @@ def test_a_setting_without_effect_is_refused(refused, override):
 @pytest.mark.parametrize(
     ("text", "line"), [("name: x\nname: y\n", 2), ("name: x\n\tstage: cpt\n", 2), ("- a\n", 1), ("", 1), ("name: [x\nstage: y\n", 2)]
 )
-def test_a_file_that_is_no_recipe_is_refused_with_its_line(tmp_path, text, line):
+def test_a_file_that_is_not_a_recipe_is_refused_with_its_line(tmp_path, text, line):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(RecipeError, match=rf"recipe\.yaml:{line}\b"):
         load_recipe(tmp_path / "recipe.yaml")
 
 
-def test_a_batch_that_cannot_be_cut_up_is_refused_with_one_that_can(refused):
+def test_an_impossible_global_batch_is_refused_with_a_possible_one(refused):
     assert "384" in refused("budget.global_batch_tokens=300")
 
 
@@ -301,7 +301,7 @@ def test_an_option_without_effect_is_refused(cpt, recipe, write, words):
         ("schedule={name: constant, floor: 0.1}", "floor"),
     ],
 )
-def test_what_a_recipe_names_and_is_not_there_is_refused_before_a_step(cpt, recipe, write, override, named):
+def test_a_missing_file_option_or_function_is_refused_before_the_first_step(cpt, recipe, write, override, named):
     typed = cpt("train", file := write(recipe), override)
     assert typed.returncode == 2 and named in typed.stderr.replace(override, "") and "Traceback" not in typed.stderr
     assert not list(file.parent.rglob("metrics.jsonl"))
@@ -328,6 +328,6 @@ def test_from_python_a_recipe_s_mistakes_are_one_error(recipe, write):
     assert "seed" in str(refused.value) and "packing" in str(refused.value)
 
 
-def test_a_process_that_a_launcher_half_described_is_refused(cpt, recipe, write):
+def test_an_incomplete_launcher_environment_is_refused(cpt, recipe, write):
     typed = cpt("train", write(recipe), environment={"WORLD_SIZE": "2"})
     assert typed.returncode == 2 and "RANK" in typed.stderr

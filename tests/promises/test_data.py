@@ -1,4 +1,4 @@
-"""The data: what is read, in which order and shares, what is left out, and what is refused."""
+"""Data promises: which documents a run reads, in which order and shares, and which it drops or refuses."""
 
 import csv
 import gzip
@@ -44,7 +44,7 @@ class Epoch:
 
     @property
     def pieces(self):
-        """The token ids of each document in each row, padding left out."""
+        """The token ids of each document in each row, without padding."""
         return [piece for batch in self.rows for line in range(len(batch["input_ids"])) for piece in self.pieces_of(batch, line)]
 
     def pieces_of(self, batch, line=0):
@@ -79,7 +79,7 @@ def same_rows(one, other):
     )
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "concatenate", "none", "token_budget"])
@@ -158,7 +158,7 @@ def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
     assert all(any(f"cow number {number} says" in text for text in read.texts) for number in range(12))
 
 
-# What is left out
+# Dropping
 
 
 def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
@@ -233,18 +233,18 @@ def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypa
     assert str(change.get("path", "text")) in str(refused.value)
 
 
-# In which order, in which shares
+# Order and shares
 
 
 @pytest.fixture
 def two_sources(tmp_path):
-    """Texts of capital and of small letters, so that each token tells its source."""
+    """Texts in capital and in small letters, so that the source of each token is known."""
     texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
     return [{"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()]
 
 
 def share_of_capitals(rows, first, last, tokenizer):
-    """Of the tokens of rows that are all capitals, or have none."""
+    """The share of tokens that are in capital rows."""
     counts = Counter()
     for row in (rows[number] for number in range(first, last)):
         text = tokenizer.decode(row["input_ids"], skip_special_tokens=True)
@@ -321,7 +321,7 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     assert all(torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row])
 
 
-# What a row is
+# Rows
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "token_budget"])
@@ -372,7 +372,7 @@ def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half
     assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(data.rows[0]["input_ids"], data.rows[1]["input_ids"])
 
 
-# The same for every start
+# The same batches for every start
 
 
 @pytest.fixture

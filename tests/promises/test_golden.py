@@ -1,4 +1,4 @@
-"""What tiny recipes of every kind came to is what they come to: batches, losses, FLOPs and plans (`golden.py` says how to change it)."""
+"""Tiny recipes of every kind still have the batches, losses, FLOPs and plans of golden.json (to change it, see golden.py)."""
 
 import json
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory, own_cache):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES])
-def test_batches_losses_and_plan_are_those_that_are_written_down(folder, name):
+def test_batches_losses_and_plan_are_those_of_the_file(folder, name):
     found, known = measure(name, folder), GOLDEN[name]
     assert found["batches"] == known["batches"]
     assert found["losses"] == pytest.approx(known["losses"], rel=2e-6, abs=1e-8)

@@ -1,4 +1,4 @@
-"""A run is never lost: whatever stops it, the same command makes of it what it would have been, bit for bit."""
+"""Reliability promises: whatever stops a run, the same command resumes it with the same losses and weights, bit for bit."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def file(corpus, tokenizer_folder, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def straight(cpt, file) -> Path:
-    """The run that nothing happened to."""
+    """The uninterrupted run."""
     assert (typed := cpt("train", file, folder=file.parent)).returncode == 0, typed.output
     return file.parent / "runs/run"
 
@@ -61,7 +61,7 @@ def run(my_lab) -> Path:
 
 
 def is_same(run, straight) -> bool:
-    """Each step once, with the losses and weights of the run that nothing happened to."""
+    """Each step once, with the losses and weights of the uninterrupted run."""
     steps = [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
     return steps == list(range(1, STEPS + 1)) and losses(run) == losses(straight) and weights(run) == weights(straight)
 
@@ -116,7 +116,7 @@ def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bi
     assert train(in_background).returncode == 0 and is_same(run, straight)
 
 
-# Asked to stop
+# Signals
 
 
 @pytest.mark.parametrize("kind", ["term", pytest.param("int", marks=pytest.mark.slow), pytest.param("hup", marks=pytest.mark.slow)])
@@ -209,7 +209,7 @@ def test_any_damage_to_any_file_of_a_checkpoint_is_found(cpt, copy):
 
 
 @pytest.mark.slow
-def test_whatever_file_is_damaged_the_run_ends_as_if_nothing_had_been(train, copy, straight, killed):
+def test_whichever_checkpoint_file_is_damaged_the_run_ends_with_the_same_weights(train, copy, straight, killed):
     for number, name in enumerate(files_of(killed / "checkpoint-4")):
         run = copy()
         damage(run / "checkpoint-4" / name, DAMAGES[number % 4])
@@ -217,7 +217,7 @@ def test_whatever_file_is_damaged_the_run_ends_as_if_nothing_had_been(train, cop
         assert is_same(run, straight), (name, DAMAGES[number % 4])
 
 
-def test_a_run_without_a_sound_checkpoint_stops_and_begins_anew_when_told(train, copy, straight):
+def test_a_run_without_a_sound_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
     run = copy()
     for checkpoint in checkpoints(run):
         damage(run / checkpoint / "optimizer.pt", "flipped bit")
@@ -289,7 +289,7 @@ def test_a_callback_that_fails_costs_an_event_and_not_the_run(train, run, straig
     assert "LookupError" in json.dumps(events(run))
 
 
-def test_a_filter_that_fails_names_itself_the_file_and_the_row(train, run, tmp_path, corpus):
+def test_an_error_in_a_filter_names_the_filter_the_file_and_the_row(train, run, tmp_path, corpus):
     words = "data.filters=[{name: 'my_lab:too_short', min_words: 1}]"
     refused = train(words, trouble="filter@0", environment={"CPT_CACHE": str(tmp_path / "store")})
     assert refused.returncode == 2 and "ZeroDivisionError" in refused.stderr and "my_lab:too_short" in refused.stderr
@@ -303,7 +303,7 @@ def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, stra
 
 
 @pytest.mark.slow
-def test_a_run_refuses_to_go_on_with_other_data(train, copy, corpus):
+def test_a_run_refuses_to_resume_with_other_data(train, copy, corpus):
     copy()
     refused = train(f"data.sources=[{{path: {corpus}/general.jsonl}}]")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
@@ -332,7 +332,7 @@ def fill(folder) -> Path:
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_there_is_room(start, train, file, my_lab, disk, run, straight):
+def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_again(start, train, file, my_lab, disk, run, straight):
     typed = start("train", file, folder=my_lab)
     typed.wait_until(lambda: (run / "checkpoint-2").exists())
     ballast = fill(disk)
@@ -379,6 +379,6 @@ def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes_bit_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_supervised_a_killed_run_starts_again_by_itself(train, run, straight):
+def test_a_supervised_run_restarts_after_a_kill(train, run, straight):
     assert train("--supervise", trouble="kill@5").returncode == 0
     assert is_same(run, straight) and "restart" in [event["kind"] for event in events(run)]
