@@ -199,6 +199,7 @@ def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, 
     assert typed.returncode in (0, 2) and (tmp_path / "runs/run/thesis.tex").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_begun_with_another_model_is_not_mixed_with_it(cpt, recipe, write, tmp_path):
     recipe["checkpoints"] = {"every_steps": 4}
     assert cpt("train", write(recipe)).returncode == 0
@@ -265,7 +266,7 @@ def test_a_value_that_makes_no_sense_is_refused_with_its_key(refused, override):
 
 @pytest.mark.parametrize(
     "override",
-    ["training.resume_from_checkpoint=x", "training.group_by_length=true", "training.learning_rate=1e-4", "data.stride=32"]
+    ["training.resume_from_checkpoint=x", "training.ignore_data_skip=true", "training.learning_rate=1e-4", "data.stride=32"]
     + ["rewards=[exact_match]", "training.save_steps=5"],
 )
 def test_a_setting_without_effect_is_refused(refused, override):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from promises.golden import FILE, NAMES, measure
 
-QUICK = ("pretrain-llama", "lora", "sft")
+QUICK = ("pretrain-llama", "sft")
 GOLDEN = json.loads(FILE.read_text())
 
 
