@@ -94,9 +94,10 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     assert packing == "concatenate" or all(read.texts[text] == 1 for text in TEXTS)
 
 
-def test_documents_read_in_small_windows_are_all_read_once(epoch):
-    whole = epoch(packing="none")
-    windowed = epoch(packing="none", window_bytes=1500)  # of a store that has the whole already
+def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
+    sources = [{"path": jsonl(tmp_path / "once.jsonl", TEXTS)}]
+    whole = epoch(sources=sources, packing="none")
+    windowed = epoch(sources=sources, packing="none", window_bytes=1500)  # the store already holds the whole source
     windowed.rows = windowed.read(0, len(TEXTS))
     assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
 
