@@ -57,7 +57,8 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
     except UnpicklingError as problem:
         called = CALLED.search(str(problem))
         if called is None:
-            raise CheckpointError(f"{what}: a file is damaged: {' '.join(str(problem).split())[:300]}") from problem
+            reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[2]  # before it torch advises to allow code
+            raise CheckpointError(f"{what}: a file is damaged: {reason[:300]}") from problem
         raise CheckpointError(
             f"{what}: a file holds more than tensors and numbers, reading it would call {called[1]}. It was not read. "
             "If you know who wrote it: cpt train --resume PATH --trust-checkpoint."

@@ -114,9 +114,10 @@ class CPTDataLoader(DataLoader[Row]):
             RuntimeError: they died MOST_REPLACEMENTS times already.
         """
         taken = replaced = 0
-        batches = self.torch_batches()
+        batches: Iterator[Row] | None = None
         while True:
             try:
+                batches = batches or self.torch_batches()
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
                 if not tells_of_lost_worker(problem) or replaced == MOST_REPLACEMENTS:
@@ -125,8 +126,7 @@ class CPTDataLoader(DataLoader[Row]):
                 many = f"{replaced} of {MOST_REPLACEMENTS} times"
                 self.on_lost_workers(f"worker processes of the data loader died and were replaced ({many}): {problem}")
                 self.rank_sampler.begin_at = taken
-                self._iterator = None  # torch keeps persistent workers there
-                batches = self.torch_batches()
+                batches = self._iterator = None  # torch keeps persistent workers there
                 continue
             if batch is None:
                 self.rank_sampler.begin_at = 0

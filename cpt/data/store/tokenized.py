@@ -206,8 +206,11 @@ class TokenizedSource:
         return self._description
 
     def if_ours(self, found: SourceDescription) -> SourceDescription | None:
-        """The description, if it is of these files and of what is asked now; without the list of shards, which may be half a million."""
-        return replace(found, shards={}) if found.name == self.name and found.on_bad_row == self.work.on_bad_row else None
+        """The description, if it is of these files, cut and read as now; without the list of shards, which may be half a million."""
+        cut = self.plan.shards
+        is_cut_so = len(found.shards) == len(cut) and all(self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1))
+        is_ours = found.name == self.name and found.on_bad_row == self.work.on_bad_row and is_cut_so
+        return replace(found, shards={}) if is_ours else None
 
     @cached_property
     def digests(self) -> dict[str, str]:

@@ -1,0 +1,190 @@
+"""The Python API: the parts of a run as functions of its recipe. Use them as `from cpt import plan_run`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from cpt.checkpoints import export
+from cpt.compare.comparison import compare
+from cpt.data.mixture.open_mixture import open_mixture
+from cpt.data.prepared import PreparedData
+from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
+from cpt.evaluation.findings import findings
+from cpt.evaluation.judged_sets import judges_of_texts
+from cpt.plan_command import planned_run
+from cpt.planner.advice import cheapest_that_fits, fits
+from cpt.planner.machines import machines_that_are_meant
+from cpt.planner.speed import ASSUMED_MFU, planned_speed
+from cpt.planner.target import find_target
+from cpt.preflight.automatic import with_chosen_values
+from cpt.recipe.schema import Recipe
+from cpt.stages import build as stages
+from cpt.stages.data import data_of
+from cpt.stages.model import model_for
+from cpt.stages.trainer import CPTTrainer
+from cpt.tokenizer import load as tokenizers
+
+__all__ = ["open_mixture"]
+
+
+def resolve_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with numbers for this machine in the place of `auto`.
+
+    Raises:
+        RecipeError: the model's memory cannot be planned.
+        ResourceError: the model's config cannot be read.
+    """
+    return with_chosen_values(recipe)
+
+
+def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
+    """The tokenizer of the recipe, or of its model.
+
+    Raises:
+        CptError: it cannot be read.
+    """
+    return tokenizers.load_tokenizer(recipe.tokenizer, recipe.model)
+
+
+def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
+    """Read, filter, tokenise and pack the sources; `rows` holds the rows in the order of training, `held_out` the evaluation sets.
+
+    `rows` has no end; `num_rows` of them read all sources once (an estimate where sources are read in windows).
+
+    Raises:
+        DataError: a source is missing, damaged or empty.
+        ResourceError: the token store cannot be written.
+    """
+    return data_of(recipe, tokenizer)
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
+    """The recipe's model as its stage trains it, with adapters where it asks for them; of stage `reward` a model with one score.
+
+    Raises:
+        RecipeError: the section contradicts itself, the weights or the tokenizer.
+        CheckpointError: weights are missing or damaged.
+    """
+    precision = {key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training}
+    arguments = TrainingArguments(
+        str(recipe.output_dir / recipe.name),
+        use_cpu=bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
+        **precision,
+    )
+    return model_for(recipe, tokenizer, arguments)
+
+
+def build_trainer(recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData) -> CPTTrainer:
+    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to `output_dir`/`name`.
+
+    Raises:
+        RecipeError: no such stage, or a value that Hugging Face refuses.
+    """
+    return stages.build_trainer(recipe, model, tokenizer, data)
+
+
+def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:
+    """Write a model that plain transformers loads, with adapters merged; the folder is complete or absent.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    export.export_model(trainer, recipe, tokenizer, Path(folder))
+    return Path(folder)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run is expected to take on a machine."""
+
+    fits: bool
+    gpu_terms: Mapping[str, Mapping[str, float]]
+    """Bytes of one GPU (of this machine's memory on a CPU), by moment of the run and by term; the largest sum is the peak."""
+    host_terms: Mapping[str, float]
+    """Bytes of each machine's own memory, by term."""
+    micro_batch: int
+    """Rows of a process at a time."""
+    tokens_per_step: int
+    flops_per_token: float
+    """Of a training step: forward and backward, nothing recomputed."""
+    tokens_per_second: float
+    changes: Mapping[str, Any] | None
+    """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing helps."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of one GPU."""
+        return max(sum(terms.values()) for terms in self.gpu_terms.values())
+
+
+def plan_run(
+    recipe: Recipe, gpu: str, *, gpus: int = 1, nodes: int = 1, host_memory: float | None = None, max_memory: float = 1.0
+) -> RunPlan:
+    """Memory and speed of a run, counted without its weights.
+
+    Args:
+        gpu: its name ("RTX 4090", "H100"), or "cpu".
+        gpus: on all machines together.
+        host_memory: GiB of each machine.
+        max_memory: share of a GPU that the run may take.
+
+    Raises:
+        ResourceError: the GPU is unknown, or the model's config cannot be read.
+        RecipeError: the recipe cannot run there.
+    """
+    machines = machines_that_are_meant(gpu, gpus, nodes, None, [])
+    target = find_target(gpu, gpus, host_memory, nodes=nodes)
+    planned = planned_run(recipe, machines, target, max_memory)
+    is_enough = fits(planned.memory, target, max_memory)
+    proposal = None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=ASSUMED_MFU, share=max_memory)
+    return RunPlan(
+        fits=is_enough,
+        gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},
+        host_terms={term.name: term.size for term in planned.memory.host.terms},
+        micro_batch=planned.setup.micro_batch,
+        tokens_per_step=planned.setup.tokens_per_step,
+        flops_per_token=planned.facts.flops_per_token,
+        tokens_per_second=planned_speed(planned.facts, planned.setup, target, ASSUMED_MFU).tokens_per_second,
+        changes=None if proposal is None else dict(proposal.changes),
+    )
+
+
+def evaluate_model(
+    model: str | Path,
+    texts: Mapping[str, str | Path],
+    *,
+    against: str | Path | None = None,
+    sequence_length: int = 2048,
+    batch_size: int = 8,
+) -> dict[str, Any]:
+    """Loss, perplexity and bits per byte on held-out texts, compared with another model document by document; as `cpt evaluate --json`.
+
+    Args:
+        model: a run's folder, an exported model or a Hub id.
+        texts: held-out sets by name: a file, folder or glob each.
+        sequence_length: tokens that the model sees at a time, at most; a model made for fewer sees fewer.
+
+    Raises:
+        DataError: a text is missing, or too few documents to compare.
+        CheckpointError: no model is there.
+    """
+    models = [model_at(str(path)) for path in (model, against) if path is not None]
+    length = min(sequence_length, *map(known_positions, models))
+    asked = Asked(
+        judges_of_texts([f"{name}={path}" for name, path in texts.items()], length), batch_size=batch_size, is_compared=against is not None
+    )
+    return findings(*(measure(one, asked) for one in models)).to_json()
+
+
+def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
+    """Differences between runs and their figures, against the first; as `cpt compare --json`.
+
+    Raises:
+        CheckpointError: a folder holds no run.
+    """
+    return compare([Path(folder) for folder in folders]).to_json()

@@ -1,0 +1,256 @@
+"""What every promise needs: a corpus, a tokenizer, a recipe that trains in seconds, and `cpt` as a user types it.
+
+A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`) only, so it outlives any change of the code's layout.
+"""
+
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORDS = "the model reads a document and learns which word comes after other words in text of its domain"
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+}
+# Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of several.
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(["cpt.train", "cpt.api"])
+
+
+@dataclass
+class Typed:
+    """A command that was typed, with what it printed so far."""
+
+    process: Any
+    folder: Path
+
+    @property
+    def pid(self) -> int:
+        """Also the id of its process group."""
+        return self.process.pid
+
+    def wait(self, seconds: float = 300) -> "Typed":
+        """Wait for its end; a command that takes longer is killed and fails the test."""
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.signal(signal.SIGKILL)
+            pytest.fail(f"the command did not end within {seconds:.0f} s:\n{self.output}")
+        return self
+
+    def wait_until(self, condition: Callable[[], Any], seconds: float = 120) -> None:
+        """Wait until the condition holds while the command runs; fails where it ends first."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if not self.process.is_alive() and not condition():
+                pytest.fail(f"the command ended first, with {self.process.exitcode}:\n{self.output}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {seconds:.0f} s in vain:\n{self.output}")
+            time.sleep(0.01)
+
+    def signal(self, number: int, *, group: bool = True) -> None:
+        """Send a signal to the process or to its whole group, as a terminal does."""
+        with suppress(ProcessLookupError):  # it ended by itself
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    @property
+    def returncode(self) -> int:
+        """Negative after a signal."""
+        return self.process.exitcode
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def _run(words: list[str], output: Path, folder: Path, environment: dict[str, str]) -> None:
+    os.setpgrp()
+    multiprocessing.set_start_method(None, force=True)  # else workers of a data loader come from another fork server
+    os.chdir(folder)
+    os.environ.update(environment)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.argv = ["cpt", *words]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="cpt")
+    sys.exit(command.load()())
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
+    """Start `cpt WORDS ...` and return at once."""
+    started: list[Typed] = []
+
+    def begin(*words: object, folder: Path | None = None, environment: dict[str, str] | None = None) -> Typed:
+        output = tmp_path_factory.mktemp("typed")
+        variables = {"CPT_CACHE": str(own_cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
+        process = FORKS.Process(target=_run, args=([str(word) for word in words], output, folder or ROOT, variables))
+        process.start()
+        started.append(Typed(process, output))
+        return started[-1]
+
+    yield begin
+    for typed in started:
+        if typed.process.is_alive():
+            typed.signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def cpt(start):
+    """Type `cpt WORDS ...` and wait for its end."""
+    return lambda *words, seconds=300, **options: start(*words, **options).wait(seconds)
+
+
+@pytest.fixture(scope="session")
+def together(start):
+    """Type `cpt WORDS ...` in several processes that make one run, as torchrun starts them; the main process comes first."""
+
+    def begin(number: int, *words: object, **options: Any) -> list[Typed]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        group = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        more = options.pop("environment", {})
+        ranks = ({**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}} for n in range(number))
+        return [start(*words, environment=variables, **options) for variables in ranks]
+
+    return begin
+
+
+@pytest.fixture(scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token store of the session."""
+    os.environ["CPT_CACHE"] = str(folder := tmp_path_factory.mktemp("store"))
+    return folder
+
+
+def write_documents(path: Path, count: int, seed: int) -> Path:
+    """JSONL of documents of 5 to 120 words."""
+    draw = random.Random(seed)
+    texts = (" ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) + f" number {number}." for number in range(count))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with domain.jsonl, general.jsonl and held_out.jsonl."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for seed, (name, count) in enumerate({"domain": 120, "general": 120, "held_out": 24}.items()):
+        write_documents(folder / f"{name}.jsonl", count, seed)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer of 320 entries, made by the tokenizers library."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False)
+    tokenizer.train_from_iterator([WORDS] * 3, trainer)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """Sections of a run of 8 steps of 4 rows; change what a promise is about, then `write`."""
+    return tiny_recipe(corpus, tokenizer_folder, tmp_path)
+
+
+def tiny_recipe(corpus: Path, tokenizer_folder: Path, folder: Path) -> dict[str, Any]:
+    """Sections of a run of 8 steps of 4 rows, with its output in the folder."""
+    return {
+        "name": "run",
+        "stage": "pretrain",
+        "output_dir": str(folder / "runs"),
+        "model": {"from_scratch": True, "config": dict(TINY_MODEL)},
+        "tokenizer": {"path": str(tokenizer_folder)},
+        "data": {
+            "sequence_length": 64,
+            "sources": [
+                {"path": str(corpus / "domain.jsonl"), "weight": 0.7},
+                {"path": str(corpus / "general.jsonl"), "weight": 0.3},
+            ],
+        },
+        "budget": {"tokens": 8 * 256, "global_batch_tokens": 256},
+        "optimizer": {"learning_rate": 3e-3},
+        "training": {"per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True},
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Write a recipe's sections as YAML and return the file."""
+    return lambda sections, name="recipe.yaml": written(tmp_path / name, sections)
+
+
+def written(file: Path, sections: dict[str, Any]) -> Path:
+    """A recipe's file."""
+    file.write_text(yaml.safe_dump(sections, sort_keys=False))
+    return file
+
+
+def losses(run: Path) -> list[float]:
+    """The training loss of each step, from the run's metrics."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def weights(run: Path) -> bytes:
+    """The file of the exported weights."""
+    return (run / "final" / "model.safetensors").read_bytes()
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """What happened besides training, in its order."""
+    file = run / "events.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def status(run: Path) -> dict[str, Any]:
+    """The run's state, as scripts read it."""
+    return json.loads((run / "status.json").read_text())
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path) -> Path:
+    """A folder from which commands find the package `my_lab`, a user's own parts."""
+    (tmp_path / "my_lab.py").write_text(Path(__file__).with_name("user_parts.py").read_text())
+    return tmp_path

@@ -1,0 +1,431 @@
+"""Data promises: which documents a run reads, in which order and shares, and which it drops or refuses."""
+
+import csv
+import gzip
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from promises.conftest import WORDS, events, losses
+from torch.utils.data import DataLoader, Subset
+from transformers import AutoTokenizer
+
+from cpt import build_data, build_model, build_trainer, load_recipe, load_tokenizer, open_mixture
+from cpt.errors import DataError, RecipeError
+
+TEXTS = [f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)]  # each fits into a row of 64 tokens
+END = "<|end|>"
+
+
+def jsonl(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+class Epoch:
+    """One time through the data, row by row."""
+
+    def __init__(self, file, overrides=()):
+        self.recipe = load_recipe(file, overrides)
+        self.tokenizer = load_tokenizer(self.recipe)
+        self.data = build_data(self.recipe, self.tokenizer)
+        self.rows = self.read(0, self.data.num_rows)
+
+    def read(self, first, last):
+        """These rows, each as a batch."""
+        rows = (self.data.rows[number] for number in range(first, last))
+        return [{name: value if value.dim() == 2 else value[None] for name, value in row.items()} for row in rows]
+
+    def trainer(self):
+        return build_trainer(self.recipe, build_model(self.recipe, self.tokenizer), self.tokenizer, self.data)
+
+    @property
+    def pieces(self):
+        """The token ids of each document in each row, without padding."""
+        return [piece for batch in self.rows for line in range(len(batch["input_ids"])) for piece in self.pieces_of(batch, line)]
+
+    def pieces_of(self, batch, line=0):
+        ids, positions = batch["input_ids"][line], batch["position_ids"][line]
+        pieces = ids.tensor_split((positions == 0).nonzero().flatten()[1:])
+        mask = batch["attention_mask"][line] if "attention_mask" in batch else torch.ones_like(ids)
+        masks = mask.tensor_split((positions == 0).nonzero().flatten()[1:])
+        pieces = [piece[kept == 1].tolist() for piece, kept in zip(pieces, masks, strict=True)]
+        return [piece for piece in pieces if set(piece) - {self.tokenizer.eos_token_id}]
+
+    @property
+    def texts(self):
+        """How often each document was read."""
+        return Counter(self.tokenizer.decode(piece).removesuffix(END) for piece in self.pieces)
+
+
+@pytest.fixture
+def epoch(recipe, write, tmp_path):
+    """One time through texts, with the recipe's `data` and `evaluation` as given."""
+
+    def read(texts=TEXTS, *overrides, evaluation=None, **data):
+        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts)}]
+        file = write({**recipe, "data": {**recipe["data"], "sources": sources, **data}, "evaluation": evaluation or {}})
+        return Epoch(file, overrides)
+
+    return read
+
+
+def same_rows(one, other):
+    return len(one) == len(other) and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(one, other, strict=True)
+    )
+
+
+# Reading
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concatenate", "none", "token_budget"])
+def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
+    long = [" ".join([WORDS] * 9) + f" {number}" for number in range(5)]
+    texts = [*TEXTS, *long] if packing in ("best_fit", "concatenate") else TEXTS
+    read = epoch(texts, "training.per_device_train_batch_size=1", packing=packing)
+    expected = Counter(token for text in texts for token in [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id])
+    found = Counter(token for piece in read.pieces for token in piece)
+    end = read.tokenizer.eos_token_id
+    assert {**found, end: 0} == {**expected, end: 0}
+    assert packing == "concatenate" or all(read.texts[text] == 1 for text in TEXTS)
+
+
+def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
+    sources = [{"path": jsonl(tmp_path / "once.jsonl", TEXTS)}]
+    whole = epoch(sources=sources, packing="none")
+    windowed = epoch(sources=sources, packing="none", window_bytes=1500)  # the store already holds the whole source
+    windowed.rows = windowed.read(0, len(TEXTS))
+    assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "txt", "json", "jsonl.gz", "jsonl.zst"])
+def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path, kind):
+    file, more = tmp_path / f"other.{kind}", {"text_documents": "line"} if kind == "txt" else {}
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+    match kind:
+        case "parquet":
+            pa.parquet.write_table(pa.table({"text": TEXTS}), file)
+        case "csv" | "tsv":
+            with file.open("w", newline="") as opened:
+                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows([["text"], *([text] for text in TEXTS)])
+        case "txt":
+            file.write_text("".join(text + "\n" for text in TEXTS))
+        case "json":
+            file.write_text(json.dumps([{"text": text} for text in TEXTS]))
+        case "jsonl.gz":
+            file.write_bytes(gzip.compress(lines))
+        case "jsonl.zst":
+            file.write_bytes(pa.Codec("zstd").compress(lines, asbytes=True))
+    assert same_rows(epoch().rows, epoch(sources=[{"path": str(file), **more}]).rows)
+
+
+def test_files_that_were_moved_are_the_same_rows(epoch, tmp_path):
+    before = epoch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "texts.jsonl").rename(tmp_path / "elsewhere/texts.jsonl")
+    assert same_rows(before.rows, epoch(sources=[{"path": str(tmp_path / "elsewhere/texts.jsonl")}]).rows)
+
+
+def test_a_folder_is_all_of_its_files(epoch, tmp_path):
+    (tmp_path / "many").mkdir()
+    jsonl(tmp_path / "many/a.jsonl", TEXTS[:30])
+    jsonl(tmp_path / "many/b.jsonl", TEXTS[30:])
+    assert epoch(sources=[{"path": str(tmp_path / "many")}]).texts == Counter(TEXTS)
+
+
+def test_a_template_makes_the_text_of_several_columns(epoch, tmp_path):
+    (tmp_path / "books.jsonl").write_text('{"title": "the word", "body": "the text"}\n')
+    read = epoch(sources=[{"path": str(tmp_path / "books.jsonl"), "template": "{title}: {body}"}])
+    assert read.texts == {"the word: the text": 1}
+
+
+def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
+    read = epoch([f"before {END} after"])
+    (piece,) = read.pieces
+    assert piece.count(read.tokenizer.eos_token_id) == 1 and piece[-1] == read.tokenizer.eos_token_id
+
+
+def test_max_documents_takes_the_first_ones(epoch, tmp_path):
+    assert epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_documents": 9}]).texts == Counter(TEXTS[:9])
+
+
+def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
+    monkeypatch.syspath_prepend(my_lab)
+    read = epoch(sources=[{"path": "my_lab:farm", "options": {"count": 12}}], sequence_length=128)
+    assert all(any(f"cow number {number} says" in text for text in read.texts) for number in range(12))
+
+
+# Dropping
+
+
+def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
+    monkeypatch.syspath_prepend(my_lab)
+    read = epoch(filters=[{"name": "my_lab:too_short", "min_words": 6}], transforms=[{"name": "my_lab:shouted"}])
+    assert read.texts == Counter(text.upper() for text in TEXTS if len(text.split()) >= 6) and len(read.texts) < len(TEXTS)
+
+
+def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
+    recipe["data"]["filters"] = [{"name": "my_lab:too_short", "min_word": 6}]
+    file = write(recipe)
+    line = next(number for number, text in enumerate(file.read_text().splitlines(), 1) if "min_word" in text)
+    typed = cpt("check", file, folder=my_lab)
+    assert typed.returncode == 2 and f"recipe.yaml:{line}:" in typed.output and "min_words" in typed.output
+
+
+def test_exact_duplicates_are_read_once(epoch):
+    assert epoch(TEXTS * 2, deduplicate="exact").texts == Counter(TEXTS)
+
+
+def test_duplicates_in_two_sources_are_read_from_the_first(epoch, tmp_path):
+    texts = {"a": TEXTS[:50], "b": TEXTS}
+    sources = [{"path": jsonl(tmp_path / f"{name}.jsonl", lines)} for name, lines in texts.items()]
+    read = epoch(sources=sources, deduplicate="exact_across_sources")
+    by_source = Counter(text in TEXTS[:50] for text in read.texts.elements())
+    assert read.texts.keys() <= set(TEXTS) and by_source[True] and by_source[False]
+    assert read.data.num_tokens == sum(len(read.tokenizer(text)["input_ids"]) + 1 for text in TEXTS)
+
+
+def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch, tmp_path):
+    sources = [{"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"]  # a copy in another source is held out, too
+    read = epoch(sources=sources, evaluation={"held_out_share": 0.2})
+    held_out, trainer = [text for text in TEXTS if text not in read.texts], read.trainer()
+    assert 4 <= len(held_out) <= 30 and len(read.texts) + len(held_out) == len(TEXTS)
+    documents = [torch.tensor([[*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]]) for text in held_out]
+    with torch.no_grad():
+        sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
+    by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
+    assert trainer.evaluate()["eval_a_loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n{"text": \n')
+    with pytest.raises(DataError, match=r"bad\.jsonl(:| line )3"):
+        epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}])
+
+
+def test_bad_rows_are_skipped_up_to_a_share_and_listed(epoch, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
+    (tmp_path / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
+    sources = [{"path": str(tmp_path / "bad.jsonl")}]
+    assert epoch(sources=sources, on_bad_row="skip", max_bad_share=0.1).texts == Counter(TEXTS)
+    listed = "".join(file.read_text() for file in (tmp_path / "store").rglob("bad_rows.jsonl"))
+    assert "81" in listed and "no json" not in listed
+    with pytest.raises(DataError):
+        epoch(sources=sources, on_bad_row="skip", max_bad_share=0.001)
+
+
+def test_quarantined_rows_are_kept_whole(epoch, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
+    (tmp_path / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS) + "no json\n")
+    epoch(sources=[{"path": str(tmp_path / "bad.jsonl")}], on_bad_row="quarantine", max_bad_share=0.1)
+    assert "no json" in "".join(file.read_text() for file in (tmp_path / "store").rglob("bad_rows.jsonl"))
+
+
+@pytest.mark.parametrize("change", [{"text_column": "body"}, {"path": "nowhere/*.jsonl"}, {"path": "empty.jsonl"}])
+def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError) as refused:
+        epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), **change}])
+    assert str(change.get("path", "text")) in str(refused.value)
+
+
+# Order and shares
+
+
+@pytest.fixture
+def two_sources(tmp_path):
+    """Texts in capital and in small letters, so that the source of each token is known."""
+    texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
+    return [{"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()]
+
+
+def share_of_capitals(rows, first, last, tokenizer):
+    """The share of tokens that are in capital rows."""
+    capital, counts = set(tokenizer(TEXTS[0][:3].upper())["input_ids"]), Counter()
+    for row in (rows[number] for number in range(first, last)):
+        padding = int(((row["input_ids"] == tokenizer.eos_token_id) & (row["labels"] == -100)).sum())
+        counts[int(row["input_ids"][0]) in capital] += len(row["input_ids"]) - padding
+    return counts[True] / counts.total()
+
+
+@pytest.fixture
+def rows_of(recipe, write):
+    def prepared(sources, *overrides, **data):
+        loaded = load_recipe(write({**recipe, "data": {**recipe["data"], "sources": sources, **data}}), overrides)
+        tokenizer = load_tokenizer(loaded)
+        return build_data(loaded, tokenizer).rows, tokenizer
+
+    return prepared
+
+
+@pytest.mark.parametrize("weight", [0.7, 0.05])
+def test_weights_are_shares_of_tokens_within_a_tenth_of_a_point(rows_of, two_sources, weight):
+    two_sources[0]["weight"], two_sources[1]["weight"] = weight, 1 - weight
+    rows, tokenizer = rows_of(two_sources)
+    assert share_of_capitals(rows, 0, 8000, tokenizer) == pytest.approx(weight, abs=1e-3)
+
+
+def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
+    phases = [{"until": 64 * 50, "weights": {"loud": 1}}, {"weights": {"loud": 0.2, "soft": 0.8}}]
+    rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
+    assert share_of_capitals(rows, 0, 50, tokenizer) == 1
+    assert share_of_capitals(rows, 50, 2050, tokenizer) == pytest.approx(0.2, abs=0.002)
+
+
+def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
+    phases = [{"until": 64 * 64, "weights": {"loud": 1}}, {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"}]
+    phases.append({"weights": {"soft": 1}})
+    rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
+    quarters = [share_of_capitals(rows, 64 + 800 * quarter, 64 + 800 * (quarter + 1), tokenizer) for quarter in range(4)]
+    assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
+
+
+def test_documents_ordered_by_a_score_are_read_from_the_lowest(epoch, tmp_path, my_lab, monkeypatch):
+    monkeypatch.syspath_prepend(my_lab)
+    read = epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "order_by": "my_lab:length"}], packing="none")
+    lengths = [len(read.tokenizer.decode(piece)) for piece in read.pieces]
+    assert max(lengths[:20]) <= min(lengths[-20:]) and sorted(lengths) == sorted(len(text + END) for text in TEXTS)
+
+
+def test_another_seed_is_another_order_of_the_same_documents(epoch):
+    one, other = epoch(), epoch(TEXTS, "seed=7")
+    assert one.texts == other.texts and not same_rows(one.rows, other.rows)
+
+
+def test_a_second_epoch_reads_the_same_documents_in_another_order(epoch):
+    read = epoch()
+    first, number = read.rows, len(read.rows)
+    read.rows = read.read(number, 2 * number)
+    assert read.texts == Counter(TEXTS) and not same_rows(read.rows, first)
+
+
+@pytest.mark.parametrize("change", [{"when_exhausted": "stop"}, {"sources": 0}])
+def test_more_than_there_is_can_be_refused(recipe, write, tmp_path, change):
+    path = jsonl(tmp_path / "few.jsonl", TEXTS[:5])
+    recipe["data"] |= {**change, "sources": [{"path": path, **({"max_epochs": 2} if "sources" in change else {})}]}
+    loaded = load_recipe(write(recipe))
+    with pytest.raises((DataError, RecipeError)):
+        build_data(loaded, load_tokenizer(loaded))
+
+
+def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
+    rows, tokenizer = rows_of(recipe["data"]["sources"])
+    alone = open_mixture(write(recipe, "mixture.yaml"), tokenizer)
+    batches = list(DataLoader(Subset(alone, range(8)), batch_size=4))
+    assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
+    assert all(torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row])
+
+
+# Rows
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "token_budget"])
+def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
+    read = epoch(TEXTS, "training.per_device_train_batch_size=1", packing=packing)
+    model = read.trainer().model.eval()
+    batch = max(read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"]))
+    pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
+    assert len(pieces) > 1
+    with torch.no_grad():
+        packed = model(**batch).loss
+        alone = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)]
+    assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer_folder, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "chat")
+    return str(tmp_path / "chat")
+
+
+def test_of_a_chat_the_assistants_words_are_learned_and_no_others(recipe, write, tmp_path, chat_tokenizer):
+    turns = [("system", "be short"), ("user", "hello"), ("assistant", "hi there"), ("user", "bye <|im_end|>"), ("assistant", "farewell")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}}
+    recipe["data"] = {"sequence_length": 128, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
+    loaded = load_recipe(write(recipe))
+    tokenizer = load_tokenizer(loaded)
+    row = build_data(loaded, tokenizer).rows[0]
+    learned = tokenizer.decode(row["labels"][row["labels"] != -100])
+    assert learned == f"hi there<|im_end|>farewell<|im_end|>{END}"
+
+
+def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(recipe, write, tmp_path, chat_tokenizer):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " ".join([WORDS] * 20)}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}, "budget": {"epochs": 4}}
+    recipe["data"] = {"sequence_length": 64, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
+    loaded = load_recipe(write(recipe))
+    data = build_data(loaded, load_tokenizer(loaded))
+    assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(data.rows[0]["input_ids"], data.rows[1]["input_ids"])
+
+
+# The same batches for every start
+
+
+@pytest.fixture
+def seen(cpt, together, recipe, write, my_lab):
+    """The rows of each step that the model really saw in a run."""
+
+    def train(name, *overrides, processes=1, **options):
+        callback = f'monitoring.callbacks=[{{name: "my_lab:Seen", file: {my_lab}/{name}.jsonl}}]'
+        words = "train", write(recipe), f"name={name}", callback, "training.per_device_train_batch_size=1", *overrides
+        typed = [cpt(*words, folder=my_lab, **options)] if processes == 1 else together(processes, *words, folder=my_lab, **options)
+        assert [one.wait().returncode for one in typed] == [0] * processes, typed[0].output
+        steps = {}
+        for line in map(json.loads, (my_lab / f"{name}.jsonl").read_text().splitlines()):
+            steps.setdefault(line["step"], []).extend(line["rows"])
+        return {step: sorted(rows) for step, rows in steps.items()}
+
+    return train
+
+
+def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
+    plain = seen("plain")
+    assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
+    assert seen("workers", "training.dataloader_num_workers=2", environment={"CPT_CACHE": str(tmp_path / "empty")}) == plain
+
+
+def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
+    file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
+    assert cpt("train", file, "name=before", **own).returncode == 0 and cpt("store", "verify", **own).returncode == 0
+    stored = max((tmp_path / "store").rglob("*.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
+    assert cpt("store", "verify", **own).returncode == 2
+    assert cpt("train", file, "name=after", **own).returncode == 0
+    assert losses(tmp_path / "runs/after") == losses(tmp_path / "runs/before")
+    assert [event["kind"] for event in events(tmp_path / "runs/after")] == ["damaged_file"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_trains_on_the_same_rows_in_each_step(seen, processes):
+    assert seen("several", processes=processes) == seen("plain")
+
+
+@pytest.mark.slow
+def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen, recipe, tmp_path):
+    recipe["data"] |= {"window_bytes": 5000}
+    recipe["checkpoints"] = {"every_steps": 1, "keep": None}
+    plain = seen("run")
+    (tmp_path / "run.jsonl").unlink()
+    for step in (7, 6, 4, 3, 1):
+        again = seen(
+            "run", "--resume", tmp_path / f"runs/run/checkpoint-{step}", environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+        )
+        assert again == {later: rows for later, rows in plain.items() if later > step}
+        (tmp_path / "run.jsonl").unlink()

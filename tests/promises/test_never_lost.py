@@ -1,0 +1,390 @@
+"""Reliability promises: whatever stops a run, the same command resumes it with the same losses and weights, bit for bit."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from promises.conftest import events, losses, status, tiny_recipe, weights, written
+
+STEPS = 8
+DAMAGES = ("cut", "zeroed", "flipped bit", "missing")
+
+
+@pytest.fixture(scope="session")
+def file(corpus, tokenizer_folder, tmp_path_factory) -> Path:
+    """A recipe whose dropout draws random numbers, and whose parts can make trouble (see user_parts.py)."""
+    folder = tmp_path_factory.mktemp("never_lost")
+    sections = tiny_recipe(corpus, tokenizer_folder, folder)
+    sections["model"]["config"]["attention_dropout"] = 0.1
+    more = {"output_dir": "runs", "checkpoints": {"every_steps": 2}, "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]}}
+    sections |= {**more, "optimizer": {"name": "my_lab:adamw", "learning_rate": 3e-3}}
+    shutil.copy(Path(__file__).with_name("user_parts.py"), folder / "my_lab.py")
+    return written(folder / "recipe.yaml", sections)
+
+
+@pytest.fixture(scope="session")
+def straight(cpt, file) -> Path:
+    """The uninterrupted run."""
+    assert (typed := cpt("train", file, folder=file.parent)).returncode == 0, typed.output
+    return file.parent / "runs/run"
+
+
+@pytest.fixture(scope="session")
+def killed(cpt, file) -> Path:
+    """The folder of a run that was killed after step 5, with checkpoints of steps 2 and 4."""
+    folder = file.parent / "killed"
+    folder.mkdir()
+    shutil.copy(file.with_name("my_lab.py"), folder)
+    assert cpt("train", file, folder=folder, environment={"TROUBLE": "kill@5"}).returncode == -signal.SIGKILL
+    return folder / "runs/run"
+
+
+@pytest.fixture
+def train(cpt, file, my_lab):
+    """Type `cpt train` in a folder of the test's own, with trouble or without."""
+    return lambda *words, trouble="", **options: cpt(
+        "train", file, *words, folder=my_lab, environment={"TROUBLE": trouble, **options.pop("environment", {})}, **options
+    )
+
+
+@pytest.fixture
+def run(my_lab) -> Path:
+    return my_lab / "runs/run"
+
+
+def is_same(run, straight) -> bool:
+    """Each step once, with the losses and weights of the uninterrupted run."""
+    steps = [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
+    return steps == list(range(1, STEPS + 1)) and losses(run) == losses(straight) and weights(run) == weights(straight)
+
+
+def checkpoints(run) -> list[str]:
+    return sorted(folder.name for folder in run.glob("checkpoint-*"))
+
+
+# Killed
+
+
+def test_killed_between_two_steps_a_run_resumes_bit_for_bit(train, run, straight):
+    assert train(trouble="kill@5").returncode == -signal.SIGKILL
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+def test_killed_inside_a_save_a_run_resumes_from_the_checkpoint_before(train, cpt, run, straight):
+    assert train(trouble="save@4").returncode == -signal.SIGKILL
+    assert checkpoints(run) == ["checkpoint-2"] and cpt("verify", run).returncode == 0
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_a_run_resumes_bit_for_bit(start, train, file, my_lab, run, straight):
+    draw, typed = random.Random(1), None
+    for _ in range(5):
+        typed = start("train", file, folder=my_lab)
+        time.sleep(draw.uniform(0.2, 1.5))
+        typed.signal(signal.SIGKILL)
+        typed.wait()
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+@pytest.mark.slow
+def test_killed_while_it_exports_the_model_is_there_whole_or_not_at_all(start, train, cpt, file, my_lab, run, straight):
+    for wait in (0.0, 0.03, 0.1):
+        typed = start("train", file, folder=my_lab)
+        while typed.process.is_alive() and not (run / f"checkpoint-{STEPS}").exists():
+            time.sleep(0.01)
+        time.sleep(wait)
+        typed.signal(signal.SIGKILL)
+        typed.wait()
+        assert not (run / "final").exists() or weights(run) == weights(straight)
+    assert train().returncode == 0 and is_same(run, straight)
+    assert cpt("verify", run).returncode == 0
+
+
+@pytest.mark.slow
+def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bit_for_bit(train, run, straight):
+    in_background = "checkpoints.in_background=true"
+    assert train(in_background, trouble="kill@6").returncode == -signal.SIGKILL
+    assert train(in_background).returncode == 0 and is_same(run, straight)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("kind", ["term", pytest.param("int", marks=pytest.mark.slow), pytest.param("hup", marks=pytest.mark.slow)])
+def test_a_signal_saves_at_the_end_of_the_step_and_the_run_resumes_bit_for_bit(train, run, straight, kind):
+    assert train(trouble=f"{kind}@3").returncode == 75
+    assert (
+        status(run)["state"] == "interrupted"
+        and status(run)["checkpoint"] in ("checkpoint-3", "checkpoint-4")
+        and not (run / "final").exists()
+    )
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_saves_too(start, train, file, my_lab, run, straight, number):
+    typed = start("train", file, "training.dataloader_num_workers=1", folder=my_lab)
+    typed.wait_until(lambda: (run / "metrics.jsonl").exists() and losses(run))
+    typed.signal(number)
+    assert typed.wait().returncode == 75, typed.output
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+@pytest.mark.slow
+def test_stopped_in_an_evaluation_the_run_makes_it_up(train, run, corpus):
+    evaluated = f"evaluation={{perplexity: [{{path: {corpus}/held_out.jsonl}}], every_steps: 2}}"
+    assert train(evaluated, "name=whole").returncode == 0
+    assert train(evaluated, trouble="term@4").returncode == 75
+    assert train(evaluated).returncode == 0
+    figures = [
+        [(row["step"], row["eval_held_out_loss"]) for row in map(json.loads, lines) if "eval_held_out_loss" in row]
+        for lines in ((folder / "metrics.jsonl").read_text().splitlines() for folder in (run, run.with_name("whole")))
+    ]
+    assert (
+        figures[0] == figures[1] and [step for step, _ in figures[0]] == [0, 2, 4, 6, 8] and weights(run) == weights(run.with_name("whole"))
+    )
+
+
+# Damage
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if how == "missing":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(content[:middle])
+    else:
+        changed = bytes(len(content)) if how == "zeroed" else content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        path.write_bytes(changed)
+
+
+@pytest.fixture
+def copy(killed, run):
+    """The killed run again, in the test's own folder."""
+
+    def fresh():
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(killed, run)
+        return run
+
+    return fresh
+
+
+def files_of(checkpoint) -> list[str]:
+    return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+
+
+def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_before_is_used(train, copy, straight):
+    run = copy()
+    damage(run / "checkpoint-4/model.safetensors", "cut")
+    assert train().returncode == 0 and is_same(run, straight)
+    assert "model.safetensors" in (run / "bad-checkpoint-4/reason.txt").read_text() and events(run)[-1]["kind"] == "quarantined"
+
+
+@pytest.mark.slow
+def test_any_damage_to_any_file_of_a_checkpoint_is_found(cpt, copy):
+    run = copy()
+    names = files_of(run / "checkpoint-4")
+    assert len(names) >= 12 and cpt("verify", run / "checkpoint-4").returncode == 0
+    for name in names:
+        path = run / "checkpoint-4" / name
+        content = path.read_bytes()
+        for how in DAMAGES:
+            damage(path, how)
+            typed = cpt("verify", run / "checkpoint-4")
+            assert typed.returncode == 2, (name, how, typed.output)
+            path.write_bytes(content)
+
+
+@pytest.mark.slow
+def test_whichever_checkpoint_file_is_damaged_the_run_ends_with_the_same_weights(train, copy, straight, killed):
+    for number, name in enumerate(files_of(killed / "checkpoint-4")):
+        run = copy()
+        damage(run / "checkpoint-4" / name, DAMAGES[number % 4])
+        assert (typed := train()).returncode == 0, (name, typed.output)
+        assert is_same(run, straight), (name, DAMAGES[number % 4])
+
+
+def test_a_run_without_a_sound_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
+    run = copy()
+    for checkpoint in checkpoints(run):
+        damage(run / checkpoint / "optimizer.pt", "flipped bit")
+    refused = train()
+    assert refused.returncode == 2 and "--allow-restart" in refused.stderr and "optimizer.pt" in refused.stderr
+    assert train("--allow-restart").returncode == 0 and is_same(run, straight)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_can_be_chosen_and_what_was_newer_is_kept_aside(train, copy, straight):
+    run = copy()
+    assert train("--resume", run / "checkpoint-2").returncode == 0 and is_same(run, straight)
+    assert list((run / "set-aside").rglob("checkpoint-4"))
+
+
+class Planted:
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
+def test_a_program_planted_in_a_checkpoint_never_runs(train, copy, tmp_path, name):
+    theirs = shutil.copytree(copy() / "checkpoint-4", tmp_path / "theirs/checkpoint-4")
+    (theirs / "manifest.json").unlink()  # a checkpoint that anybody may have written
+    if name == "optimizer.pt":
+        torch.save({**torch.load(theirs / name, weights_only=True), "passenger": Planted(tmp_path / "ran")}, theirs / name)
+    else:
+        (theirs / name).write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
+    refused = train("--resume", theirs, "name=other")
+    assert refused.returncode == 2 and "checkpoint-4" in refused.stderr and not (tmp_path / "ran").exists()
+
+
+# Bad steps
+
+
+def updates(run) -> set[int]:
+    """How many updates the optimizer made."""
+    state = torch.load(run / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
+    assert all(one["exp_avg"].isfinite().all() for one in state.values())
+    return {int(one["step"]) for one in state.values()}
+
+
+def test_a_step_whose_loss_is_nan_is_skipped_and_written_down(train, run):
+    assert train(trouble="nan@3").returncode == 0
+    assert [(event["kind"], event["step"]) for event in events(run)] == [("nan_skipped", 3)]
+    assert updates(run) == {STEPS - 1} and len(losses(run)) == STEPS
+
+
+@pytest.mark.slow
+def test_a_step_whose_loss_jumps_is_skipped(train, run):
+    assert train(trouble="spike@7").returncode == 0
+    assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 7)] and updates(run) == {STEPS - 1}
+
+
+def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run, straight):
+    assert train(trouble="memory@3").returncode == 0
+    assert [event["kind"] for event in events(run)] == ["out_of_memory"]
+    assert losses(run) == pytest.approx(losses(straight), rel=0.02) and losses(run)[:2] == losses(straight)[:2]
+
+
+# The user's own code
+
+
+@pytest.mark.slow
+def test_an_error_in_the_model_ends_the_run_and_it_resumes_bit_for_bit(train, run, straight):
+    assert train(trouble="error@4").returncode != 0 and status(run)["state"] == "failed"
+    assert train().returncode == 0 and is_same(run, straight)
+
+
+def test_a_callback_that_fails_costs_an_event_and_not_the_run(train, run, straight):
+    assert train(trouble="callback@3").returncode == 0 and is_same(run, straight)
+    assert "LookupError" in json.dumps(events(run))
+
+
+def test_an_error_in_a_filter_names_the_filter_the_file_and_the_row(train, run, tmp_path, corpus):
+    words = "data.filters=[{name: 'my_lab:too_short', min_words: 1}]"
+    refused = train(words, trouble="filter@0", environment={"CPT_CACHE": str(tmp_path / "store")})
+    assert refused.returncode == 2 and "ZeroDivisionError" in refused.stderr and "my_lab:too_short" in refused.stderr
+    assert f"{corpus}/domain.jsonl" in refused.stderr and "8" in refused.stderr and status(run)["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, straight):
+    assert train("training.dataloader_num_workers=1", trouble="worker@3").returncode == 0
+    assert is_same(run, straight)
+
+
+@pytest.mark.slow
+def test_a_run_refuses_to_resume_with_other_data(train, copy, corpus):
+    copy()
+    refused = train(f"data.sources=[{{path: {corpus}/general.jsonl}}]")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+# The disk
+
+
+@pytest.fixture
+def disk(my_lab):
+    """A small disk for the runs."""
+    (folder := my_lab / "runs").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder]).returncode:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder) -> Path:
+    with (folder / "ballast").open("wb", buffering=0) as ballast:
+        try:
+            while True:
+                ballast.write(bytes(1 << 12))
+        except OSError:
+            return folder / "ballast"
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_again(start, train, file, my_lab, disk, run, straight):
+    typed = start("train", file, folder=my_lab)
+    typed.wait_until(lambda: (run / "checkpoint-2").exists())
+    ballast = fill(disk)
+    assert typed.wait().returncode in (0, 2) and "Traceback" not in typed.stderr
+    ballast.unlink()
+    assert train().returncode == 0 and weights(run) == weights(straight) and losses(run) == losses(straight)
+
+
+@pytest.mark.slow
+def test_a_disk_that_cannot_be_written_is_found_before_the_model_is_loaded(train, disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    refused = train()
+    assert refused.returncode == 2 and "output_dir" in refused.stderr and "Traceback" not in refused.stderr
+    assert "attention:" not in refused.output
+
+
+# Several processes
+
+
+@pytest.mark.slow
+def test_two_processes_then_one_then_two_make_the_same_steps(together, train, file, my_lab, run):
+    words, several = ("train", file, "model.config.attention_dropout=0"), {"folder": my_lab}
+    for one in together(2, *words, "name=whole", **several):
+        assert one.wait().returncode == 0
+    for one in together(2, *words, **several, environment={"TROUBLE": "term@3"}):
+        assert one.wait().returncode == 75
+    assert train("model.config.attention_dropout=0", trouble="term@5").returncode == 75
+    for one in together(2, *words, **several):
+        assert one.wait().returncode == 0
+    assert losses(run) == pytest.approx(losses(run.with_name("whole")), rel=2e-6) and len(losses(run)) == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes_bit_for_bit(together, file, my_lab, run):
+    for one in together(2, "train", file, "name=whole", folder=my_lab):
+        assert one.wait().returncode == 0
+    first, last = together(2, "train", file, folder=my_lab, environment={"TROUBLE": "kill/1@5"})
+    assert last.wait().returncode == -signal.SIGKILL and first.wait(120).returncode > 0
+    for one in together(2, "train", file, folder=my_lab):
+        assert one.wait().returncode == 0
+    assert is_same(run, run.with_name("whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_supervised_run_restarts_after_a_kill(train, run, straight):
+    assert train("--supervise", trouble="kill@5").returncode == 0
+    assert is_same(run, straight) and "restart" in [event["kind"] for event in events(run)]

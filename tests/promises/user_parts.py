@@ -1,0 +1,119 @@
+"""A user's own parts, copied into a promise's folder as `my_lab.py`: what a recipe reads, and what goes wrong there.
+
+`TROUBLE` says what goes wrong and at which step, once for each folder: `nan@3`, `kill@5`.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+
+WHAT, _, STEP = os.environ.get("TROUBLE", "@0").partition("@")
+
+
+def farm(*, count: int = 60, broken_at: int | None = None) -> Iterator[dict[str, str]]:
+    """A source."""
+    for number in range(count):
+        if number == broken_at:
+            raise OSError("the database is gone")
+        yield {"text": f"The cow number {number} says mo. " * (1 + number % 7)}
+
+
+def too_short(document: Mapping[str, str], *, min_words: int = 20) -> str | None:
+    """A filter."""
+    if "number 7." in document["text"] and WHAT == "filter":
+        raise ZeroDivisionError("of the user")
+    return None if len(document["text"].split()) >= min_words else "too short"
+
+
+def shouted(document: Mapping[str, str]) -> Mapping[str, str]:
+    """A transform."""
+    return {**document, "text": document["text"].upper()}
+
+
+def length(text: str) -> float:
+    """A score for `order_by`."""
+    return len(text)
+
+
+class Seen(TrainerCallback):
+    """Writes a line for each micro-batch that the model trains on: step, rank and a digest of each row."""
+
+    def __init__(self, *, file: str) -> None:
+        self.file = Path(file)
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        """The model calls us."""
+
+        def note(module, arguments, inputs):
+            if module.training:
+                rows = zip(inputs["input_ids"], inputs["labels"], inputs["position_ids"], strict=True)
+                digests = [hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows]
+                with self.file.open("a") as file:
+                    file.write(json.dumps({"step": state.global_step + 1, "rank": args.process_index, "rows": digests}) + "\n")
+
+        model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+class Trouble(TrainerCallback):
+    """Makes the trouble of `TROUBLE`."""
+
+    def is_due(self, step: int, *kinds: str) -> bool:
+        """Once for each folder, on one process."""
+        what, _, rank = WHAT.partition("/")
+        if what not in kinds or step != int(STEP) or int(rank or 0) != int(os.environ.get("RANK", "0")):
+            return False
+        try:
+            Path(f"trouble-{what}-{step}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        """The model's loss is what goes wrong."""
+
+        def before(module, arguments, inputs):
+            if module.training and self.is_due(state.global_step + 1, "error"):
+                raise ArithmeticError("of the user")
+            if module.training and len(inputs["input_ids"]) > 1 and self.is_due(state.global_step + 1, "memory"):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        def after(module, arguments, outputs):
+            for kind, factor in (("nan", float("nan")), ("spike", 1e4)):
+                if module.training and self.is_due(state.global_step + 1, kind):
+                    outputs["loss"] = outputs["loss"] * factor
+            return outputs
+
+        model.register_forward_pre_hook(before, with_kwargs=True)
+        model.register_forward_hook(after)
+
+    def on_step_end(self, args, state, control, **_):
+        """Signals and errors between two steps."""
+        for kind, number in (("kill", signal.SIGKILL), ("term", signal.SIGTERM), ("int", signal.SIGINT), ("hup", signal.SIGHUP)):
+            if self.is_due(state.global_step, kind):
+                os.kill(os.getpid(), number)
+        if self.is_due(state.global_step, "worker"):
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        if self.is_due(state.global_step, "callback"):
+            raise LookupError("of the user")
+
+
+class FragileAdamW(torch.optim.AdamW):
+    """An optimizer whose process can end while its state is saved."""
+
+    def state_dict(self):
+        """Called in a save."""
+        if Trouble().is_due(int(max((state["step"] for state in self.state.values()), default=0)), "save"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().state_dict()
+
+
+def adamw(groups: list[dict], learning_rate: float) -> torch.optim.Optimizer:
+    """An optimizer for the recipe."""
+    return FragileAdamW(groups, lr=learning_rate)
