@@ -19,7 +19,7 @@ from cpt.evaluation.judged_sets import judges_of_texts
 from cpt.plan_command import planned_run
 from cpt.planner.advice import cheapest_that_fits, fits
 from cpt.planner.machines import machines_that_are_meant
-from cpt.planner.speed import ASSUMED_MFU, planned_speed
+from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.target import find_target
 from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
@@ -140,8 +140,8 @@ def plan_run(
     machines = machines_that_are_meant(gpu, gpus, nodes, None, [])
     target = find_target(gpu, gpus, host_memory, nodes=nodes)
     planned = planned_run(recipe, machines, target, max_memory)
-    is_enough = fits(planned.memory, target, max_memory)
-    proposal = None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=ASSUMED_MFU, share=max_memory)
+    mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
+    proposal = None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
     return RunPlan(
         fits=is_enough,
         gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},
@@ -149,7 +149,7 @@ def plan_run(
         micro_batch=planned.setup.micro_batch,
         tokens_per_step=planned.setup.tokens_per_step,
         flops_per_token=planned.facts.flops_per_token,
-        tokens_per_second=planned_speed(planned.facts, planned.setup, target, ASSUMED_MFU).tokens_per_second,
+        tokens_per_second=planned_speed(planned.facts, planned.setup, target, mfu).tokens_per_second,
         changes=None if proposal is None else dict(proposal.changes),
     )
 
