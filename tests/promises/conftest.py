@@ -102,8 +102,8 @@ def _run(words: list[str], output: Path, folder: Path, environment: dict[str, st
     sys.exit(command.load()())
 
 
-@pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, own_cache: Path):
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """Start `cpt WORDS ...` and return at once."""
     started: list[Typed] = []
 
@@ -121,7 +121,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, own_cache: P
             typed.signal(signal.SIGKILL)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cpt(start):
     """Type `cpt WORDS ...` and wait for its end."""
     return lambda *words, seconds=300, **options: start(*words, **options).wait(seconds)
@@ -164,6 +164,19 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator([WORDS] * 3, trainer)
     folder = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base_model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights with the tokenizer above, written by plain transformers."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("base") / "model"
+    LlamaForCausalLM(LlamaConfig(**TINY_MODEL, eos_token_id=0, bos_token_id=None)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
     return folder
 
 
