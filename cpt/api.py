@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.checkpoints import export
 from cpt.compare.comparison import compare
@@ -15,7 +16,6 @@ from cpt.data.prepared import PreparedData
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import findings
 from cpt.evaluation.judged_sets import judges_of_texts
-from cpt.models import build
 from cpt.plan_command import planned_run
 from cpt.planner.advice import cheapest_that_fits, fits
 from cpt.planner.machines import machines_that_are_meant
@@ -25,7 +25,7 @@ from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
 from cpt.stages import build as stages
 from cpt.stages.data import data_of
-from cpt.stages.model import is_packed
+from cpt.stages.model import model_for
 from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer import load as tokenizers
 
@@ -62,13 +62,19 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedDa
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-    """The recipe's model, with adapters where it asks for them.
+    """The recipe's model as its stage trains it, with adapters where it asks for them; of stage `reward` a model with one score.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
         CheckpointError: weights are missing or damaged.
     """
-    return build.build_model(recipe.model, tokenizer, seed=recipe.seed, packed=is_packed(recipe))
+    precision = {key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training}
+    arguments = TrainingArguments(
+        str(recipe.output_dir / recipe.name),
+        use_cpu=bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
+        **precision,
+    )
+    return model_for(recipe, tokenizer, arguments)
 
 
 def build_trainer(recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData) -> CPTTrainer:

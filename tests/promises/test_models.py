@@ -26,9 +26,23 @@ FAMILIES = {
     "qwen3": {**SHAPE, "intermediate_size": 48, "head_dim": 8, **SPECIAL},
     "qwen3_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **SPECIAL},
     "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
-    "nemotron_h": {"vocab_size": 320, "hidden_size": 32, "hybrid_override_pattern": "M-*-", "num_attention_heads": 4, "num_key_value_heads": 2}
+    "nemotron_h": {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "hybrid_override_pattern": "M-*-",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     | {"head_dim": 8, "intermediate_size": 48, **MAMBA, **SPECIAL},
-    "deepseek_v3": {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 16, **EXPERTS, **LATENT, **SPECIAL},
+    "deepseek_v3": {
+        **SHAPE,
+        "num_key_value_heads": 4,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        **EXPERTS,
+        **LATENT,
+        **SPECIAL,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 320, **SPECIAL},
     "cpt-gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 384, "unpadded_vocab_size": 320, **SPECIAL},
     "minimind2": {**SHAPE, "intermediate_size": 48},
@@ -47,7 +61,8 @@ print("ready", flush=True)
 for line in sys.stdin:
     folder, written = line.rstrip("\\n").split("\\t")
     with torch.no_grad():
-        torch.save(AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()(input_ids=torch.arange(3, 35)[None]).logits, written)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        torch.save(model(input_ids=torch.arange(3, 35)[None]).logits, written)
     print("done", flush=True)
 """
 
@@ -122,7 +137,9 @@ def test_only_the_adapter_learns_and_the_base_stays(base_model, trained):
 def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
     """A LoRA adapter by plain peft; not trained, it changes nothing."""
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained)
+    )
     model.save_pretrained(folder)
     return folder
 
@@ -185,7 +202,9 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, 
     assert trainer.model.config.vocab_size >= len(tokenizer) > 320
 
 
-@pytest.mark.parametrize(("asked", "dtype"), [((), torch.bfloat16), (("--dtype", "float32"), torch.float32), (("--dtype", "float16"), torch.float16)])
+@pytest.mark.parametrize(
+    ("asked", "dtype"), [((), torch.bfloat16), (("--dtype", "float32"), torch.float32), (("--dtype", "float16"), torch.float16)]
+)
 def test_an_export_has_the_dtype_that_was_asked_for(asked, dtype, cpt, base_model, tmp_path):
     ended = cpt("export", base_model, "-o", tmp_path / "out", *asked)
     assert ended.returncode == 0, ended.output
