@@ -23,6 +23,7 @@ from cpt.planner.speed import ASSUMED_MFU, planned_speed
 from cpt.planner.target import find_target
 from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
+from cpt.runs.listing import find_run
 from cpt.stages import build as stages
 from cpt.stages.data import data_of
 from cpt.stages.model import model_for
@@ -185,4 +186,4 @@ def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
     Raises:
         CheckpointError: a folder holds no run.
     """
-    return compare([Path(folder) for folder in folders]).to_json()
+    return compare([find_run(str(folder)) for folder in folders]).to_json()
