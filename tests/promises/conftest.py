@@ -5,12 +5,15 @@ A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -68,7 +71,8 @@ class Typed:
 
     def signal(self, number: int, *, group: bool = True) -> None:
         """Send a signal to the process or to its whole group, as a terminal does."""
-        (os.killpg if group else os.kill)(self.pid, number)
+        with suppress(ProcessLookupError):  # it ended by itself
+            (os.killpg if group else os.kill)(self.pid, number)
 
     @property
     def returncode(self) -> int:
@@ -90,6 +94,7 @@ class Typed:
 
 def _run(words: list[str], output: Path, folder: Path, environment: dict[str, str]) -> None:
     os.setpgrp()
+    multiprocessing.set_start_method(None, force=True)  # else workers of a data loader come from another fork server
     os.chdir(folder)
     os.environ.update(environment)
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -125,6 +130,22 @@ def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
 def cpt(start):
     """Type `cpt WORDS ...` and wait for its end."""
     return lambda *words, seconds=300, **options: start(*words, **options).wait(seconds)
+
+
+@pytest.fixture(scope="session")
+def together(start):
+    """Type `cpt WORDS ...` in several processes that make one run, as torchrun starts them; the main process comes first."""
+
+    def begin(number: int, *words: object, **options: Any) -> list[Typed]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        group = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        more = options.pop("environment", {})
+        ranks = ({**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}} for n in range(number))
+        return [start(*words, environment=variables, **options) for variables in ranks]
+
+    return begin
 
 
 @pytest.fixture(scope="session")
@@ -183,10 +204,15 @@ def base_model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict[str, Any]:
     """Sections of a run of 8 steps of 4 rows; change what a promise is about, then `write`."""
+    return tiny_recipe(corpus, tokenizer_folder, tmp_path)
+
+
+def tiny_recipe(corpus: Path, tokenizer_folder: Path, folder: Path) -> dict[str, Any]:
+    """Sections of a run of 8 steps of 4 rows, with its output in the folder."""
     return {
         "name": "run",
         "stage": "pretrain",
-        "output_dir": str(tmp_path / "runs"),
+        "output_dir": str(folder / "runs"),
         "model": {"from_scratch": True, "config": dict(TINY_MODEL)},
         "tokenizer": {"path": str(tokenizer_folder)},
         "data": {
@@ -205,15 +231,39 @@ def recipe(corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> dict[str, An
 @pytest.fixture
 def write(tmp_path: Path):
     """Write a recipe's sections as YAML and return the file."""
+    return lambda sections, name="recipe.yaml": written(tmp_path / name, sections)
 
-    def to_file(sections: dict[str, Any], name: str = "recipe.yaml") -> Path:
-        (tmp_path / name).write_text(yaml.safe_dump(sections, sort_keys=False))
-        return tmp_path / name
 
-    return to_file
+def written(file: Path, sections: dict[str, Any]) -> Path:
+    """A recipe's file."""
+    file.write_text(yaml.safe_dump(sections, sort_keys=False))
+    return file
 
 
 def losses(run: Path) -> list[float]:
     """The training loss of each step, from the run's metrics."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows if "loss" in row]
+
+
+def weights(run: Path) -> bytes:
+    """The file of the exported weights."""
+    return (run / "final" / "model.safetensors").read_bytes()
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """What happened besides training, in its order."""
+    file = run / "events.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def status(run: Path) -> dict[str, Any]:
+    """The run's state, as scripts read it."""
+    return json.loads((run / "status.json").read_text())
+
+
+@pytest.fixture
+def my_lab(tmp_path: Path) -> Path:
+    """A folder from which commands find the package `my_lab`, a user's own parts."""
+    (tmp_path / "my_lab.py").write_text(Path(__file__).with_name("user_parts.py").read_text())
+    return tmp_path

@@ -144,6 +144,7 @@ def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_foreign_adapter_is_merged_by_hand_or_by_command_alike(cpt, base_model, tmp_path):
     adapter = adapter_of(base_model, tmp_path / "adapter", trained=True)
     by_peft = logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapter))
@@ -203,7 +204,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, 
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype"), [((), torch.bfloat16), (("--dtype", "float32"), torch.float32), (("--dtype", "float16"), torch.float16)]
+    ("asked", "dtype"),
+    [
+        ((), torch.bfloat16),
+        pytest.param(("--dtype", "float32"), torch.float32, marks=pytest.mark.slow),
+        pytest.param(("--dtype", "float16"), torch.float16, marks=pytest.mark.slow),
+    ],
 )
 def test_an_export_has_the_dtype_that_was_asked_for(asked, dtype, cpt, base_model, tmp_path):
     ended = cpt("export", base_model, "-o", tmp_path / "out", *asked)
@@ -222,6 +228,7 @@ def test_a_gguf_file_reloads_with_equal_logits(cpt, base_model, tmp_path):
     torch.testing.assert_close(logits(reloaded), logits(base_model), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
     others = []
     for seed in (1, 2):
@@ -243,6 +250,7 @@ def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write)
         torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
 
 
+@pytest.mark.slow
 def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
     folders = {name: shutil.copytree(base_model, tmp_path / name) for name in ("after", "chat")}
     for seed, folder in enumerate(folders.values()):
