@@ -99,7 +99,7 @@ def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedToken
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is expected to take on a machine."""
+    """Memory and speed that a run is expected to need on a machine."""
 
     fits: bool
     gpu_terms: Mapping[str, Mapping[str, float]]
@@ -110,14 +110,14 @@ class RunPlan:
     """Rows of a process at a time."""
     tokens_per_step: int
     flops_per_token: float
-    """Of a training step: forward and backward, nothing recomputed."""
+    """Forward and backward pass of a training step, without recomputation."""
     tokens_per_second: float
     changes: Mapping[str, Any] | None
     """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing helps."""
 
     @property
     def peak_bytes(self) -> float:
-        """Of one GPU."""
+        """The largest sum of `gpu_terms`: bytes that one GPU needs."""
         return max(sum(terms.values()) for terms in self.gpu_terms.values())
 
 
@@ -181,7 +181,7 @@ def evaluate_model(
 
 
 def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """Differences between runs and their figures, against the first; as `cpt compare --json`.
+    """Differences between runs and their metrics, compared with the first run; as `cpt compare --json`.
 
     Raises:
         CheckpointError: a folder holds no run.

@@ -97,7 +97,7 @@ def test_compare_writes_pages_and_json(cpt, finished, differing, tmp_path):
     assert json.loads(cpt("compare", finished, differing, "--json").stdout) == compare_runs([finished, differing])
 
 
-def test_a_folder_that_is_no_run_is_not_compared(cpt, finished, tmp_path):
+def test_compare_refuses_a_folder_without_a_run(cpt, finished, tmp_path):
     with pytest.raises(CheckpointError):
         compare_runs([finished, tmp_path])
     assert cpt("compare", finished, tmp_path).returncode == 2
@@ -173,7 +173,7 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(RECIPES)))
-def test_a_shipped_recipe_has_no_mistake(path, cpt):
+def test_a_shipped_recipe_passes_check(path, cpt):
     ended = cpt("check", path, "--quick")
     assert ended.returncode == 0, ended.output
 
@@ -195,7 +195,7 @@ def chat_model(base_model, tmp_path) -> Path:
 
 
 def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
-    """Of the run that a config becomes, started in its folder."""
+    """Import a config, train the recipe in the config's folder, and return the losses."""
     (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     for words in (("import", "config.yml"), ("train", "recipe.yaml", "training.use_cpu=true", "name=run", "output_dir=runs")):
         ended = cpt(*words, folder=folder)

@@ -84,7 +84,7 @@ def without_cpt(tmp_path_factory):
 
 
 def logits(model) -> torch.Tensor:
-    """Of a model in memory, or of an exported one."""
+    """Logits of a model in memory or of an exported model."""
     model = AutoModelForCausalLM.from_pretrained(model, dtype="float32") if isinstance(model, Path) else model
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits

@@ -62,7 +62,7 @@ def test_the_table_that_is_shown_adds_up(cpt, planned):
 
 
 def test_weights_and_adams_moments_are_counted_to_the_byte(planned):
-    """fp32 weights, two fp32 moments, fp32 gradients; a head of its own."""
+    """fp32 weights, two fp32 moments, fp32 gradients; the head is not tied."""
     terms = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090").gpu_terms["the update"]
     layer = 512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408 + 2 * 512
     parameters = 2 * 16000 * 512 + 4 * layer + 512

@@ -57,7 +57,7 @@ def pairs(count: int, seed: int = 0) -> list[dict]:
     ]
 
 
-def judged(count: int) -> list[dict]:
+def labelled(count: int) -> list[dict]:
     """The same answers, one at a time."""
     sides = ("chosen", "rejected")
     return [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for row in pairs(count // 2) for side in sides]
@@ -104,7 +104,7 @@ def moved(model) -> None:
 
 
 def loss_of_a_batch(trainer, **options) -> float:
-    """Of the first batch, which holds all rows."""
+    """The loss of the first batch; it holds all rows."""
     trainer.model.eval()
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     return float(trainer.compute_loss(trainer.model, batch, **options))
@@ -124,7 +124,7 @@ PREFERENCES = {
 def test_a_preference_loss_is_that_of_trls_own_trainer(name, trainer_of, words, tmp_path):
     options, theirs, config = PREFERENCES[name]
     stage = name.partition("-")[0]
-    rows = judged(8) if stage == "kto" else pairs(8)
+    rows = labelled(8) if stage == "kto" else pairs(8)
     ours, _, tokenizer = trainer_of(stage, rows, **options)
     arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8, "report_to": []}
     model = AutoModelForCausalLM.from_pretrained(words)
@@ -223,7 +223,7 @@ def sequence_logp(model, tokenizer, prompt, answer) -> float:
 
 
 def margin(model, tokenizer) -> float:
-    """How much likelier better answers are, over pairs that nobody trained on."""
+    """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
     sides = [[sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")] for row in pairs(8, seed=5)]
     return sum(better - worse for better, worse in sides) / len(sides)
 
@@ -232,7 +232,7 @@ def margin(model, tokenizer) -> float:
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_better_answers_become_likelier(stage, lora, trainer_of, words):
     model = {"lora": {"r": 8}} if lora else {}
-    trainer, _, tokenizer = trainer_of(stage, judged(32) if stage == "kto" else pairs(32), steps=24, model=model)
+    trainer, _, tokenizer = trainer_of(stage, labelled(32) if stage == "kto" else pairs(32), steps=24, model=model)
     trainer.train()
     before = margin(AutoModelForCausalLM.from_pretrained(words), tokenizer)
     assert margin(trainer.model, tokenizer) > before + 1.5

@@ -1,4 +1,4 @@
-"""Verdicts: figures are those of plain transformers, and success, harm and forgetting are reported only where intervals show them."""
+"""Verdicts: metrics equal those of plain transformers; success, harm and forgetting are reported only where intervals show them."""
 
 import json
 import math
@@ -20,7 +20,7 @@ GENERAL = ["of", "its", "domain", "text", "words", "which", "other", "learns", "
 
 
 def documents(words: list[str], count: int, seed: int, *, longest: int = 20) -> list[str]:
-    """Each word is followed by the next one of the list, nearly always: something to learn."""
+    """Texts in which 90 % of the words are followed by the next word of the list: a pattern to learn."""
     draw, texts = random.Random(seed), []
     for _ in range(count):
         place = draw.randrange(len(words))
@@ -47,7 +47,7 @@ def texts(tmp_path_factory) -> Path:
 
 
 def nats_by_hand(folder: Path, file: Path) -> tuple[list[float], list[int]]:
-    """Of each document: the negative log-likelihood of its tokens but the first, and its bytes."""
+    """Per document: the negative log-likelihood of all tokens except the first, and the number of bytes."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     nats, sizes = [], []
     for text in (json.loads(line)["text"] for line in file.read_text().splitlines()):
@@ -93,7 +93,7 @@ def test_bits_per_byte_are_those_of_a_loop_in_plain_transformers(changed, texts)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-5)
 
 
-def test_figures_do_not_depend_on_the_batch(changed, texts):
+def test_metrics_do_not_depend_on_the_batch_size(changed, texts):
     held = {"held": texts / "held_domain.jsonl"}
     figures = [evaluate_model(changed / "better", held, sequence_length=128, batch_size=size)["sets"][0]["loss"] for size in (1, 7)]
     assert figures[0] == pytest.approx(figures[1], rel=1e-6)
@@ -109,7 +109,7 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     against = found["against"]
     assert against["difference"] == pytest.approx(float(bits.sum() / sizes.sum()), rel=1e-4)
     assert against["items"] == 40 and against["num_worse"] == int((bits > 0).sum())
-    assert against["low"] == pytest.approx(low, abs=0.3 * (high - low)) and against["high"] == pytest.approx(high, abs=0.3 * (high - low))
+    assert against["low"] == pytest.approx(low, abs=0.15 * (high - low)) and against["high"] == pytest.approx(high, abs=0.15 * (high - low))
 
 
 @pytest.mark.parametrize("name", ["better", "worse", "equal"])
@@ -123,7 +123,7 @@ def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, change
     assert found["verdict"].partition(": ")[2].startswith({"equal": ("about the same", "better", "worse")}.get(name, name))
 
 
-def test_a_model_against_itself_has_no_difference(base_model, texts):
+def test_a_model_compared_with_itself_differs_by_zero(base_model, texts):
     (found,) = evaluate_model(base_model, {"held": texts / "held_domain.jsonl"}, against=base_model, sequence_length=128)["sets"]
     against = found["against"]
     assert (against["difference"], against["low"], against["high"], against["num_worse"]) == (0, 0, 0, 0)
@@ -171,7 +171,7 @@ def test_it_worked_only_where_the_interval_says_so(continued, texts, write):
 
 
 def test_harm_is_reported_as_harm(continued, texts, write):
-    """Trained on the general text's words, domain text becomes worse."""
+    """Training on one kind of text makes the other kind worse."""
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
     continued["model"]["path"] = str(train(load_recipe(write({**continued, "name": "base"}))))
     continued["data"]["sources"] = [{"path": str(texts / "domain.jsonl")}]
@@ -215,7 +215,7 @@ def texts_of(recipe: dict) -> str:
     return recipe["evaluation"]["perplexity"][0]["path"]
 
 
-def test_a_planted_contamination_is_found_by_file_and_line_and_none_where_there_is_none(recipe, texts, tmp_path, write, cpt):
+def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(recipe, texts, tmp_path, write, cpt):
     planted = " ".join(f"word{number} and" for number in range(30))
     clean = [*documents(DOMAIN, 8, 3), planted.replace("word", "other")]
     dirty = write_texts(tmp_path / "dirty.jsonl", [*clean, f"as it is said {planted} and so on"])
@@ -239,5 +239,5 @@ def test_decontamination_leaves_the_planted_document_out_of_the_training(recipe,
     assert cpt("contamination", write(recipe)).returncode == 0
 
 
-def test_a_run_without_a_verdict_is_refused_one(tmp_path, cpt):
+def test_a_folder_without_a_finished_run_gets_no_verdict(tmp_path, cpt):
     assert cpt("verdict", tmp_path).returncode == 2
