@@ -114,6 +114,8 @@ def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
 
     def begin(*words: object, folder: Path | None = None, environment: dict[str, str] | None = None) -> Typed:
         output = tmp_path_factory.mktemp("typed")
+        for name in ("stdout", "stderr"):
+            (output / name).touch()
         variables = {"CPT_CACHE": str(own_cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
         process = FORKS.Process(target=_run, args=([str(word) for word in words], output, folder or ROOT, variables))
         process.start()
