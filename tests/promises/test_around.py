@@ -203,6 +203,7 @@ def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder / "runs/run") if "loss" in line]
 
 
+@pytest.mark.slow
 def test_a_config_of_axolotl_trains(cpt, chat_model, tmp_path):
     alpaca = [{"instruction": f"say {number}", "input": "", "output": f"number {number}"} for number in range(40)]
     (tmp_path / "alpaca.json").write_text(json.dumps(alpaca))

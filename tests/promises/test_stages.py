@@ -229,7 +229,7 @@ def margin(model, tokenizer) -> float:
 
 
 @pytest.mark.parametrize("stage", ["dpo", "kto", "orpo", "cpo"])
-@pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "lora"])
 def test_better_answers_become_likelier(stage, lora, trainer_of, words):
     model = {"lora": {"r": 8}} if lora else {}
     trainer, _, tokenizer = trainer_of(stage, labelled(32) if stage == "kto" else pairs(32), steps=24, model=model)
@@ -281,7 +281,7 @@ DISTILLED = {  # rows, where the student learns, and keys of `training`
 }
 
 
-@pytest.mark.parametrize("stage", [pytest.param(name, marks=pytest.mark.slow if name == "distill_on_policy" else []) for name in DISTILLED])
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED])
 def test_a_student_comes_near_its_teacher(stage, trainer_of, teacher):
     rows, places, options = DISTILLED[stage]
     data = {"packing": "none"} if stage == "gkd" else {}

@@ -170,6 +170,7 @@ def test_it_worked_only_where_the_interval_says_so(continued, texts, write):
         assert (run / "verdict.md").read_text().partition("**")[2].startswith("It worked") == is_better
 
 
+@pytest.mark.slow
 def test_harm_is_reported_as_harm(continued, texts, write):
     """Training on one kind of text makes the other kind worse."""
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
