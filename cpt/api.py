@@ -23,6 +23,7 @@ from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.target import find_target
 from cpt.preflight.automatic import with_chosen_values
 from cpt.recipe.schema import Recipe
+from cpt.runs.listing import find_run
 from cpt.stages import build as stages
 from cpt.stages.data import data_of
 from cpt.stages.model import model_for
@@ -100,7 +101,7 @@ def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedToken
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is expected to take on a machine."""
+    """Memory and speed that a run is expected to need on a machine."""
 
     fits: bool
     gpu_terms: Mapping[str, Mapping[str, float]]
@@ -111,14 +112,14 @@ class RunPlan:
     """Rows of a process at a time."""
     tokens_per_step: int
     flops_per_token: float
-    """Of a training step: forward and backward, nothing recomputed."""
+    """Forward and backward pass of a training step, without recomputation."""
     tokens_per_second: float
     changes: Mapping[str, Any] | None
     """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing helps."""
 
     @property
     def peak_bytes(self) -> float:
-        """Of one GPU."""
+        """The largest sum of `gpu_terms`: bytes that one GPU needs."""
         return max(sum(terms.values()) for terms in self.gpu_terms.values())
 
 
@@ -182,9 +183,9 @@ def evaluate_model(
 
 
 def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """Differences between runs and their figures, against the first; as `cpt compare --json`.
+    """Differences between runs and their metrics, compared with the first run; as `cpt compare --json`.
 
     Raises:
         CheckpointError: a folder holds no run.
     """
-    return compare([Path(folder) for folder in folders]).to_json()
+    return compare([find_run(str(folder)) for folder in folders]).to_json()

@@ -114,6 +114,8 @@ def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
 
     def begin(*words: object, folder: Path | None = None, environment: dict[str, str] | None = None) -> Typed:
         output = tmp_path_factory.mktemp("typed")
+        for name in ("stdout", "stderr"):
+            (output / name).touch()
         variables = {"CPT_CACHE": str(own_cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
         process = FORKS.Process(target=_run, args=([str(word) for word in words], output, folder or ROOT, variables))
         process.start()
@@ -185,6 +187,19 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.train_from_iterator([WORDS] * 3, trainer)
     folder = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base_model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights with the tokenizer above, written by plain transformers."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("base") / "model"
+    LlamaForCausalLM(LlamaConfig(**TINY_MODEL, eos_token_id=0, bos_token_id=None)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,263 @@
+"""Models: every family trains and exports to what plain transformers loads; adapters, new tokens and mixtures of models too."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
+from cpt.errors import RecipeError
+from cpt.train import train
+
+SHAPE = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "chunk_size": 8}
+FAMILIES = {
+    "llama": {**SHAPE, "intermediate_size": 48},
+    "qwen2": {**SHAPE, "intermediate_size": 48, **SPECIAL},
+    "qwen3": {**SHAPE, "intermediate_size": 48, "head_dim": 8, **SPECIAL},
+    "qwen3_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **SPECIAL},
+    "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
+    "nemotron_h": {
+        "vocab_size": 320,
+        "hidden_size": 32,
+        "hybrid_override_pattern": "M-*-",
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    | {"head_dim": 8, "intermediate_size": 48, **MAMBA, **SPECIAL},
+    "deepseek_v3": {
+        **SHAPE,
+        "num_key_value_heads": 4,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        **EXPERTS,
+        **LATENT,
+        **SPECIAL,
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 320, **SPECIAL},
+    "cpt-gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 384, "unpadded_vocab_size": 320, **SPECIAL},
+    "minimind2": {**SHAPE, "intermediate_size": 48},
+    "minimind2_moe": {**SHAPE, "intermediate_size": 48},
+    "minimind3": {**SHAPE, "intermediate_size": 48},
+    "minimind3_moe": {**SHAPE, "moe_intermediate_size": 48},
+}
+SLOW = {"qwen3_moe", "qwen2", "qwen3", "nemotron", "nemotron_h", "gpt2", "minimind2", "minimind2_moe", "minimind3"}
+IDS = torch.arange(3, 35)[None]
+WITHOUT_CPT = """
+import sys
+sys.modules["cpt"] = None  # importing it fails
+import torch
+from transformers import AutoModelForCausalLM
+print("ready", flush=True)
+for line in sys.stdin:
+    folder, written = line.rstrip("\\n").split("\\t")
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        torch.save(model(input_ids=torch.arange(3, 35)[None]).logits, written)
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_cpt(tmp_path_factory):
+    """Logits of a model in a process that cannot import cpt."""
+    written = tmp_path_factory.mktemp("logits") / "logits.pt"
+    process = subprocess.Popen([sys.executable, "-I", "-c", WITHOUT_CPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+
+    def load(folder: Path) -> torch.Tensor:
+        print(folder, written, sep="\t", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "done\n"
+        return torch.load(written)
+
+    yield load
+    process.kill()
+
+
+def logits(model) -> torch.Tensor:
+    """Logits of a model in memory or of an exported model."""
+    model = AutoModelForCausalLM.from_pretrained(model, dtype="float32") if isinstance(model, Path) else model
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def trained(recipe, write):
+    """Two steps by the Python API: the trainer, its recipe and its tokenizer."""
+
+    def run(**model):
+        recipe["model"] = model if "path" in model else {"from_scratch": True, **model}
+        recipe["budget"]["tokens"] = 512
+        loaded = load_recipe(write(recipe))
+        tokenizer = load_tokenizer(loaded)
+        trainer = build_trainer(loaded, build_model(loaded, tokenizer), tokenizer, build_data(loaded, tokenizer))
+        trainer.train()
+        return trainer, loaded, tokenizer
+
+    return run
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES])
+def test_a_family_trains_exports_and_reloads_without_cpt(family, trained, without_cpt, tmp_path):
+    trainer, recipe, tokenizer = trained(config={"model_type": family, **FAMILIES[family]})
+    before = logits(build_model(recipe, tokenizer))
+    exported = without_cpt(export_model(trainer, recipe, tokenizer, tmp_path / "exported"))
+    after = logits(trainer.model)
+    torch.testing.assert_close(exported, after[..., : exported.shape[-1]])
+    assert exported.shape[-1] >= 320 and not torch.allclose(after, before, atol=1e-3)
+
+
+def test_an_adapter_is_merged_into_an_export_of_equal_logits(base_model, trained, without_cpt, tmp_path):
+    trainer, recipe, tokenizer = trained(path=str(base_model), lora={"r": 4})
+    exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
+    torch.testing.assert_close(without_cpt(exported), logits(trainer.model), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits(exported), logits(base_model), atol=1e-4)
+
+
+def test_only_the_adapter_learns_and_the_base_stays(base_model, trained):
+    trainer, _, _ = trained(path=str(base_model), lora={"r": 4})
+    before, after = weights(base_model), {name: value for name, value in trainer.model.named_parameters() if "lora_" not in name}
+    assert all(value.equal(before[name.removeprefix("base_model.model.").replace(".base_layer", "")]) for name, value in after.items())
+    assert all("lora_" in name for name, value in trainer.model.named_parameters() if value.requires_grad)
+
+
+def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
+    """A LoRA adapter by plain peft; not trained, it changes nothing."""
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained)
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_foreign_adapter_is_merged_by_hand_or_by_command_alike(cpt, base_model, tmp_path):
+    adapter = adapter_of(base_model, tmp_path / "adapter", trained=True)
+    by_peft = logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapter))
+    assert cpt("merge", "--method", "lora", base_model, adapter, "-o", tmp_path / "merged").returncode == 0
+    torch.testing.assert_close(logits(tmp_path / "merged"), by_peft, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_that_changes_nothing_is_refused(cpt, base_model, tmp_path):
+    adapter = adapter_of(base_model, tmp_path / "adapter", trained=False)
+    assert cpt("merge", "--method", "lora", base_model, adapter, "-o", tmp_path / "merged").returncode == 2
+    assert cpt("export", adapter, "-o", tmp_path / "merged").returncode == 2
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "minimind3"])
+def test_tied_heads_stay_tied(family, trained, tmp_path):
+    trainer, recipe, tokenizer = trained(config={"model_type": family, **FAMILIES[family], "tie_word_embeddings": True})
+    exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    assert "lm_head.weight" not in weights(exported) and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.fixture(scope="module")
+def extended(base_model, corpus, tmp_path_factory, cpt):
+    """The base with 12 tokens of its domain."""
+    folder = tmp_path_factory.mktemp("extended") / "model"
+    assert cpt("tokenizer", "extend", base_model, "--text", corpus / "domain.jsonl", "--add", 12, "--output", folder).returncode == 0
+    return folder
+
+
+def test_new_tokens_are_grown_as_the_mean_of_their_pieces(base_model, extended):
+    old, new = (AutoTokenizer.from_pretrained(folder) for folder in (base_model, extended))
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight for folder in (base_model, extended))
+    assert len(new) == len(old) + 12 and after[: len(old)].equal(before[: len(old)])
+    for row in range(len(old), len(new)):
+        pieces = old(new.decode([row]), add_special_tokens=False)["input_ids"]
+        torch.testing.assert_close(after[row], before[pieces].mean(0))
+
+
+def test_only_the_new_rows_learn_where_the_recipe_says_so(extended, recipe, trained):
+    recipe["tokenizer"] = {}
+    trainer, _, tokenizer = trained(path=str(extended), train_only="new_rows")
+    before, after = weights(extended), trainer.model.state_dict()
+    tables = {name for name in before if "embed_tokens" in name or "lm_head" in name}
+    assert all(after[name].equal(before[name]) for name in before.keys() - tables)
+    for name in tables:
+        changed = (after[name] != before[name]).any(1).nonzero().flatten().tolist()
+        assert changed and min(changed) >= len(tokenizer) - 12
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, base_model, recipe, trained):
+    recipe["tokenizer"] = {"path": str(extended)}
+    with pytest.raises(RecipeError, match="resize_embeddings"):
+        trained(path=str(base_model))
+    trainer, _, tokenizer = trained(path=str(base_model), resize_embeddings=True)
+    assert trainer.model.config.vocab_size >= len(tokenizer) > 320
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [
+        ((), torch.bfloat16),
+        pytest.param(("--dtype", "float32"), torch.float32, marks=pytest.mark.slow),
+        pytest.param(("--dtype", "float16"), torch.float16, marks=pytest.mark.slow),
+    ],
+)
+def test_an_export_has_the_dtype_that_was_asked_for(asked, dtype, cpt, base_model, tmp_path):
+    ended = cpt("export", base_model, "-o", tmp_path / "out", *asked)
+    assert ended.returncode == 0, ended.output
+    exported = weights(tmp_path / "out")
+    assert {value.dtype for value in exported.values()} == {dtype}
+    assert all(value.equal(weights(base_model)[name].to(dtype)) for name, value in exported.items())
+
+
+@pytest.mark.slow
+def test_a_gguf_file_reloads_with_equal_logits(cpt, base_model, tmp_path):
+    ended = cpt("export", base_model, "-o", tmp_path / "out", "--gguf", "f32")
+    assert ended.returncode == 0, ended.output
+    (file,) = (tmp_path / "out").glob("*.gguf")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file=file.name)
+    torch.testing.assert_close(logits(reloaded), logits(base_model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
+    others = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        shutil.copytree(base_model, tmp_path / str(seed))
+        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(tmp_path / str(seed))
+        others.append(tmp_path / str(seed))
+    assert cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode == 0
+    parts = [weights(folder) for folder in (base_model, *others)]
+    for name, value in weights(tmp_path / "mean").items():
+        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
+
+
+def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write):
+    recipe |= {"checkpoints": {"every_steps": 2, "average": 3}}
+    run = train(load_recipe(write(recipe))).parent
+    parts = [weights(run / f"checkpoint-{step}") for step in (4, 6, 8)]
+    for name, value in weights(run / "average").items():
+        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
+
+
+@pytest.mark.slow
+def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
+    folders = {name: shutil.copytree(base_model, tmp_path / name) for name in ("after", "chat")}
+    for seed, folder in enumerate(folders.values()):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(folder)
+    words = ("--after", folders["after"], "--base", base_model, "--chat", folders["chat"], "--scale", 0.5, "-o", tmp_path / "out")
+    assert cpt("merge", "--method", "task_arithmetic", *words).returncode == 0
+    base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
+    for name, value in out.items():
+        torch.testing.assert_close(value, after[name] + 0.5 * (chat[name] - base[name]), rtol=1e-5, atol=1e-6)

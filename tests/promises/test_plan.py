@@ -1,0 +1,174 @@
+"""The planner: what it counts is what a step takes, and what it proposes fits."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cpt import load_recipe, plan_run, resolve_recipe
+from cpt.errors import RecipeError, ResourceError
+
+GIB = 2**30
+LLAMA = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8}
+FAMILIES = {
+    "llama": {**LLAMA, "num_key_value_heads": 4, "vocab_size": 16000},
+    "qwen3": {**LLAMA, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 50000, "tie_word_embeddings": True},
+    "nemotron": {**LLAMA, "model_type": "nemotron", "num_key_value_heads": 4, "vocab_size": 32000, "hidden_act": "relu2"},
+    "gpt2": {"model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 16000, "n_positions": 1024},
+}
+LARGE = {**FAMILIES["llama"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 8, "num_attention_heads": 32}
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A recipe of pre-training a shape, as a file."""
+
+    def written(shape: dict, *, lora: dict | None = None, **training) -> Path:
+        model = {"from_scratch": True, "config": shape} if lora is None else {"path": str(tmp_path / "base"), "lora": lora}
+        if lora is not None:
+            (tmp_path / "base").mkdir()
+            (tmp_path / "base/config.json").write_text(json.dumps(shape))
+            (tmp_path / "base/model.safetensors").touch()
+        sections = {
+            "name": "run",
+            "stage": "cpt" if lora else "pretrain",
+            "model": model,
+            "tokenizer": {"path": "nowhere"},
+            "data": {"sequence_length": 512, "sources": [{"path": "documents"}]},
+            "budget": {"tokens": 10**9},
+            "training": {"per_device_train_batch_size": 8, "bf16": True, **training},
+        }
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sections))
+        return tmp_path / "recipe.yaml"
+
+    return written
+
+
+def test_the_terms_of_each_moment_add_up_to_the_peak(planned):
+    plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090")
+    assert plan.peak_bytes == max(sum(terms.values()) for terms in plan.gpu_terms.values())
+    peak = max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values()))
+    assert {"weights", "optimizer", "activations"} <= peak.keys() and all(size >= 0 for size in peak.values())
+
+
+def test_the_table_that_is_shown_adds_up(cpt, planned):
+    shown = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4090").stdout
+    of_gpu = [
+        float(size) for size in re.findall(r"^  \S.*?\s{2,}(\d+\.\d\d)(?:\s|$)", shown.partition("Memory of the host")[0], re.MULTILINE)
+    ]
+    assert len(of_gpu) > 4 and of_gpu[-1] == pytest.approx(sum(of_gpu[:-1]), abs=0.05)
+
+
+def test_weights_and_adams_moments_are_counted_to_the_byte(planned):
+    """fp32 weights, two fp32 moments, fp32 gradients; the head is not tied."""
+    terms = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090").gpu_terms["the update"]
+    layer = 512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408 + 2 * 512
+    parameters = 2 * 16000 * 512 + 4 * layer + 512
+    assert (terms["weights"], terms["optimizer"], terms["gradients"]) == (4 * parameters, 8 * parameters, 4 * parameters)
+
+
+def test_operations_of_a_token_are_those_counted_by_hand(planned):
+    """6 for each weight of a matrix, but the embedding; attention: 2 x 2 x width for half of the row, three times."""
+    matrices = 16000 * 512 + 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408)
+    attention = 4 * (2 * 2 * 512 * 512 / 2)
+    plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090")
+    assert plan.flops_per_token == pytest.approx(6 * matrices + 3 * attention, rel=0.01)
+
+
+CELLS = [
+    ("llama", False, None),
+    ("llama", True, None),
+    ("qwen3", True, None),
+    ("qwen3", False, {"r": 16}),
+    ("nemotron", True, {"r": 16}),
+    ("gpt2", False, None),
+]
+
+
+@pytest.mark.parametrize(("family", "recomputes", "lora"), [CELLS[0], *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
+def test_a_plan_is_within_5_percent_of_a_dry_run_of_the_step(family, recomputes, lora, cpt, planned):
+    file = planned(FAMILIES[family], lora=lora, gradient_checkpointing=recomputes)
+    ended = cpt("plan", file, "--gpu", "RTX 4090", "--exact")
+    assert ended.returncode == 0, ended.output
+    (difference,) = re.findall(r"dry run.*\(([+-][\d.]+) %\)", ended.stdout)
+    assert -5 <= float(difference) <= 5
+
+
+@pytest.mark.slow
+def test_recomputing_takes_less_memory_and_more_time(planned):
+    plain, recomputed = (plan_run(load_recipe(planned(LARGE, gradient_checkpointing=on)), "H200") for on in (False, True))
+    assert recomputed.peak_bytes < plain.peak_bytes and recomputed.tokens_per_second < plain.tokens_per_second
+    assert recomputed.flops_per_token == plain.flops_per_token
+
+
+def test_a_run_that_does_not_fit_ends_with_3_and_its_cheapest_change_fits(cpt, planned, tmp_path):
+    words = ("--gpu", "RTX 4090", "--host-memory", 64)
+    file = planned(LARGE)
+    assert cpt("plan", file, *words).returncode == 3
+    assert cpt("plan", file, *words, "--write", tmp_path / "fits.yaml").returncode == 0
+    assert cpt("plan", tmp_path / "fits.yaml", *words).returncode == 0
+    before, after = (load_recipe(path) for path in (file, tmp_path / "fits.yaml"))
+    assert not plan_run(before, "RTX 4090", host_memory=64).fits and plan_run(after, "RTX 4090", host_memory=64).fits
+    assert after.model == before.model and after.budget == before.budget
+
+
+@pytest.mark.slow
+def test_the_proposed_keys_are_overrides_that_make_it_fit(planned):
+    file = planned(LARGE)
+    changes = plan_run(load_recipe(file), "RTX 4090", host_memory=64).changes
+    changed = load_recipe(file, [f"{key}={yaml.safe_dump(value).strip().removesuffix('...').strip()}" for key, value in changes.items()])
+    assert plan_run(changed, "RTX 4090", host_memory=64).fits
+
+
+def test_a_share_of_the_memory_may_be_too_little(cpt, planned):
+    plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090", max_memory=0.06)
+    assert not plan.fits and plan.peak_bytes < 24 * GIB
+
+
+def test_what_auto_stands_for_fits(planned):
+    file = planned(FAMILIES["llama"], per_device_train_batch_size="auto", gradient_checkpointing="auto", use_cpu=True, bf16=False)
+    chosen = resolve_recipe(load_recipe(file, ["budget.global_batch_tokens=65536"]))
+    assert "auto" not in chosen.training.values() and chosen.training["per_device_train_batch_size"] >= 1
+    assert plan_run(chosen, "cpu").fits
+
+
+@pytest.mark.slow
+def test_auto_on_another_gpu_fits_there(cpt, planned):
+    file = planned(LARGE, per_device_train_batch_size="auto", gradient_checkpointing="auto")
+    small, large = (plan_run(load_recipe(file, ["budget.global_batch_tokens=65536"]), gpu) for gpu in ("A100-40GB", "H200"))
+    assert small.fits and large.fits and small.micro_batch <= large.micro_batch
+
+
+def test_zero_3_shards_weights_gradients_and_moments_over_the_gpus(planned):
+    profile = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": "auto"}
+    file = planned(FAMILIES["llama"], deepspeed={**profile, "gradient_accumulation_steps": "auto"})
+    terms = {gpus: plan_run(load_recipe(file), "H100", gpus=gpus).gpu_terms["the update"] for gpus in (2, 8)}
+    for name in ("weights", "optimizer and fp32 weights", "gradients", "gradients in fp32"):
+        assert terms[8][name] == pytest.approx(terms[2][name] / 4, rel=0.01), name
+
+
+def test_more_gpus_read_more_tokens_a_step_and_a_second(planned):
+    one, eight = (plan_run(load_recipe(planned(FAMILIES["llama"])), "H100", gpus=gpus) for gpus in (1, 8))
+    assert eight.tokens_per_step == 8 * one.tokens_per_step and eight.tokens_per_second > 4 * one.tokens_per_second
+
+
+def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
+    with pytest.raises(ResourceError, match="RTX 4090"):
+        plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4900")
+    ended = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4900")
+    assert ended.returncode == 2 and "RTX 4090" in ended.stderr and "Traceback" not in ended.stderr
+    known = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4900", "--memory-gib", 24, "--peak-tflops", 165)
+    assert known.returncode == 0
+
+
+@pytest.mark.slow
+def test_adapters_need_a_fraction_of_the_optimizers_memory(planned):
+    whole, adapters = (plan_run(load_recipe(planned(LARGE, lora=lora)), "H200").gpu_terms["the update"] for lora in (None, {"r": 8}))
+    assert adapters["optimizer"] < whole["optimizer"] / 20
+
+
+def test_what_cannot_run_is_not_planned(planned):
+    with pytest.raises(RecipeError):
+        plan_run(load_recipe(planned({**FAMILIES["llama"], "num_attention_heads": 7})), "H100")

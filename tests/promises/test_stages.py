@@ -1,0 +1,312 @@
+"""Stages: each learns a task whose answer is known, and has the loss of TRL's own trainer where TRL has one."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl.experimental import cpo, gkd, orpo
+
+from cpt import build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer
+
+ENTRIES = ["<unk>", "<pad>", "<eos>", "user", "assistant", *(f"w{number}" for number in range(27))]
+CHAT = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+SHAPE = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory) -> Path:
+    """A Llama of random weights that knows 27 words and a chat."""
+    folder = tmp_path_factory.mktemp("words")
+    backend = Tokenizer(WordLevel({word: row for row, word in enumerate(ENTRIES)}, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    special = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "eos")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPE, eos_token_id=2, bos_token_id=None, pad_token_id=1)).save_pretrained(folder)
+    return folder
+
+
+def said(text: str, role: str = "assistant") -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+def pairs(count: int, seed: int = 0) -> list[dict]:
+    """Answers that begin with w20 are better than those that begin with w21."""
+    draw = random.Random(seed)
+    return [
+        {
+            "prompt": said(f"w{draw.randrange(10)} w{draw.randrange(10)}", "user"),
+            "chosen": said(f"w20 w{draw.randrange(20)}"),
+            "rejected": said(f"w21 w{draw.randrange(20)} w22"),
+        }
+        for _ in range(count)
+    ]
+
+
+def labelled(count: int) -> list[dict]:
+    """The same answers, one at a time."""
+    sides = ("chosen", "rejected")
+    return [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for row in pairs(count // 2) for side in sides]
+
+
+def chats() -> list[dict]:
+    """Eight questions with an answer of one or two words each."""
+    return [{"messages": said(f"w{number} w9", "user") + said(f"w{26 - number} w{10 + number}")} for number in range(8)]
+
+
+@pytest.fixture
+def trainer_of(words, write, tmp_path):
+    """A stage's trainer on rows, of the model above."""
+
+    def build(
+        stage: str, rows: list[dict], *, steps: int = 4, batch: int = 8, model: dict | None = None, data: dict | None = None, **training
+    ):
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        is_rewarded = stage in ("grpo", "rloo", "ppo", "spo")
+        sections = {
+            "name": "run",
+            "stage": stage,
+            "output_dir": str(tmp_path / "runs"),
+            "model": {"path": str(words), **(model or {})},
+            "data": {"sequence_length": 32, "sources": [{"path": str(tmp_path / "rows.jsonl")}], **(data or {})},
+            "budget": {"tokens": steps * batch * 32},
+            "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.0},
+            "rewards": ["exact_match"] if is_rewarded else [],
+            "training": {"use_cpu": True, "per_device_train_batch_size": batch, "logging_steps": 1, **training},
+        }
+        recipe = load_recipe(write(sections))
+        tokenizer = load_tokenizer(recipe)
+        return build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, build_data(recipe, tokenizer)), recipe, tokenizer
+
+    return build
+
+
+def moved(model) -> None:
+    """Away from the reference, where a loss would be the same whatever the formula."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def loss_of_a_batch(trainer, **options) -> float:
+    """The loss of the first batch; it holds all rows."""
+    trainer.model.eval()
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    return float(trainer.compute_loss(trainer.model, batch, **options))
+
+
+PREFERENCES = {
+    "dpo": ({}, trl.DPOTrainer, trl.DPOConfig),
+    "dpo-ipo": ({"loss_type": ["ipo"], "beta": 0.3}, trl.DPOTrainer, trl.DPOConfig),
+    "orpo": ({"beta": 0.2}, orpo.ORPOTrainer, orpo.ORPOConfig),
+    "cpo": ({}, cpo.CPOTrainer, cpo.CPOConfig),
+    "cpo-simpo": ({"loss_type": "simpo", "cpo_alpha": 0.0}, cpo.CPOTrainer, cpo.CPOConfig),
+    "kto": ({"loss_type": "apo_zero_unpaired"}, trl.KTOTrainer, trl.KTOConfig),
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_a_preference_loss_is_that_of_trls_own_trainer(name, trainer_of, words, tmp_path):
+    options, theirs, config = PREFERENCES[name]
+    stage = name.partition("-")[0]
+    rows = labelled(8) if stage == "kto" else pairs(8)
+    ours, _, tokenizer = trainer_of(stage, rows, **options)
+    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8, "report_to": []}
+    model = AutoModelForCausalLM.from_pretrained(words)
+    other = theirs(model=model, args=config(**arguments, **options), train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    before = loss_of_a_batch(ours)
+    moved(ours.model)
+    moved(other.model)
+    assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5) != pytest.approx(before, rel=1e-3)
+
+
+def test_a_reward_models_loss_is_that_of_trls_own_trainer(trainer_of, tmp_path):
+    rows = pairs(8)
+    ours, _, tokenizer = trainer_of("reward", rows)
+    moved(ours.model)
+    model = type(ours.model)(ours.model.config)
+    model.load_state_dict(ours.model.state_dict())
+    arguments = trl.RewardConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
+    other = trl.RewardTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
+
+
+def test_the_loss_of_sft_is_that_of_trls_own_trainer(trainer_of, words, tmp_path):
+    ours, _, tokenizer = trainer_of("sft", chats(), data={"packing": "none"})
+    split = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in chats()]
+    arguments = trl.SFTConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
+    model = AutoModelForCausalLM.from_pretrained(words)
+    other = trl.SFTTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(split), processing_class=tokenizer)
+    moved(ours.model)
+    moved(other.model)
+    assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
+
+
+@pytest.fixture
+def teacher(words, tmp_path):
+    """A model of other weights, sure of what it says."""
+    torch.manual_seed(7)
+    config = LlamaConfig(**SHAPE, eos_token_id=2, bos_token_id=None, pad_token_id=1, initializer_range=0.3)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_the_loss_of_gkd_is_that_of_trls_own_trainer(trainer_of, words, teacher, tmp_path):
+    options = {"lmbda": 0.0, "beta": 0.3, "temperature": 0.9}
+    ours, _, tokenizer = trainer_of("gkd", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), **options)
+    arguments = gkd.GKDConfig(
+        str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[], max_length=32, **options
+    )
+    model, other_teacher = (AutoModelForCausalLM.from_pretrained(folder) for folder in (words, teacher))
+    other = gkd.GKDTrainer(
+        model=model, teacher_model=other_teacher, args=arguments, train_dataset=Dataset.from_list(chats()), processing_class=tokenizer
+    )
+    assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_the_loss_of_distillation_is_the_divergence_written_by_hand(beta, trainer_of, teacher):
+    ours, _, _ = trainer_of("distill", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), beta=beta)
+    batch = next(iter(ours.get_train_dataloader()))
+    learned = batch["labels"][:, 1:] != -100
+    logits = [model(batch["input_ids"]).logits[:, :-1] for model in (AutoModelForCausalLM.from_pretrained(teacher), ours.model.eval())]
+    p, q = (F.softmax(values.double(), -1) for values in logits)
+    mean = beta * p + (1 - beta) * q
+    forward, reverse = (p * (p / (q if beta == 0 else mean)).log()).sum(-1), (q * (q / (p if beta == 1 else mean)).log()).sum(-1)
+    divergence = {0.0: forward, 0.5: beta * forward + (1 - beta) * reverse, 1.0: reverse}[beta]
+    loss = ours.compute_loss(ours.model, batch, num_items_in_batch=learned.sum())
+    assert float(loss) == pytest.approx(float(divergence[learned].mean()), rel=1e-4)
+
+
+def test_only_the_assistants_words_carry_loss(trainer_of):
+    turns = said("w1 w2", "user") + said("w3") + said("w4", "user") + said("w5 w6")
+    trainer, _, tokenizer = trainer_of("sft", [{"messages": turns}], batch=1, data={"packing": "none"})
+    row = next(iter(trainer.get_train_dataloader()))
+    assert tokenizer.decode(row["labels"][row["labels"] != -100]).split() == ["w3", "<eos>", "w5", "w6", "<eos>"]
+    assert row["input_ids"][row["labels"] != -100].equal(row["labels"][row["labels"] != -100])
+
+
+def test_packed_conversations_have_the_loss_of_each_alone(trainer_of):
+    losses = {}
+    for packing in ("best_fit", "none"):
+        trainer, _, _ = trainer_of("sft", chats(), batch=1, data={"packing": packing})
+        rows = [trainer.rows[number] for number in range(8 if packing == "none" else 2)]
+        batches = [{name: value[None] for name, value in row.items()} for row in rows]
+        learned = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+        parts = [float(trainer.compute_loss(trainer.model.eval(), batch, num_items_in_batch=torch.tensor(learned))) for batch in batches]
+        losses[packing] = sum(parts), learned
+    assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
+
+
+def sequence_logp(model, tokenizer, prompt, answer) -> float:
+    """log p(answer | prompt), token by token."""
+    start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    ids = torch.tensor([tokenizer.apply_chat_template(prompt + answer, return_dict=False)])
+    with torch.no_grad():
+        logps = F.log_softmax(model.eval()(ids).logits[0, :-1], -1).gather(-1, ids[0, 1:, None])[:, 0]
+    return float(logps[len(start) - 1 :].sum())
+
+
+def margin(model, tokenizer) -> float:
+    """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
+    sides = [[sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")] for row in pairs(8, seed=5)]
+    return sum(better - worse for better, worse in sides) / len(sides)
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "orpo", "cpo"])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "lora"])
+def test_better_answers_become_likelier(stage, lora, trainer_of, words):
+    model = {"lora": {"r": 8}} if lora else {}
+    trainer, _, tokenizer = trainer_of(stage, labelled(32) if stage == "kto" else pairs(32), steps=24, model=model)
+    trainer.train()
+    before = margin(AutoModelForCausalLM.from_pretrained(words), tokenizer)
+    assert margin(trainer.model, tokenizer) > before + 1.5
+
+
+def test_a_reward_model_ranks_pairs_that_it_has_not_seen(trainer_of):
+    trainer, _, tokenizer = trainer_of("reward", pairs(32), steps=24)
+    trainer.train()
+    for row in pairs(8, seed=5):
+        dialogues = [tokenizer.apply_chat_template(row["prompt"] + row[side], return_dict=False) for side in ("chosen", "rejected")]
+        better, worse = (float(trainer.model.eval()(torch.tensor([ids])).logits) for ids in dialogues)
+        assert better > worse
+
+
+def test_sft_learns_its_answers_by_heart(trainer_of, tmp_path):
+    trainer, recipe, tokenizer = trainer_of("sft", chats(), steps=120)
+    trainer.train()
+    exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    for question, answer in (row["messages"] for row in chats()):
+        prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        assert tokenizer.decode(written) == answer["content"] + " <eos>"
+
+
+def divergence(teacher: Path, student, texts: list[str], tokenizer, places: slice) -> float:
+    """KL(teacher, student) of the next token at these places of the texts."""
+    ids = torch.tensor(tokenizer(texts)["input_ids"])
+    with torch.no_grad():
+        p, q = (
+            F.log_softmax(model.eval()(ids).logits[:, places], -1) for model in (AutoModelForCausalLM.from_pretrained(teacher), student)
+        )
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+ANSWERS = slice(4, -1)  # of "user w0 w9 <eos> assistant w26 w10 <eos>"
+DISTILLED = {  # rows, where the student learns, and keys of `training`
+    "distill_text": ([{"text": f"w{number} w{number + 3} w{number + 9}"} for number in range(16)], slice(None), {}),
+    "distill": (chats(), ANSWERS, {}),
+    "gkd": (chats(), ANSWERS, {"lmbda": 0.0, "beta": 0.1}),
+    "distill_on_policy": (
+        [{"prompt": f"w{number} w9"} for number in range(16)],
+        slice(-1, None),
+        {"max_completion_length": 1, "beta": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED])
+def test_a_student_comes_near_its_teacher(stage, trainer_of, teacher):
+    rows, places, options = DISTILLED[stage]
+    data = {"packing": "none"} if stage == "gkd" else {}
+    trainer, _, tokenizer = trainer_of(stage, rows, steps=60, data=data, teacher_model_name_or_path=str(teacher), **options)
+    texts = [row.get("text") or row.get("prompt") or tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    before = divergence(teacher, trainer.model, texts, tokenizer, places)
+    trainer.train()
+    assert divergence(teacher, trainer.model, texts, tokenizer, places) < before / 5
+
+
+BANDITS = {
+    "grpo": (60, {"num_generations": 8}),
+    "rloo": (60, {"num_generations": 8, "beta": 0.01}),
+    "ppo": (120, {}),
+    "spo": (120, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", BANDITS)
+def test_a_stage_with_rewards_finds_the_one_right_answer_of_each_question(stage, trainer_of, words):
+    """Four questions, each answered by one of 32 tokens."""
+    steps, options = BANDITS[stage]
+    rows = [{"prompt": f"w{number} w9", "answer": f"w{(7 * number + 3) % 4 + 10}"} for number in range(4)] * 8
+    trainer, _, _ = trainer_of(stage, rows, steps=steps, batch=64, max_completion_length=1, **options)
+    trainer.train()
+    rewards = [entry["rewards/exact_match/mean"] for entry in trainer.state.log_history if "rewards/exact_match/mean" in entry]
+    assert rewards[0] <= 0.5 and sum(rewards[-5:]) / 5 > 0.9
