@@ -23,6 +23,7 @@ FEW = 20  # below, an interval is there but rests on little
 TOO_FEW = 7  # below, the result is unknown: of skewed differences, the 95 % interval covers only 85 to 93 %, that of 99 % about 95 %
 MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
+NOTICEABLE = 0.05  # of a negligible change: 0.1 % of bits per byte. A run that barely moved the weights did not work
 DOMINANT = 0.2  # of the bytes in one document
 
 Outcome = Literal["better", "worse", "about the same", "not worse", "not better", "unknown"]
@@ -55,8 +56,8 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """The interval leaves no doubt about the sign."""
-        return self.items >= TOO_FEW and (self.low > 0 or self.high < 0)
+        """The interval leaves no doubt about the sign, and the change may be large enough to notice."""
+        return self.items >= TOO_FEW and (self.low > 0 or self.high < 0) and max(-self.low, self.high) > NOTICEABLE * self.negligible
 
     def outcome(self, *, higher_is_better: bool = False) -> Outcome:
         """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts, and below `TOO_FEW` items."""

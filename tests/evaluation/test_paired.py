@@ -125,3 +125,9 @@ def test_wilsons_interval_of_none_right_begins_at_0():
 @pytest.mark.parametrize(("low", "high", "is_clear"), [(-0.3, -0.1, True), (0.1, 0.3, True), (-0.1, 0.3, False), (0.0, 0.2, False)])
 def test_a_difference_is_clear_where_its_interval_leaves_zero_out(low, high, is_clear):
     assert Difference(1.0, 1.1, 0.1, low, high, items=50).is_clear is is_clear
+
+
+def test_a_change_too_small_to_notice_is_no_success_however_certain_it_is():
+    certain = Difference(1.0, 0.9999, -1e-4, -2e-4, -5e-5, items=50, negligible=0.02)
+    assert certain.outcome() == "about the same"
+    assert Difference(1.0, 0.99, -1e-2, -1.1e-2, -9e-3, items=50, negligible=0.02).outcome() == "better"
