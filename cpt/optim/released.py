@@ -10,11 +10,11 @@ import torch
 
 from cpt.errors import RecipeError
 from cpt.ranks import world_size
+from cpt.recipe.automatic import accumulation
 from cpt.recipe.schema import Recipe
 
 RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")
 """Optimizers whose update of a parameter needs nothing of another."""
-DEFAULT_MICRO_BATCH = 8  # of TrainingArguments
 WHOLE = "an update needs the whole gradient"
 
 
@@ -106,16 +106,3 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
             f"`optimizer.release_gradients`: gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). "
             "Let one micro-batch be the step: `training.gradient_accumulation_steps: 1`, and as many rows as fit."
         )
-
-
-def accumulation(recipe: Recipe) -> int:
-    """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
-    rows, steps = (
-        recipe.training.get(key, default)
-        for key, default in (("per_device_train_batch_size", DEFAULT_MICRO_BATCH), ("gradient_accumulation_steps", 1))
-    )
-    if not isinstance(rows, int) or not isinstance(steps, int):
-        return 1
-    if recipe.budget.global_batch_tokens is None:
-        return steps
-    return max(1, recipe.budget.global_batch_tokens // (rows * recipe.data.sequence_length))

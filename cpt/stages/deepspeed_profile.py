@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
-from cpt.optim.released import accumulation
 from cpt.parallelism import PIPELINE
+from cpt.recipe.automatic import accumulation
 from cpt.recipe.schema import Recipe
 
 Profile = dict[str, Any]

@@ -53,5 +53,5 @@ start() { # and wait for its end, whatever signals come
     wait "$launcher" || code=$?
 }
 
-start torchrun --standalone --nproc-per-node "$GPUS_PER_NODE" cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=2
+start torchrun --standalone --nproc-per-node "$GPUS_PER_NODE" cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=8
 exit "$code"

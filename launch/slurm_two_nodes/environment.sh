@@ -68,8 +68,5 @@ export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$PWD/
 # 2.13 reads this; one that does not know it keeps to 30 s.)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"
 
-# What DeepSpeed compiles is built once on each node: on a shared disk the nodes wait for each other's lock, after a crash for ever.
-export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-/tmp/torch_extensions-$(id -un)}"
-
 # Compiled kernels are kept on each node's own disk: many nodes that write one shared folder disturb each other.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$(id -un)}"

@@ -56,7 +56,7 @@ start() { # and wait for its end, whatever signals come
 }
 
 # Whether the nodes fit together: versions, recipe, data, ports, shared folders. It names what does not, and where.
-start python -m cpt doctor recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=1 --node-rank "$NODE_RANK" --nodes "$CPT_NODES" --master "$MASTER_ADDR:$MASTER_PORT"
+start python -m cpt doctor recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 --node-rank "$NODE_RANK" --nodes "$CPT_NODES" --master "$MASTER_ADDR:$MASTER_PORT"
 [ "$code" = 0 ] || exit "$code"
 [ -z "$told_to_stop" ] || exit 75
 export CPT_PREFLIGHT_SECONDS=0 # the run would do the same again
@@ -64,7 +64,7 @@ export CPT_PREFLIGHT_SECONDS=0 # the run would do the same again
 start torchrun \
     --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$GPUS_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
-    cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=1
+    cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4
 # srun ends the other nodes as soon as this one ends with an error: they may still be saving.
 [ "$code" = 0 ] || sleep 5
 exit "$code"

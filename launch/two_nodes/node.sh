@@ -59,12 +59,12 @@ start() { # and wait for its end, whatever signals come
 }
 
 # Whether the nodes fit together: versions, recipe, data, ports, shared folders. It names what does not, and where.
-start python -m cpt doctor recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=1 --node-rank "$NODE_RANK" --nodes "$CPT_NODES" --master "$MASTER_ADDR:$MASTER_PORT"
+start python -m cpt doctor recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 training.gradient_checkpointing=true training.fsdp=null training.accelerator_config=null training.deepspeed=deepspeed_configs/ds_config_production.json --node-rank "$NODE_RANK" --nodes "$CPT_NODES" --master "$MASTER_ADDR:$MASTER_PORT"
 [ "$code" = 0 ] || exit "$code"
 [ -z "$told_to_stop" ] || exit 75
 export CPT_PREFLIGHT_SECONDS=0 # the run would do the same again
 
 start deepspeed --hostfile launch/two_nodes/hostfile --no_ssh --node_rank "$NODE_RANK" \
     --num_nodes "$NODES" --num_gpus "$GPUS_PER_NODE" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=1
+    cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 training.gradient_checkpointing=true training.fsdp=null training.accelerator_config=null training.deepspeed=deepspeed_configs/ds_config_production.json
 exit "$code"

@@ -9,7 +9,7 @@
 # Where there is no ssh between nodes: bash launch/two_nodes/node.sh NODE_RANK on each of them.
 # Or DeepSpeed's own way, by pdsh: it passes on the variables of .deepspeed_env alone, checks nothing, and waits 30 s for a save.
 #   DS_ENV_FILE=$PWD/launch/two_nodes/.deepspeed_env deepspeed --hostfile launch/two_nodes/hostfile --num_nodes 2 --num_gpus 8 \
-#       --master_addr node-0 --master_port 29500 cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=1
+#       --master_addr node-0 --master_port 29500 cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 training.gradient_checkpointing=true training.fsdp=null training.accelerator_config=null training.deepspeed=deepspeed_configs/ds_config_production.json
 set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." || exit
 

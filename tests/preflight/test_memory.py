@@ -57,8 +57,8 @@ def test_a_machine_without_gpus_is_passed_over():
 
 
 def test_the_smallest_gpu_decides():
-    (warning,) = found_in(recipe(per_device_train_batch_size=16), [gpu(80), gpu(2)]).warnings
-    assert "of a Some GPU, which has 2" in warning and "cpt plan" in warning
+    (warning,) = found_in(recipe(per_device_train_batch_size=16), [gpu(80), gpu(1)]).warnings
+    assert "of a Some GPU, which has 1" in warning and "cpt plan" in warning
 
 
 def test_a_model_that_cannot_be_planned_does_not_stop_a_run(monkeypatch):

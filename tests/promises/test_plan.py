@@ -50,7 +50,7 @@ def test_the_terms_of_each_moment_add_up_to_the_peak(planned):
     plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090")
     assert plan.peak_bytes == max(sum(terms.values()) for terms in plan.gpu_terms.values())
     peak = max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values()))
-    assert {"weights", "optimizer", "activations"} <= peak.keys() and all(size >= 0 for size in peak.values())
+    assert {"weights", "activations"} <= peak.keys() and any(name.startswith("optimizer") for name in peak) and all(size >= 0 for size in peak.values())
 
 
 def test_the_table_that_is_shown_adds_up(cpt, planned):
@@ -62,11 +62,12 @@ def test_the_table_that_is_shown_adds_up(cpt, planned):
 
 
 def test_weights_and_adams_moments_are_counted_to_the_byte(planned):
-    """fp32 weights, two fp32 moments, fp32 gradients; the head is not tied."""
+    """bfloat16 weights and gradients, an fp32 copy of the weights and two fp32 moments; the head is not tied."""
     terms = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090").gpu_terms["the update"]
     layer = 512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408 + 2 * 512
     parameters = 2 * 16000 * 512 + 4 * layer + 512
-    assert (terms["weights"], terms["optimizer"], terms["gradients"]) == (4 * parameters, 8 * parameters, 4 * parameters)
+    found = terms["weights"], terms["optimizer and fp32 weights"], terms["gradients"]
+    assert found == (2 * parameters, 12 * parameters, 2 * parameters)
 
 
 def test_operations_of_a_token_are_those_counted_by_hand(planned):
@@ -123,7 +124,7 @@ def test_the_proposed_keys_are_overrides_that_make_it_fit(planned):
 
 
 def test_a_share_of_the_memory_may_be_too_little(cpt, planned):
-    plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090", max_memory=0.06)
+    plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090", max_memory=0.05)
     assert not plan.fits and plan.peak_bytes < 24 * GIB
 
 

@@ -117,7 +117,7 @@ def test_conversations_and_texts_have_a_stage_each():
     ("training", "said"),
     [
         ({"beta": 2.0}, "`training`: DistillConfig says: beta must be from 0 to 1, got 2.0"),
-        ({"temperature": 0.0}, "temperature must be more than 0"),
+        ({"temperature": 0.0}, "`training.temperature`"),
         (
             {"teacher_model_name_or_path": None},
             "stage `distill_text` learns from another model: give `training.teacher_model_name_or_path`",
