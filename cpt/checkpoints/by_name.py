@@ -20,7 +20,7 @@ from cpt.checkpoints.safe_load import load_data
 from cpt.errors import CheckpointError
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 
-MASTER = "master"
+MASTER, COMPENSATION = "master", "compensation"
 OF_ADAM = ("exp_avg", "exp_avg_sq")
 
 
@@ -139,8 +139,10 @@ def load_kept(model: nn.Module, optimizer: torch.optim.Optimizer, kept: Kept) ->
     for name, parameter in parameters.items():
         weight, state = kept.weight(names[name]).view(parameter.shape), kept.state(names[name])
         local_part(parameter).copy_(rows_here(weight, parameter))
-        if isinstance(optimizer, OneKernelAdamW) and state and parameter.dtype != torch.float32:
-            state[MASTER] = weight.float()
+        if isinstance(optimizer, OneKernelAdamW) and state:
+            layout = optimizer.layouts[parameter]
+            state |= {MASTER: weight.float()} if MASTER in layout else {}
+            state |= {COMPENSATION: torch.zeros_like(weight, dtype=layout[COMPENSATION])} if COMPENSATION in layout else {}
         if state:
             optimizer.state[parameter] = {key: placed(value, parameter, groups[id(parameter)], optimizer) for key, value in state.items()}
 

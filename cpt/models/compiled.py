@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
 from cpt.hardware import require_programs
-from cpt.recipe.automatic import AUTO
+from cpt.recipe.automatic import AUTO, CHECKPOINTING
 
 INDUCTOR = "inductor"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -30,6 +30,7 @@ KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 MOST_GRAPHS = 32
 """Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on uncompiled."""
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
+UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"  # torch 2.11 to 2.13
 UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
@@ -86,10 +87,13 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
             f"{KEY_OF_MODE}: `{wanted.mode}` uses CUDA graphs, which have not been tried here: layers share one graph, and it would be "
             "recorded again for the weights of each. Use `max-autotune-no-cudagraphs`."
         )
-    if zero3:
-        raise RecipeError(f"{KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
-    if not even_rows:
-        raise RecipeError(f"{KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
+    why_not = {
+        f"{UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2": zero3,
+        f"{UNDER_FSDP}, and none would be compiled. Set it or `training.gradient_checkpointing` to false": recomputes_under_fsdp(training),
+        f"{UNEVEN}. Use `data.packing: best_fit`, or remove the key": not even_rows,
+    }
+    for reason in (reason for reason, applies in why_not.items() if applies):
+        raise RecipeError(f"{KEY}: {reason}.")
     on_gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
@@ -97,6 +101,11 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
             raise ResourceError(
                 f"{KEY}: {INDUCTOR} writes a GPU's kernels in Triton, which is not installed. Install it: pip install triton"
             )
+
+
+def recomputes_under_fsdp(training: Mapping[str, Any]) -> bool:
+    """Whether layers are sharded by FSDP and computed again, or may be (`auto`)."""
+    return bool(training.get("fsdp")) and any(training.get(name) for name in CHECKPOINTING)
 
 
 def compile_layers(model: nn.Module, compiling: Compiling) -> int:

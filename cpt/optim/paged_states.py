@@ -41,7 +41,7 @@ class Arena:
         self.used = 0
         try:
             self.memory = host_memory(size, device)
-        except torch.cuda.CudaError as problem:
+        except (torch.cuda.CudaError, OSError) as problem:
             raise ResourceError(
                 f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked ({problem}). "
                 "Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."

@@ -128,19 +128,18 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, d
     for micro_batch, checkpointing, fused_loss, (engine, zero) in product(
         micro_batches(setup), (setup.checkpointing, True), fused, engines
     ):
-        changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero)
-        changes = changes_between(setup, changed) | engine
+        breaks_graphs = zero is not None and zero.stage == 3 and (checkpointing or not zero.is_fsdp)
+        compiles = setup.compiles and not breaks_graphs
+        changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
+        changes = changes_between(setup, changed) | engine | ({COMPILING: False} if compiles != setup.compiles else {})
         if engine:
-            breaks_graphs = zero is not None and zero.stage == 3 and not zero.is_fsdp
             is_cast = zero is FSDP2
-            changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2, compiles=setup.compiles and not breaks_graphs)
+            changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2)
             changes = without_engine(setup) | changes
             if not setup.half:
                 changes["training.bf16"] = True
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
-            if setup.compiles and breaks_graphs:
-                changes[COMPILING] = False
         yield with_micro_batch(changed, micro_batch, changes)
 
 

@@ -5,7 +5,15 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from cpt.data.form_of_stage import form_of_stage
-from cpt.models.compiled import UNDER_ZERO3, UNEVEN, decoder_layers, has_experts, wanted_compiling
+from cpt.models.compiled import (
+    UNDER_FSDP,
+    UNDER_ZERO3,
+    UNEVEN,
+    decoder_layers,
+    has_experts,
+    recomputes_under_fsdp,
+    wanted_compiling,
+)
 from cpt.models.inventory import runs_along_the_row
 from cpt.models.recomputing import SWITCHES
 from cpt.parallelism import read_parallelism
@@ -33,6 +41,7 @@ def compiles(recipe: Recipe, *, zero3: bool, on_cpu: bool, model: PreTrainedMode
         "it is for GPUs": on_cpu,
         UNEVEN: not has_even_batches(recipe),
         UNDER_ZERO3: zero3,
+        UNDER_FSDP: recomputes_under_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
         f"the run has fewer than {FEWEST_STEPS} steps": is_short(recipe),
         "it has not been tried with weights in 4 bit": bool((recipe.model.lora or {}).get("quantize")),

@@ -64,6 +64,16 @@ def test_a_master_copy_is_the_weight(tmp_path):
     assert torch.equal(again[0].weight, kept.weight("0.weight")) and "master" not in optimizer.state[again[0].weight]
 
 
+@pytest.mark.parametrize("rounding", [None, "kahan", "stochastic"])
+def test_states_are_those_of_the_optimizer_that_goes_on_so_that_it_can_resume(tmp_path, rounding):
+    order, _ = trained(tmp_path, torch.bfloat16)
+    again = model(torch.bfloat16)
+    optimizer = adamw(groups(again)[1], 0.1, rounding=rounding)
+    load_kept(again, optimizer, PlainKept(tmp_path, order))
+    steps(again, optimizer, 1)
+    adamw(groups(model(torch.bfloat16))[1], 0.1, rounding=rounding).load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
 def test_another_model_is_refused(tmp_path):
     order, _ = trained(tmp_path)
     with pytest.raises(CheckpointError, match="states of 4 parameters, and this run trains 3"):

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 
 from cpt.checkpoints.agreement import NotFiniteError
 from cpt.checkpoints.snapshot import HostCopies, bytes_in, changed_by_steps, memory_of, refuse_non_finite
-from cpt.host_memory import host_memory
+from cpt.host_memory import SMALL, host_memory
 
 
 def test_a_copy_stays_what_the_state_was():
@@ -47,7 +48,7 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
 
 
 def test_page_locked_memory_is_as_large_as_asked_for_and_unlocked_when_freed(monkeypatch):
-    locked = {}
+    locked, size = {}, SMALL + 3000
 
     class Cudart:
         def cudaHostRegister(self, address, size, flags):  # noqa: N802
@@ -56,10 +57,11 @@ def test_page_locked_memory_is_as_large_as_asked_for_and_unlocked_when_freed(mon
 
         def cudaHostUnregister(self, address):  # noqa: N802
             del locked[address]
+            assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "it is unlocked before it is unmapped"
 
     monkeypatch.setattr(torch.cuda, "cudart", Cudart)
-    buffer = host_memory(3000, torch.device("cuda"))
-    assert locked == {buffer.data_ptr(): 3000} and bytes_in(buffer) == 3000
+    buffer = host_memory(size, torch.device("cuda"))
+    assert locked == {buffer.data_ptr(): size} and bytes_in(buffer) == size
     view = buffer[:10].fill_(7)
     del buffer
     assert locked and view.tolist() == [7] * 10

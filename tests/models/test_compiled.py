@@ -238,6 +238,7 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile_mode": "reduce-overhead"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
         ({"torch_compile_mode": "max-autotune"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
         ({"torch_compile": True}, True, "ZeRO-3"),
+        ({"torch_compile": True, "fsdp": True, "activation_checkpointing": True}, False, "`training.gradient_checkpointing`"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(training, zero3, message):

@@ -50,6 +50,7 @@ def test_the_recipe_decides_where_it_says_so(on_cpu):
         recipe(model={"lora": {"r": 8, "quantize": "nf4"}}),
         recipe(model={"trust_remote_code": True}),
         recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
+        recipe(fsdp=True, gradient_checkpointing=True),
     ],
 )
 def test_it_is_off_where_it_was_not_tried_or_does_not_pay(written):

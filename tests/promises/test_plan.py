@@ -50,7 +50,11 @@ def test_the_terms_of_each_moment_add_up_to_the_peak(planned):
     plan = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090")
     assert plan.peak_bytes == max(sum(terms.values()) for terms in plan.gpu_terms.values())
     peak = max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values()))
-    assert {"weights", "activations"} <= peak.keys() and any(name.startswith("optimizer") for name in peak) and all(size >= 0 for size in peak.values())
+    assert (
+        {"weights", "activations"} <= peak.keys()
+        and any(name.startswith("optimizer") for name in peak)
+        and all(size >= 0 for size in peak.values())
+    )
 
 
 def test_the_table_that_is_shown_adds_up(cpt, planned):
