@@ -26,8 +26,8 @@ def test_8b_on_24_gb_depends_on_the_memory_of_the_host(base_of):
     base = base_of("8b")
     assert chosen(base, "RTX 4090", host=192)[0].method.profile == "ds_config_8b_24gb.json"
     found, refused = chosen(base, "RTX 4090", host=64)
-    assert found.method.name == "adapters" and found.micro_batch == 1 and found.fused_loss and found.checkpointing
-    assert any("needs 124 GiB of host memory, there is 64" in line for line in refused)
+    assert found.method.name == "adapters" and found.micro_batch == 1 and found.setup.fused_loss and found.checkpointing
+    assert any("needs 139 GiB of host memory, there is 64" in line for line in refused)
 
 
 @pytest.mark.long
@@ -50,7 +50,9 @@ def test_a_micro_batch_is_the_largest_that_fits(base_of, gpu):
     for method in ways_to_train(base, target, 4096):
         if (found := fit(method, base, target, 4096)) is None or found.micro_batch * 4096 >= 32_768:
             continue
-        assert found.memory_gib <= target.memory_gib < with_micro_batch(found, 2 * found.micro_batch).memory_gib * 1.03
+        assert (
+            found.memory_gib <= target.memory_gib < with_micro_batch(found, 2 * found.micro_batch).memory_gib * 1.09
+        )  # what a proposal leaves free
 
 
 def test_hours_go_with_the_tokens(base_of):
