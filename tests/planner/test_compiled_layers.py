@@ -8,7 +8,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.autograd.graph import saved_tensors_hooks
 
-from cpt.models.compiled import Compiling, compile_layers
+from cpt.models.compiled import Compiling, compile_layers, move_checkpoints_into_graphs
 from cpt.models.config import config_from
 from cpt.models.recomputing import Recomputing
 from cpt.planner import activations
@@ -39,6 +39,7 @@ def saved_by_torch(shape, **changes):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup))
     parts = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
     compile_layers(model, Compiling(aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=lambda graph, _: graph, **parts)))
+    move_checkpoints_into_graphs(model)
     saved = SavedBytes(model)
     with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
         model.base_model(**fake_row(setup, setup.micro_batch))
