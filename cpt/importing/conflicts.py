@@ -127,8 +127,10 @@ def resolve_step(ledger: Ledger) -> None:
     zero3 = profile_stage(training.get("deepspeed")) == 3
     if zero3 and training.get("gradient_checkpointing_kwargs", {}).get("offload"):
         training["gradient_checkpointing"] = True
-    if zero3 or "parallelism_config" in training:
+    recomputed = "fsdp" in training and training.get("gradient_checkpointing")
+    if zero3 or recomputed or "parallelism_config" in training:
+        where = "under ZeRO-3" if zero3 else "under FSDP with recomputation" if recomputed else "where GPUs share rows"
         for key in COMPILING:
-            ledger.drop(key, f"layers are not compiled {'under ZeRO-3' if zero3 else 'where GPUs share rows'}; this changes only the speed")
+            ledger.drop(key, f"layers are not compiled {where}; this changes only the speed")
     elif ledger.value("torch_compile_mode") in WITH_CUDA_GRAPHS:
         pass_on(ledger, "torch_compile_mode", value="max-autotune-no-cudagraphs")

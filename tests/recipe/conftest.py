@@ -8,6 +8,7 @@ import pytest
 
 from cpt.errors import RecipeError
 from cpt.extend import simplified
+from cpt.python_sources import find_class, parse_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 
@@ -25,6 +26,8 @@ Say = Callable[..., list[str]]
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    parse_module.cache_clear()  # several tests write a `my_lab` of their own
+    find_class.cache_clear()
     return tmp_path
 
 
