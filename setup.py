@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: recipes, DeepSpeed profiles and launch files, which a clone has at its top, go into the wheel."""
+"""What pyproject.toml cannot say: recipes, DeepSpeed profiles and launch files, which a clone has at its top, go into
+the wheel."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns

@@ -1,4 +1,5 @@
-"""The picture of docs/chat.md: `python -m benchmarks.chat_picture RUN`, with a run of `cpt demo`; needs Chromium and playwright."""
+"""The picture of docs/chat.md: `python -m benchmarks.chat_picture RUN`, with a run of `cpt demo`; needs Chromium and
+playwright."""
 
 import os
 import shutil
@@ -22,8 +23,13 @@ def main() -> None:
     run = Path(sys.argv[1])
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     sides = load_sides(str(run))
-    with page_at(sides, run, port=free_port(), sampling=Sampling(temperature=0.3, max_new_tokens=60)) as url, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"])
+    with (
+        page_at(sides, run, port=free_port(), sampling=Sampling(temperature=0.3, max_new_tokens=60)) as url,
+        sync_playwright() as driver,
+    ):
+        browser = driver.chromium.launch(
+            executable_path=chromium, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"]
+        )
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.set_default_timeout(MILLISECONDS)
         take(page, url)

@@ -34,8 +34,12 @@ def run_notebook(page: Path, folder: Path) -> NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell failed; the message has the cell and its traceback.
     """
     book = nbformat.read(page, as_version=4)
-    environment = {name: value for name, value in os.environ.items() if name != "CPT_CACHE"}  # the notebook has its own
-    client = NotebookClient(book, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    environment = {
+        name: value for name, value in os.environ.items() if name != "CPT_CACHE"
+    }  # the notebook has its own
+    client = NotebookClient(
+        book, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
     client.execute(env=environment)
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran
@@ -45,7 +49,8 @@ def run_notebook(page: Path, folder: Path) -> NotebookNode:
 
 
 def kept(output: NotebookNode) -> NotebookNode:
-    """Without this machine's paths and speed; what rich prints, and shows notebooks as HTML, as the text that it is."""
+    """Without this machine's paths and speed; what rich prints, and shows notebooks as HTML, as the text that it
+    is."""
     if output.output_type == "display_data" and set(output.data) == {"text/html", "text/plain"}:
         output = nbformat.v4.new_output("stream", name="stdout", text=output.data["text/plain"])
     if output.output_type == "stream":

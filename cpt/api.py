@@ -53,7 +53,8 @@ def load_tokenizer(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedData:
-    """Read, filter, tokenise and pack the sources; `rows` holds the rows in the order of training, `held_out` the evaluation sets.
+    """Read, filter, tokenise and pack the sources; `rows` holds the rows in the order of training, `held_out` the
+    evaluation sets.
 
     `rows` has no end; `num_rows` of them read all sources once (an estimate where sources are read in windows).
 
@@ -65,7 +66,8 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PreparedDa
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
-    """The recipe's model as its stage trains it, with adapters where it asks for them; of stage `reward` a model with one score.
+    """The recipe's model as its stage trains it, with adapters where it asks for them; of stage `reward` a model with
+    one score.
 
     Raises:
         RecipeError: the section contradicts itself, the weights or the tokenizer.
@@ -80,8 +82,11 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> nn.Module
     return model_for(recipe, tokenizer, arguments)
 
 
-def build_trainer(recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData) -> CPTTrainer:
-    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to `output_dir`/`name`.
+def build_trainer(
+    recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData
+) -> CPTTrainer:
+    """The trainer of the recipe's stage, a `transformers.Trainer`. Its checkpoints and metrics go to
+    `output_dir`/`name`.
 
     Raises:
         RecipeError: no such stage, or a value that Hugging Face refuses.
@@ -105,7 +110,8 @@ class RunPlan:
 
     fits: bool
     gpu_terms: Mapping[str, Mapping[str, float]]
-    """Bytes of one GPU (of this machine's memory on a CPU), by moment of the run and by term; the largest sum is the peak."""
+    """Bytes of one GPU (of this machine's memory on a CPU), by moment of the run and by term; the largest sum is the
+    peak."""
     host_terms: Mapping[str, float]
     """Bytes of each machine's own memory, by term."""
     micro_batch: int
@@ -115,7 +121,8 @@ class RunPlan:
     """Forward and backward pass of a training step, without recomputation."""
     tokens_per_second: float
     changes: Mapping[str, Any] | None
-    """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing helps."""
+    """Keys of the recipe and the values with which it would fit at the lowest cost; None where it fits or nothing
+    helps."""
 
     @property
     def peak_bytes(self) -> float:
@@ -124,7 +131,13 @@ class RunPlan:
 
 
 def plan_run(
-    recipe: Recipe, gpu: str, *, gpus: int = 1, nodes: int = 1, host_memory: float | None = None, max_memory: float = 1.0
+    recipe: Recipe,
+    gpu: str,
+    *,
+    gpus: int = 1,
+    nodes: int = 1,
+    host_memory: float | None = None,
+    max_memory: float = 1.0,
 ) -> RunPlan:
     """Memory and speed of a run, counted without its weights.
 
@@ -142,7 +155,9 @@ def plan_run(
     target = find_target(gpu, gpus, host_memory, nodes=nodes)
     planned = planned_run(recipe, machines, target, max_memory)
     mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, max_memory)
-    proposal = None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
+    proposal = (
+        None if is_enough else cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=max_memory)
+    )
     return RunPlan(
         fits=is_enough,
         gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},
@@ -163,7 +178,8 @@ def evaluate_model(
     sequence_length: int = 2048,
     batch_size: int = 8,
 ) -> dict[str, Any]:
-    """Loss, perplexity and bits per byte on held-out texts, compared with another model document by document; as `cpt evaluate --json`.
+    """Loss, perplexity and bits per byte on held-out texts, compared with another model document by document; as `cpt
+    evaluate --json`.
 
     Args:
         model: a run's folder, an exported model or a Hub id.
@@ -177,7 +193,9 @@ def evaluate_model(
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
     asked = Asked(
-        judges_of_texts([f"{name}={path}" for name, path in texts.items()], length), batch_size=batch_size, is_compared=against is not None
+        judges_of_texts([f"{name}={path}" for name, path in texts.items()], length),
+        batch_size=batch_size,
+        is_compared=against is not None,
     )
     return findings(*(measure(one, asked) for one in models)).to_json()
 

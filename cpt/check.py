@@ -14,16 +14,19 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="The first two gates only, in less than a second: no torch is imported.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The first two gates only, in less than a second: no torch is imported.")
+    ] = False,
 ) -> None:
     """The three gates: shape, sense, reality.
 
-    Three gates: the shape of the file, what its keys mean together, and what is really there: packages, files, model, disk, memory.
-    What is found is printed with its line and its remedy, in three groups: errors, blockers on this machine, and what was not checked.
+    Three gates: the shape of the file, what its keys mean together, and what is really there: packages, files, model,
+    disk, memory. What is found is printed with its line and its remedy, in three groups: errors, blockers on this
+    machine, and what was not checked.
 
-    Exit code 0: everything that decides was checked and is fine. 2: there are errors. 3: no errors, but a blocker on this machine (a
-    missing package, too little disk, a run that has to finish first), or something was not checked (a model on the Hub without a
-    network, memory without a GPU). `--quick` ends with 0 or 2.
+    Exit code 0: everything that decides was checked and is fine. 2: there are errors. 3: no errors, but a blocker on
+    this machine (a missing package, too little disk, a run that has to finish first), or something was not checked (a
+    model on the Hub without a network, memory without a GPU). `--quick` ends with 0 or 2.
 
     Example: cpt check recipe.yaml data.sequence_length=2048
     """
@@ -31,6 +34,8 @@ def command(
     if quick:
         typer.echo(f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, disk (--quick).")
         return
-    with while_working(open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking files and model ...")):
+    with while_working(
+        open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking files and model ...")
+    ):
         gate = import_module("cpt.preflight.gate")  # and with it torch, which takes seconds
     raise typer.Exit(gate.report(recipe, loaded, root).exit_code)

@@ -17,16 +17,31 @@ from cpt.errors import RecipeError
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does); in the order of a run
     "Start here": {
-        "demo": ("cpt.demo.run:command", "The whole path, offline in minutes: documents, init, check, train, verdict, served answer."),
-        "doctor": ("cpt.doctor:command", "Show what this machine has, or whether the nodes of a cluster fit together."),
+        "demo": (
+            "cpt.demo.run:command",
+            "The whole path, offline in minutes: documents, init, check, train, verdict, served answer.",
+        ),
+        "doctor": (
+            "cpt.doctor:command",
+            "Show what this machine has, or whether the nodes of a cluster fit together.",
+        ),
         "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
-        "recipes": ("cpt.recipes_command:command", "List the recipes that come with cpt, or copy them into a folder of yours."),
+        "recipes": (
+            "cpt.recipes_command:command",
+            "List the recipes that come with cpt, or copy them into a folder of yours.",
+        ),
     },
     "Before the run": {
         "check": ("cpt.check:command", "Find every mistake of a recipe before GPU time is spent."),
-        "plan": ("cpt.plan_command:command", "Memory, time and money of a run, and the cheapest change that makes it fit."),
-        "rehearse": ("cpt.rehearsal.command:command", "Do once, in minutes, all that a run will do, before days are spent on it."),
+        "plan": (
+            "cpt.plan_command:command",
+            "Memory, time and money of a run, and the cheapest change that makes it fit.",
+        ),
+        "rehearse": (
+            "cpt.rehearsal.command:command",
+            "Do once, in minutes, all that a run will do, before days are spent on it.",
+        ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },
     "Data and tokenizer": {
@@ -39,8 +54,14 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Report on a tokenizer, extend one with a domain's tokens, or train a new one.",
         ),
         "mixture": ("cpt.mixture.command:command", "Count what a run will read of each source, before it starts."),
-        "contamination": ("cpt.contamination_command:command", "Find training documents that hold what the model will be judged by."),
-        "prepare": ("cpt.prepare.command:command", "Read, filter, tokenise and pack a recipe's documents ahead of its run."),
+        "contamination": (
+            "cpt.contamination_command:command",
+            "Find training documents that hold what the model will be judged by.",
+        ),
+        "prepare": (
+            "cpt.prepare.command:command",
+            "Read, filter, tokenise and pack a recipe's documents ahead of its run.",
+        ),
         "store": ("cpt.store_command:COMMANDS", "List, verify or prune the tokens that are kept between runs."),
     },
     "Train": {
@@ -49,7 +70,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "cpt.launchers.launch_command:command",
             "Write the files that start a recipe on one or many nodes, and say the command.",
         ),
-        "pipeline": ("cpt.pipeline.command:command", "Run several recipes in a row, each one from what the one before learned."),
+        "pipeline": (
+            "cpt.pipeline.command:command",
+            "Run several recipes in a row, each one from what the one before learned.",
+        ),
         "search": (
             "cpt.search.command:command",
             "Search for better values of a recipe's keys, each trial a run; learning-rate range test.",
@@ -57,27 +81,55 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
     },
     "Judge and compare": {
         "verdict": ("cpt.verdict:command", "Judge a finished run against its base, on one page."),
-        "evaluate": ("cpt.evaluate_command:command", "Measure a model on held-out text, questions and tasks, against its base."),
+        "evaluate": (
+            "cpt.evaluate_command:command",
+            "Measure a model on held-out text, questions and tasks, against its base.",
+        ),
         "runs": ("cpt.runs.list_command:command", "List runs: state, tokens, loss, speed, age, tags."),
-        "compare": ("cpt.compare.command:command", "Say exactly what differs between runs: recipes, versions, data, curves, evaluations."),
+        "compare": (
+            "cpt.compare.command:command",
+            "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
+        ),
         "report": ("cpt.report.command:command", "Tell a run's whole story in one HTML file."),
-        "reproduce": ("cpt.reproduce.command:command", "Run a run again from its record, and say whether its losses are the same."),
+        "reproduce": (
+            "cpt.reproduce.command:command",
+            "Run a run again from its record, and say whether its losses are the same.",
+        ),
     },
     "Hand over": {
-        "verify": ("cpt.verify_command:command", "Compare a run's checkpoints, or one of them, with what was written."),
+        "verify": (
+            "cpt.verify_command:command",
+            "Compare a run's checkpoints, or one of them, with what was written.",
+        ),
         "export": ("cpt.exporting.command:command", "Write a trained model for others to load, proven by its logits."),
         "merge": (
             "cpt.checkpoints.merge_command:command",
             "Make one model of several: adapter and base, chat vector, mean of checkpoints.",
         ),
         "serve": ("cpt.serving.serve:command", "Serve a model to OpenAI clients, on Hugging Face's own server."),
-        "chat": ("cpt.serving.chat:command", "Chat with a model in the terminal, or on a page in the browser beside its base."),
+        "chat": (
+            "cpt.serving.chat:command",
+            "Chat with a model in the terminal, or on a page in the browser beside its base.",
+        ),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 LONG = (  # commands whose work is worth more than what they print
-    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export", "merge", "serve"),
+    *(
+        "demo",
+        "rehearse",
+        "prepare",
+        "train",
+        "pipeline",
+        "search",
+        "verdict",
+        "evaluate",
+        "reproduce",
+        "export",
+        "merge",
+        "serve",
+    ),
     *("data ingest", "data rewrite", "tokenizer extend", "tokenizer train", "mixture"),
 )
 
@@ -107,7 +159,8 @@ def completed_words() -> list[str]:
 
 
 def application(command: str) -> typer.Typer:
-    """All commands by name and summary; of the one that is going to run the arguments too, so that no help page imports torch."""
+    """All commands by name and summary; of the one that is going to run the arguments too, so that no help page
+    imports torch."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT, context_settings=NAMES_OF_HELP)
     app.callback()(options_of_all)
     for group, commands in GROUPS.items():
@@ -115,7 +168,9 @@ def application(command: str) -> typer.Typer:
             if name != command:
                 app.command(name, help=summary, rich_help_panel=group)(only_listed)
             elif target.endswith(":COMMANDS"):  # a command with commands of its own
-                app.add_typer(app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group)
+                app.add_typer(
+                    app_of(constant(target), recipe_read_first), name=name, help=summary, rich_help_panel=group
+                )
             else:
                 function = recipe_read_first(command_of(target))
                 about, _, more = (function.__doc__ or "").partition("\n\n")
@@ -132,19 +187,24 @@ class Command(TyperCommand):
         Raises:
             RecipeError: an option is none, and a key of the recipe.
         """
-        known = {word for parameter in self.params for word in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+        known = {word for parameter in self.params for word in (*parameter.opts, *parameter.secondary_opts)} | {
+            "--help"
+        }
         for word in args if any(parameter.name == "overrides" for parameter in self.params) else ():
             option = word.partition("=")[0]
             if option.startswith("--") and option not in known:
                 from cpt.recipe.shape import key_called  # which a help page does not need
 
                 if key := key_called(option.removeprefix("--").replace("-", "_")):
-                    raise RecipeError(f"there is no option {option}. It is a key of the recipe: write {key}=VALUE, without dashes.")
+                    raise RecipeError(
+                        f"there is no option {option}. It is a key of the recipe: write {key}=VALUE, without dashes."
+                    )
         return super().parse_args(ctx, args)
 
 
 def recipe_read_first(function: Callable[..., None]) -> Callable[..., None]:
-    """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with it, is imported."""
+    """The command; one of a recipe tells its mistakes of shape and sense before the command's module, and torch with
+    it, is imported."""
     parameters = inspect.signature(function).parameters
     needed = parameters["recipe"].default is inspect.Parameter.empty if "recipe" in parameters else False
     if not needed or "overrides" not in parameters:
@@ -172,7 +232,9 @@ def show_version(wanted: bool) -> None:
 
 
 def options_of_all(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show cpt's version and end.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show cpt's version and end.")
+    ] = False,
 ) -> None:
     """What stands before a command."""
 

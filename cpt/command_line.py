@@ -1,4 +1,5 @@
-"""Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its class."""
+"""Run a typer command: a CptError is printed once, without a traceback, and ends the process with the code of its
+class."""
 
 import errno
 import logging
@@ -23,25 +24,33 @@ from cpt.ranks import has_process_group, is_main_process, leave, rank
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 
 QUIET = ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree")
-"""peft and transformers import bitsandbytes and torchao where they are installed, which then tell each command of kernels for GPUs."""
+"""peft and transformers import bitsandbytes and torchao where they are installed, which then tell each command of
+kernels for GPUs."""
 for library in QUIET:
     logging.getLogger(library).setLevel(logging.ERROR)
-# accelerate and transformers import DeepSpeed wherever it is installed, which then tells each command that there is no GPU.
-logging.getLogger("DeepSpeed").addFilter(lambda record: not record.getMessage().startswith("Setting accelerator to CPU"))
+# accelerate and transformers import DeepSpeed wherever it is installed, which then tells each command that there is no
+# GPU.
+logging.getLogger("DeepSpeed").addFilter(
+    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
+)
 # docs/stages.md says which stages are of TRL's experimental part.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-# Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA starts.
+# Freed GPU memory can be used for blocks of another size; the 24 GB recipes need that. torch reads it when CUDA
+# starts.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 NO_TELEMETRY = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
+    "HF_HUB_DISABLE_TELEMETRY": (
+        "1"
+    ),  # of transformers, TRL, trackio and gradio's client too, which send through the Hub's package
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "WANDB_ERROR_REPORTING": "false",
     "GRADIO_ANALYTICS_ENABLED": "False",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own environment asks for it."""
+"""What the packages read, most of them when they are imported. Nothing is sent to anybody unless the user's own
+environment asks for it."""
 for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 settle(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
@@ -69,13 +78,18 @@ def run_command(function: Callable[..., None]) -> None:
 
 
 def run_app(
-    app: Callable[..., Any], arguments: Sequence[str] | None = None, *, name: str | None = None, outlives_readers: bool = False
+    app: Callable[..., Any],
+    arguments: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    outlives_readers: bool = False,
 ) -> None:
     """Run a whole application.
 
     Args:
         name: what help pages and messages call it; by default the program's.
-        outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in `| head`.
+        outlives_readers: drop output that cannot be written and continue; otherwise end quietly with the reader, as in
+            `| head`.
     """
     make_output_safe(outlives_readers)
     try:
@@ -89,7 +103,8 @@ def run_app(
         leave(1)
     except CptError as problem:
         if not is_main_process() and not isinstance(problem, Interrupted):
-            # The main process most likely found the same and prints it; then the launcher ends this one while it waits.
+            # The main process most likely found the same and prints it; then the launcher ends this one while it
+            # waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
         if is_main_process() or not isinstance(problem, Interrupted):  # all were told to stop, one says so
             who = "" if is_main_process() else f"process {rank()}: "
@@ -98,13 +113,15 @@ def run_app(
     except Exception:
         if not has_process_group():
             raise
-        traceback.print_exc()  # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
+        # then Python's shutdown, which may hang there, is left out: the others wait for this one's end
+        traceback.print_exc()
         leave(1)
 
 
 @contextmanager
 def mistyped_paths_told() -> Iterator[None]:
-    """A path that names nothing on any disk was typed wrong, wherever it is found out, and an output on a full disk is nobody's bug.
+    """A path that names nothing on any disk was typed wrong, wherever it is found out, and an output on a full disk is
+    nobody's bug.
 
     Raises:
         ResourceError: in place of the system's own error.
@@ -113,9 +130,13 @@ def mistyped_paths_told() -> Iterator[None]:
         yield
     except OSError as problem:
         if problem.errno == errno.ENOSPC and problem.filename is None:
-            raise ResourceError("a file or the output cannot be written: no space left on its disk. Free some.") from problem
+            raise ResourceError(
+                "a file or the output cannot be written: no space left on its disk. Free some."
+            ) from problem
         if problem.errno in UNWRITABLE and problem.filename is not None:
-            raise ResourceError(f"{problem.filename}: {problem.strerror}. {other_place(str(problem.filename))}") from problem
+            raise ResourceError(
+                f"{problem.filename}: {problem.strerror}. {other_place(str(problem.filename))}"
+            ) from problem
         if problem.errno not in MISTYPED or problem.filename is None:
             raise
         raise ResourceError(f"{shortened(str(problem.filename))}: {problem.strerror}. Name another path.") from problem
@@ -161,7 +182,8 @@ def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
     if names := [name for name, is_given in given.items() if is_given]:
         several = len(names) > 1
         raise RecipeError(
-            f"{' and '.join(names)} {'have' if several else 'has'} no effect {because}. Remove {'them' if several else 'it'}."
+            f"{' and '.join(names)} {'have' if several else 'has'} no effect {because}. Remove"
+            f" {'them' if several else 'it'}."
         )
 
 
@@ -181,7 +203,8 @@ def show_log(*, stderr: bool = False) -> None:
 
 
 class NotAgain(logging.Filter):
-    """Information is shown once: checks, training and verdict open the same sources one after the other, and each says what it found."""
+    """Information is shown once: checks, training and verdict open the same sources one after the other, and each says
+    what it found."""
 
     def __init__(self) -> None:
         super().__init__()

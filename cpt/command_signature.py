@@ -1,7 +1,8 @@
-"""A command's arguments and options, read from its source: help, completion and a wrong word are answered before torch is imported.
+"""A command's arguments and options, read from its source: help, completion and a wrong word are answered before torch
+is imported.
 
-The imports of a command's module take seconds; its signature needs next to none of them. So the signature is evaluated alone, from the
-source text, and the module is imported when the command is really called.
+The imports of a command's module take seconds; its signature needs next to none of them. So the signature is evaluated
+alone, from the source text, and the module is imported when the command is really called.
 """
 
 import ast
@@ -18,7 +19,8 @@ OWN = "cpt."
 
 
 def command_of(target: str) -> Callable[..., None]:
-    """A function with the signature and docstring of `module:function`, which imports the module only when it is called."""
+    """A function with the signature and docstring of `module:function`, which imports the module only when it is
+    called."""
     module, _, name = target.partition(":")
     node = definition(module, name)
     assert isinstance(node, ast.FunctionDef), f"{target} is no function that stands in that module"
@@ -58,17 +60,26 @@ def signature_of(module: str, node: ast.FunctionDef) -> inspect.Signature:
 def evaluated(module: str, expression: ast.expr) -> Any:
     """What an expression of a module's top level is, with no more of the module than the names in it."""
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
-    known = {name: value_of(module, name) for name in names if name not in vars(builtins) or definition(module, name) is not None}
+    known = {
+        name: value_of(module, name)
+        for name in names
+        if name not in vars(builtins) or definition(module, name) is not None
+    }
     return eval(compile(ast.Expression(expression), module, "eval"), known)
 
 
 @lru_cache(maxsize=1024)
 def value_of(module: str, name: str) -> Any:
-    """What a name of a module's top level stands for: a constant is evaluated alone, a name of ours is followed to its own module."""
+    """What a name of a module's top level stands for: a constant is evaluated alone, a name of ours is followed to its
+    own module."""
     node = definition(module, name)
     if isinstance(node, ast.ImportFrom) and node.module:
         original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return value_of(node.module, original) if node.module.startswith(OWN) else getattr(import_module(node.module), original)
+        return (
+            value_of(node.module, original)
+            if node.module.startswith(OWN)
+            else getattr(import_module(node.module), original)
+        )
     if isinstance(node, ast.Import):
         return import_module(name)
     if isinstance(node, ast.AnnAssign) and node.value is not None:

@@ -1,4 +1,5 @@
-"""How cpt prints: colours and bars where somebody watches a terminal; plain whole lines in pipes, files, logs and CI."""
+"""How cpt prints: colours and bars where somebody watches a terminal; plain whole lines in pipes, files, logs and
+CI."""
 
 import os
 import sys
@@ -30,7 +31,8 @@ def open_console(*, stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.file.isatty() and not os.environ.get("COLUMNS"):
         console.width = WIDTH_OF_A_FILE
-    # While a bar shows, rich takes over both streams: where one of them is a file, it would miss what is printed meanwhile.
+    # While a bar shows, rich takes over both streams: where one of them is a file, it would miss what is printed
+    # meanwhile.
     console.is_interactive = console.is_interactive and sys.stdout.isatty() and sys.stderr.isatty()
     return console
 
@@ -52,7 +54,8 @@ def show_step(status: Status, text: str) -> None:
 
 
 def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
-    """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process read it too.
+    """Tell the packages to print plainly where nobody watches, or colours are not wanted; the children of this process
+    read it too.
 
     `FORCE_COLOR` is stronger than all of it, and what the user set for one of the packages stays.
 
@@ -73,6 +76,7 @@ def settle(environment: MutableMapping[str, str], *, on_terminal: bool) -> None:
 
 
 def is_plain(environment: MutableMapping[str, str]) -> bool:
-    """Whether the environment asks for plain text even on a terminal: NO_COLOR (no-color.org), CI, a terminal that can nothing."""
+    """Whether the environment asks for plain text even on a terminal: NO_COLOR (no-color.org), CI, a terminal that can
+    nothing."""
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     return bool(environment.get("NO_COLOR")) or in_ci or environment.get("TERM", "") in ("dumb", "unknown")

@@ -22,14 +22,16 @@ SHOWN = 20
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Look for the questions of this lm-eval task too. Repeat it.")
+    ] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with up to 100 places of each source.")] = False,
 ) -> None:
     """Search all training sources for the evaluation's documents.
 
-    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are listed too. No run
-    trains on them, so they alone give exit code 0.
+    Exit code 2 where a training document holds half of an evaluation document or is half made of one. Exact copies are
+    listed too. No run trains on them, so they alone give exit code 0.
 
     Example: cpt contamination recipe.yaml --task hellaswag --json > found.json
     """
@@ -56,7 +58,10 @@ def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
         return ""
     if is_refused(recipe.data):
         return " The run reads them: `data.filters` refuses to leave them out (`own_evaluation: false`)."
-    return " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files: `against: [...]`."
+    return (
+        " A run leaves out what it holds of the recipe's held-out sets; against tasks, give `decontaminate` files:"
+        " `against: [...]`."
+    )
 
 
 def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Path | None = None) -> Contamination:
@@ -67,6 +72,8 @@ def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Pat
 def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
     """Of lm-eval's tasks."""
     if tasks:
-        from cpt.evaluation.tasks import task_texts  # which brings torch along, seconds that a recipe alone does not need
+        from cpt.evaluation.tasks import (
+            task_texts,
+        )  # which brings torch along, seconds that a recipe alone does not need
 
         yield from (Judged(*question) for question in task_texts(tasks, folder))

@@ -1,4 +1,5 @@
-"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it; with --nodes, whether several fit."""
+"""`cpt doctor`: what this machine has, what each missing piece costs, and the line that installs it; with --nodes,
+whether several fit."""
 
 import importlib.util
 import sys
@@ -27,7 +28,17 @@ from cpt.console import open_console
 from cpt.errors import LaunchError
 from cpt.hardware import INSTALL_LINES, Gpu, Machine, describe_machine
 from cpt.recipe.load import load_recipe
-from cpt.versions import CUDAS, CXX20_TORCH, FOR_ANY_LINE, LINES, STACK, Installed, built_for_another_torch, minor_of, nearest_line
+from cpt.versions import (
+    CUDAS,
+    CXX20_TORCH,
+    FOR_ANY_LINE,
+    LINES,
+    STACK,
+    Installed,
+    built_for_another_torch,
+    minor_of,
+    nearest_line,
+)
 
 SMALL_SHARED_MEMORY_GIB = 1
 SMALL_DISK_GIB = 20
@@ -36,7 +47,10 @@ EXTRAS = {  # package -> (what is missing without it, install line)
     "tensorboard": ("curves in TensorBoard", "pip install tensorboard"),
     "wandb": ("curves in Weights & Biases", "pip install wandb"),
     "trackio": ("curves in Trackio", "pip install trackio"),
-    "liger_kernel": ("Liger's kernels: less memory for logits (`training.use_liger_kernel`)", "pip install liger-kernel"),
+    "liger_kernel": (
+        "Liger's kernels: less memory for logits (`training.use_liger_kernel`)",
+        "pip install liger-kernel",
+    ),
     "matplotlib": ("pictures (`cpt mixture --plot`)", "pip install matplotlib"),
     "bitsandbytes": ("4-bit weights", "pip install bitsandbytes"),
 }
@@ -65,13 +79,23 @@ class Finding:
 def command(
     recipe: Annotated[Path | None, typer.Argument(help="With --nodes: the recipe that they shall train.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    nodes: Annotated[str | None, typer.Option(help="Compare these nodes by ssh: host-0,host-1, or a hostfile.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")] = PORT,
-    node_rank: Annotated[int | None, typer.Option(help="Started on each of --nodes, without ssh: which of them this is.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Compare these nodes by ssh: host-0,host-1, or a hostfile.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="With --nodes: the port that the run will meet at.")
+    ] = PORT,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Started on each of --nodes, without ssh: which of them this is.")
+    ] = None,
     master: Annotated[str | None, typer.Option(help="With --node-rank: HOST:PORT where the nodes meet.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="With --nodes: the working folder there; by default as here.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="With --nodes: the working folder there; by default as here.")
+    ] = None,
     python: Annotated[str, typer.Option(help="With --nodes: the Python there.")] = sys.executable,
-    report: Annotated[bool, typer.Option("--report", hidden=True, help="One line for the machine that asked.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", hidden=True, help="One line for the machine that asked.")
+    ] = False,
 ) -> None:
     """Show what this machine has, or whether several machines fit together for a run.
 
@@ -81,19 +105,27 @@ def command(
     """
     if nodes is None:
         if recipe is not None or node_rank is not None or master is not None:
-            raise LaunchError("cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1")
-        refuse_ignored({"--port": port != PORT, "--folder": folder is not None, "--python": python != sys.executable}, "without --nodes")
+            raise LaunchError(
+                "cpt doctor looks at this machine; to compare several: cpt doctor RECIPE --nodes host-0,host-1"
+            )
+        refuse_ignored(
+            {"--port": port != PORT, "--folder": folder is not None, "--python": python != sys.executable},
+            "without --nodes",
+        )
         raise typer.Exit(run_doctor())
     names = read_nodes(nodes)
     if node_rank is not None:
         refuse_ignored(
-            {"--folder": folder is not None, "--python": python != sys.executable}, "with --node-rank, which starts nothing elsewhere"
+            {"--folder": folder is not None, "--python": python != sys.executable},
+            "with --node-rank, which starts nothing elsewhere",
         )
         refuse_ignored({"--port": port != PORT and master is not None}, "with --master HOST:PORT")
         place = place_of_node(node_rank, names, master or f"{names[0]}:{port}")
         raise typer.Exit(check_this_node(place, recipe, overrides or (), report=report))
     if master is not None:
-        raise LaunchError("--master is for a check that is started on each node: add --node-rank, or leave --master out.")
+        raise LaunchError(
+            "--master is for a check that is started on each node: add --node-rank, or leave --master out."
+        )
     if recipe is not None:
         load_recipe(recipe, overrides or ())  # its mistakes are shown here, once
     words = [*([str(recipe)] if recipe is not None else []), *(overrides or ())]
@@ -118,7 +150,9 @@ def run_doctor(folder: Path = Path()) -> int:
     """
     findings = list(examine(describe_machine(folder)))
     console = open_console()
-    table = Table(*(Column(title, overflow="fold") for title in ("part", "here", "what that costs")), title="This machine")
+    table = Table(
+        *(Column(title, overflow="fold") for title in ("part", "here", "what that costs")), title="This machine"
+    )
     for finding in findings:
         style = "red" if finding.broken else "yellow" if finding.costs else None
         table.add_row(*map(escape, (finding.part, finding.here, finding.costs)), style=style)
@@ -150,9 +184,13 @@ def examine_gpus(machine: Machine) -> Iterator[Finding]:
     """One row per GPU."""
     for number, gpu in enumerate(machine.gpus):
         memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
-        yield Finding(f"GPU {number}", f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
+        yield Finding(
+            f"GPU {number}", f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
+        )
     if not machine.gpus:
-        yield Finding("GPU", "none (nvidia-smi shows none)", "training runs on the CPU: enough for the demo, not for real models")
+        yield Finding(
+            "GPU", "none (nvidia-smi shows none)", "training runs on the CPU: enough for the demo, not for real models"
+        )
 
 
 def examine_torch(has_gpu: bool) -> Iterator[Finding]:
@@ -166,7 +204,11 @@ def examine_torch(has_gpu: bool) -> Iterator[Finding]:
     if has_gpu and not torch.cuda.is_available():
         reason = "the driver is too old for it" if torch.version.cuda else "it is the CPU build"
         yield Finding(
-            "torch", f"{torch.__version__} ({build})", f"the GPU is not used: {reason}", "pip install --upgrade 'torch>=2.11'", broken=True
+            "torch",
+            f"{torch.__version__} ({build})",
+            f"the GPU is not used: {reason}",
+            "pip install --upgrade 'torch>=2.11'",
+            broken=True,
         )
     else:
         yield Finding("torch", f"{torch.__version__} ({build})")
@@ -191,20 +233,32 @@ def what_is_installed() -> Installed | None:
     for name in (*STACK, *FOR_ANY_LINE, *KERNELS):
         with suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)
-    return Installed(str(torch.__version__), torch.version.cuda, packages, f"{sys.version_info.major}.{sys.version_info.minor}")
+    return Installed(
+        str(torch.__version__), torch.version.cuda, packages, f"{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def examine_versions(installed: Installed) -> Iterator[Finding]:
     """Whether all versions are those of one line of the page, and which of them are not."""
     line, others = nearest_line(installed)
     if not others:
-        ground = "cpt's tests ran with these versions" if line.has_run else "from what the projects publish; the tests ran on a CPU only"
+        ground = (
+            "cpt's tests ran with these versions"
+            if line.has_run
+            else "from what the projects publish; the tests ran on a CPU only"
+        )
         yield Finding("versions", f"line `{line.name}` of {PAGE}: {ground}")
     for number, other in enumerate(others):
-        costs = f"outside the lines of {PAGE}; nearest: `{line.name}`" if number == 0 else f"`{line.name}` has another one too"
+        costs = (
+            f"outside the lines of {PAGE}; nearest: `{line.name}`"
+            if number == 0
+            else f"`{line.name}` has another one too"
+        )
         if other.package == "torch" and installed.cuda and Version(installed.torch) >= CXX20_TORCH:
             costs += "; the newest flash-attn, mamba-ssm and causal-conv1d do not compile for it (C++20)"
-        yield Finding(f"versions: {other.package}", f"{other.here} (`{line.name}`: {other.there})", costs, other.install_line)
+        yield Finding(
+            f"versions: {other.package}", f"{other.here} (`{line.name}`: {other.there})", costs, other.install_line
+        )
 
 
 def examine_fit(gpus: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
@@ -214,26 +268,45 @@ def examine_fit(gpus: Sequence[Gpu], cuda: str | None) -> Iterator[Finding]:
         return
     for gpu in gpus:
         if not known.has_code_for(gpu.compute_capability):
-            there = [each for each in reversed(LINES) if each.cuda and CUDAS[each.cuda].has_code_for(gpu.compute_capability)]
+            there = [
+                each for each in reversed(LINES) if each.cuda and CUDAS[each.cuda].has_code_for(gpu.compute_capability)
+            ]
             remedy = there[-1].torch_line if there else f"no line of {PAGE} is for this GPU"
             costs = f"torch for CUDA {cuda} has no code for compute capability {gpu.compute_capability}"
             yield Finding(f"{gpu.name} and torch", f"CUDA {cuda}", costs, remedy, broken=True)
         if int(gpu.driver.partition(".")[0]) < known.least_driver:
             costs = f"CUDA {cuda} needs driver {known.least_driver} or newer"
-            yield Finding(f"{gpu.name} and its driver", gpu.driver, costs, f"a newer driver, or another line of {PAGE}", broken=True)
+            yield Finding(
+                f"{gpu.name} and its driver",
+                gpu.driver,
+                costs,
+                f"a newer driver, or another line of {PAGE}",
+                broken=True,
+            )
 
 
 def examine_kernel(package: str, installed: Installed) -> Finding:
-    """A package that was compiled for one torch: the line that installs it, and whether it is the torch that is here."""
+    """A package that was compiled for one torch: the line that installs it, and whether it is the torch that is
+    here."""
     line, _ = nearest_line(installed)
-    wheel = line.wheel(package) if line.cuda == installed.cuda and minor_of(line.torch) == minor_of(installed.torch) else None
-    remedy = wheel.install_line(installed.python) if wheel else f"nobody is known to build it for torch {installed.torch}: {PAGE}"
+    wheel = (
+        line.wheel(package)
+        if line.cuda == installed.cuda and minor_of(line.torch) == minor_of(installed.torch)
+        else None
+    )
+    remedy = (
+        wheel.install_line(installed.python)
+        if wheel
+        else f"nobody is known to build it for torch {installed.torch}: {PAGE}"
+    )
     here = installed.packages.get(package)
     if here is None:
         return Finding(package, "missing", KERNELS[package], remedy)
     other = built_for_another_torch(here, installed.torch)
     if other is not None:
-        return Finding(package, here, f"it was built for torch {other}: its import ends with `undefined symbol`", remedy)
+        return Finding(
+            package, here, f"it was built for torch {other}: its import ends with `undefined symbol`", remedy
+        )
     return Finding(package, here)
 
 
@@ -257,7 +330,12 @@ def examine_room(machine: Machine) -> Iterator[Finding]:
     shared = machine.shared_memory_gib
     if shared is None or shared < SMALL_SHARED_MEMORY_GIB:
         here = "none" if shared is None else f"{shared:.2f} GiB"
-        yield Finding("shared memory", here, "data workers and NCCL may die with `bus error`", "docker run --shm-size=8g, or --ipc=host")
+        yield Finding(
+            "shared memory",
+            here,
+            "data workers and NCCL may die with `bus error`",
+            "docker run --shm-size=8g, or --ipc=host",
+        )
     else:
         yield Finding("shared memory", f"{shared:.1f} GiB")
     small = machine.free_disk_gib < SMALL_DISK_GIB

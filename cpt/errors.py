@@ -40,7 +40,8 @@ class UserCodeError(CptError):
 
 
 class Interrupted(CptError):  # noqa: N818 - it is no error of anybody
-    """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its checkpoint."""
+    """Start it again as it was: it was told to stop, or has to begin anew with what it learned, and goes on from its
+    checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL: what schedulers take for "put it into the queue again"
 

@@ -31,17 +31,33 @@ from cpt.runs.record import RECIPE
 
 def command(
     model: Annotated[str, typer.Argument(help="A Hub id, a folder, or a run's folder.")],
-    against: Annotated[str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another model, its base say: paired differences with intervals.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Take the held-out sets of this recipe; by default of the run.")
+    ] = None,
     text: Annotated[list[str] | None, typer.Option(help="A held-out set of your own, name=path. Repeat it.")] = None,
-    domain_test: Annotated[list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")] = None,
+    domain_test: Annotated[
+        list[str] | None, typer.Option(help="Make questions of this held-out set. Repeat it.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task or group of lm-eval: hellaswag, mmlu, gsm8k. Repeat it.")
+    ] = None,
     task_folder: Annotated[Path | None, typer.Option(help="YAML files of your own lm-eval tasks.")] = None,
-    allow_code: Annotated[bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Execute code that the model writes (HumanEval).")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
-    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")] = None,
-    needle: Annotated[list[int] | None, typer.Option(min=1, help="Find a sentence in a text of so many tokens. Repeat it.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Solved examples before each question; by default the task's.")
+    ] = None,
+    needle: Annotated[
+        list[int] | None, typer.Option(min=1, help="Find a sentence in a text of so many tokens. Repeat it.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens the model sees at once, with --text.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the domain test's questions.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -56,7 +72,10 @@ def command(
     disable_progress_bar()
     of_tasks = {"--task-folder": task_folder is not None, "--allow-code": allow_code, "--limit": limit is not None}
     refuse_ignored({} if task else {**of_tasks, "--num-fewshot": num_fewshot is not None}, "without --task")
-    refuse_ignored({"--sequence-length": sequence_length is not None and not text}, "without --text: the sets of a recipe have its own")
+    refuse_ignored(
+        {"--sequence-length": sequence_length is not None and not text},
+        "without --text: the sets of a recipe have its own",
+    )
     refuse_ignored({"--seed": seed != 0 and not domain_test and not needle}, "without --domain-test or --needle")
     join_processes({})
     own = recipe_of(model, recipe)
@@ -65,8 +84,8 @@ def command(
     judges = None if only_needles else judges_asked(own, text or [], sequence_length, models)
     if judges is None and not task and not needle:
         raise RecipeError(
-            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe), tasks "
-            "(--task mmlu) or lengths (--needle 4096)."
+            f"nothing to evaluate {model} on. Name held-out files (--text domain=held_out.jsonl), a recipe (--recipe),"
+            " tasks (--task mmlu) or lengths (--needle 4096)."
         )
     asked = Asked(
         judges,
@@ -77,7 +96,9 @@ def command(
         is_compared=len(models) > 1,
     )
     with told_as_texts(text), redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-        found = findings(*(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models))
+        found = findings(
+            *(Measured(str(one.path)) if judges is None and not task else measure(one, asked) for one in models)
+        )
         needles = {str(one.path): find_needles(one, needle, seed=seed) for one in models} if needle else {}
     if is_main_process() and as_json:
         typer.echo(json.dumps(content_of(found, needles), indent=2, ensure_ascii=False))
@@ -98,7 +119,9 @@ def recipe_of(model: str, recipe: Path | None) -> Recipe | None:
     return load_recipe(recipe or saved)
 
 
-def judges_asked(recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]) -> Judges | None:
+def judges_asked(
+    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model]
+) -> Judges | None:
     """The held-out sets of the command line, else of the recipe."""
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
@@ -112,7 +135,9 @@ def told_as_texts(texts: list[str] | None) -> Iterator[None]:
     try:
         yield
     except DataError as problem:
-        raise DataError(re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem)) if texts else str(problem)) from problem
+        raise DataError(
+            re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem)) if texts else str(problem)
+        ) from problem
 
 
 def show(found: Findings, console: Console) -> None:

@@ -60,7 +60,9 @@ def named_in_errors(function: Callable[..., Any], what: str) -> Callable[..., An
         try:
             return function(*arguments, **options)
         except Exception as problem:
-            if isinstance(problem, CptError | MemoryError) or "memory" in str(problem):  # the run reacts to lack of memory
+            if isinstance(problem, CptError | MemoryError) or "memory" in str(
+                problem
+            ):  # the run reacts to lack of memory
                 raise
             raise user_code_error(what, problem) from problem
 
@@ -96,7 +98,9 @@ def import_user_module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as problem:
-        raise RecipeError(f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages.") from problem
+        raise RecipeError(
+            f"cannot import `{name}`: {problem}. It is looked for in {here} and in the installed packages."
+        ) from problem
 
 
 def check_options(
@@ -106,7 +110,8 @@ def check_options(
     given: Iterable[str] = (),
     also: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before anything is built.
+    """Refuse options that `function` does not take by name, values of a wrong type, and report those it needs, before
+    anything is built.
 
     Args:
         key: where the options stand in the recipe, for the message: `optimizer`.
@@ -115,7 +120,9 @@ def check_options(
     """
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise RecipeError(f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`.")
+        raise RecipeError(
+            f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`."
+        )
     by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
     beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys that stand beside the options
     hints = {**hints_of(function), **(also or {})}
@@ -189,7 +196,9 @@ def closest(name: str, choices: Iterable[str]) -> str | None:
     num_slips = {choice: slips(word, simplified(choice)) for choice in sorted(choices)}
     fewest = min(num_slips.values(), default=len(word))
     if fewest <= (1 if len(word) < 5 else 2 if len(word) < 8 else 3):
-        return max((choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None)
+        return max(
+            (choice for choice in num_slips if num_slips[choice] == fewest), key=partial(likeness, word), default=None
+        )
     alike = max(num_slips, key=partial(likeness, word), default="")
     return alike if likeness(word, alike) > 0.75 else None
 

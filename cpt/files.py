@@ -17,7 +17,9 @@ READ_AHEAD = 32 << 20  # asked of the disk while the chunks before it are hashed
 
 def sealed(content: dict[str, Any], indent: int | None = None) -> str:
     """The content as JSON, with its own hash."""
-    return json.dumps({**content, SEAL: seal_of(json.loads(json.dumps(content, default=str)))}, indent=indent, default=str)
+    return json.dumps(
+        {**content, SEAL: seal_of(json.loads(json.dumps(content, default=str)))}, indent=indent, default=str
+    )
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuType:
-    """What a kind of GPU can do, from its data sheet: dense matrices, sums in fp32. Sheets also print twice that, for sparse ones."""
+    """What a kind of GPU can do, from its data sheet: dense matrices, sums in fp32. Sheets also print twice that, for
+    sparse ones."""
 
     name: str
     memory_gib: float
@@ -72,7 +73,8 @@ GPU_TYPES = (
 
 
 def simplified_gpu(name: str) -> str:
-    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name has 80 GB."""
+    """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a number in its name
+    has 80 GB."""
     word = NOISE.sub("", name.upper())
     return "H100" if word == "H10080" else "H200" if word == "H200141" else word
 
@@ -112,7 +114,11 @@ def find_gpus() -> list[Gpu]:
     """The NVIDIA GPUs that the driver shows; CUDA_VISIBLE_DEVICES does not hide any of them here."""
     if not shutil.which("nvidia-smi"):
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):  # a driver that hangs or a broken install: as good as no GPU
@@ -172,7 +178,8 @@ def find_program(name: str) -> str | None:
 
 
 def announce_compiling(extension: str, what: str) -> None:
-    """Say that an extension of torch is compiled now, if it was never compiled on this machine: it takes minutes in silence."""
+    """Say that an extension of torch is compiled now, if it was never compiled on this machine: it takes minutes in
+    silence."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions")).expanduser()
     if not any(folder.rglob(f"{extension}*.so")):

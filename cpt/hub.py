@@ -31,8 +31,8 @@ def refuse_unreachable(key: str, path: str, revision: str | None, files: tuple[s
         return
     if "/" not in path:
         raise ResourceError(
-            f"{key}: there is no folder {path} (looked in {Path.cwd()}), no model of that name in the Hub cache, and the Hub cannot be "
-            f"reached ({reason}). Give the path of a folder, or a Hub id."
+            f"{key}: there is no folder {path} (looked in {Path.cwd()}), no model of that name in the Hub cache, and"
+            f" the Hub cannot be reached ({reason}). Give the path of a folder, or a Hub id."
         )
     raise ResourceError(
         f"{key}: {path} is neither a folder here nor in the Hub cache, and the Hub cannot be reached ({reason}). "

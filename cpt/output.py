@@ -1,4 +1,5 @@
-"""Output that cannot end a command: characters that the terminal's encoding lacks, an output that is closed, full or no longer read."""
+"""Output that cannot end a command: characters that the terminal's encoding lacks, an output that is closed, full or
+no longer read."""
 
 import os
 import sys
@@ -22,9 +23,13 @@ def make_output_safe(outlives_readers: bool = False) -> None:
     """Replace characters that the terminal's encoding lacks, and accept closed outputs.
 
     Args:
-        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be reported.
+        outlives_readers: also ignore write errors of stdout; those of stderr are always ignored, as they could not be
+            reported.
     """
-    for number in (1, 2):  # a closed descriptor would become the next socket, here or in a child, and what is printed would go there
+    for number in (
+        1,
+        2,
+    ):  # a closed descriptor would become the next socket, here or in a child, and what is printed would go there
         try:
             os.fstat(number)
         except OSError:
@@ -52,5 +57,9 @@ def reopened(stream: Any, errors: str, *, is_lossy: bool) -> Any:
     with suppress(OSError):
         stream.flush()
     return TextIOWrapper(
-        lossy, stream.encoding, errors, line_buffering=stream.line_buffering, write_through=isinstance(stream.buffer, FileIO)
+        lossy,
+        stream.encoding,
+        errors,
+        line_buffering=stream.line_buffering,
+        write_through=isinstance(stream.buffer, FileIO),
     )

@@ -1,4 +1,5 @@
-"""What `training.parallelism_config` asks for: how many processes share a row, and so how many read rows of their own."""
+"""What `training.parallelism_config` asks for: how many processes share a row, and so how many read rows of their
+own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ KEY = "parallelism_config"
 SIZES = ("sp_size", "tp_size", "cp_size", "dp_replicate_size", "dp_shard_size")
 BACKENDS = {"sp_backend": "deepspeed", "cp_backend": "torch"}
 PIPELINE = (
-    "pipeline parallelism: Hugging Face's Trainer has no schedule for stages of layers. Split the model with ZeRO-3 or FSDP2 instead, and "
-    "rows with `sp_size`; a model that needs stages is exported in Hugging Face's format (`cpt export`), trained with Megatron-LM, NeMo or "
-    "torchtitan, and brought back in the same format"
+    "pipeline parallelism: Hugging Face's Trainer has no schedule for stages of layers. Split the model with ZeRO-3 or"
+    " FSDP2 instead, and rows with `sp_size`; a model that needs stages is exported in Hugging Face's format (`cpt"
+    " export`), trained with Megatron-LM, NeMo or torchtitan, and brought back in the same format"
 )
 
 
@@ -68,7 +69,9 @@ def check_entry(key: str, value: Any) -> None:
         raise RecipeError(f"{where}: {PIPELINE}.")
     if key in BACKENDS:
         if value != BACKENDS[key]:
-            raise RecipeError(f"{where} is {value!r}; accelerate knows `{BACKENDS[key]}` alone. Write that, or remove the key.")
+            raise RecipeError(
+                f"{where} is {value!r}; accelerate knows `{BACKENDS[key]}` alone. Write that, or remove the key."
+            )
         return
     if key not in SIZES:
         known = (*SIZES, *BACKENDS)
@@ -87,7 +90,7 @@ def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
     groups, rest = divmod(processes, sharing)
     if rest or not groups:
         raise RecipeError(
-            f"`training.{KEY}` lets {sharing} processes share each row, and the run has {processes}: start a multiple of {sharing} "
-            "processes, or make its sizes smaller."
+            f"`training.{KEY}` lets {sharing} processes share each row, and the run has {processes}: start a multiple"
+            f" of {sharing} processes, or make its sizes smaller."
         )
     return groups

@@ -51,21 +51,39 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="As `cpt train --lora` would run it.")] = False,
-    gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. By default what is here.')
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="How many of them, on all machines together.", min=1)] = None,
     nodes: Annotated[int, typer.Option(help="How many machines.", min=1)] = 1,
     gpus_per_node: Annotated[int | None, typer.Option(help="How many GPUs each of them has.", min=1)] = None,
-    links: Annotated[str | None, typer.Option(help='What connects them: "nvlink4, 8 x infiniband400", "ethernet10", ...')] = None,
-    storage_gbps: Annotated[float | None, typer.Option(help="GB a second that a machine writes checkpoints with.", min=0.001)] = None,
-    hours_between_failures: Annotated[float | None, typer.Option(help="Of the whole job, where you know them.", min=0.01)] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="GiB of each GPU, where its name is unknown.", min=0.1)] = None,
-    peak_tflops: Annotated[float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, likewise.", min=0.1)] = None,
+    links: Annotated[
+        str | None, typer.Option(help='What connects them: "nvlink4, 8 x infiniband400", "ethernet10", ...')
+    ] = None,
+    storage_gbps: Annotated[
+        float | None, typer.Option(help="GB a second that a machine writes checkpoints with.", min=0.001)
+    ] = None,
+    hours_between_failures: Annotated[
+        float | None, typer.Option(help="Of the whole job, where you know them.", min=0.01)
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="GiB of each GPU, where its name is unknown.", min=0.1)
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Its dense bf16 peak in TFLOP/s, likewise.", min=0.1)
+    ] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory.", min=0.1)] = None,
     max_memory: Annotated[float, typer.Option(help="Share of a GPU that the run may have.", min=0.05, max=1)] = 1.0,
-    mfu: Annotated[float | None, typer.Option(help=f"Share of the GPU's peak that is reached.{BY_DEFAULT}", min=0.01, max=1)] = None,
+    mfu: Annotated[
+        float | None, typer.Option(help=f"Share of the GPU's peak that is reached.{BY_DEFAULT}", min=0.01, max=1)
+    ] = None,
     measured: Annotated[Path | None, typer.Option(help="A run whose measured tokens a second count instead.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.", min=0)] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Run a whole step without memory beside, and compare.")] = False,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.", min=0)
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Run a whole step without memory beside, and compare.")
+    ] = False,
     write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
@@ -84,7 +102,9 @@ def command(
     figures: dict[str, Any] = {"memory": memory_gib, "peak_tflops": peak_tflops, "nodes": nodes, "links": links}
     target = find_target(machines.gpu, machines.gpus, host_memory, **figures)
     of_gpus = {"--memory-gib": memory_gib is not None, "--peak-tflops": peak_tflops is not None}
-    refuse_ignored(of_gpus if target.on_cpu else {"--links": links is not None and machines.gpus == 1}, f"with 1 x {target.name}")
+    refuse_ignored(
+        of_gpus if target.on_cpu else {"--links": links is not None and machines.gpus == 1}, f"with 1 x {target.name}"
+    )
     planned = planned_run(loaded, machines, target, max_memory)
     setup, facts = planned.setup, planned.facts
     tell(f"{told_setup(facts, setup, target)}\n")
@@ -112,7 +132,11 @@ def command(
         return
     tell(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=max_memory)
-    tell_what_would_fit(proposal, planned, partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None)
+    tell_what_would_fit(
+        proposal,
+        planned,
+        partial(write_fitted, recipe, write, overrides or (), lora=lora, force=force) if write else None,
+    )
 
 
 def trains_on_cpu(recipe: Recipe) -> bool:
@@ -153,7 +177,9 @@ def planned_run(recipe: Recipe, machines: Machines, target: Target, share: float
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=machines.gpus)
     refuse_for_any_machine(recipe)
     config = config_without_weights(recipe.model)
-    recipe = with_chosen_values(recipe, config=config, target=target, processes=machines.gpus, nodes=machines.nodes, share=share)
+    recipe = with_chosen_values(
+        recipe, config=config, target=target, processes=machines.gpus, nodes=machines.nodes, share=share
+    )
     profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
     attention = attention_on_gpu(recipe, config)
     setup = setup_of(recipe, machines.gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=machines.nodes)
@@ -175,13 +201,23 @@ def told_several(planned: Planned, own: Speed, mfu: float, share: float) -> Iter
     yield from told_ways(ways, own, alone, setup, links)
 
 
-def told_saves(planned: Planned, speed: Speed, checkpoint: float, storage_gbps: float | None, hours: float | None) -> Iterator[str]:
+def told_saves(
+    planned: Planned, speed: Speed, checkpoint: float, storage_gbps: float | None, hours: float | None
+) -> Iterator[str]:
     """Saves and failures."""
     setup, section, tokens = planned.setup, planned.recipe.checkpoints, planned.recipe.budget.tokens
-    checkpoint, in_background = checkpoint or checkpoint_bytes(planned.facts, setup), section.in_background  # 0: of adapters alone
+    checkpoint, in_background = (
+        checkpoint or checkpoint_bytes(planned.facts, setup),
+        section.in_background,
+    )  # 0: of adapters alone
     writers, gigabytes = setup.nodes if setup.zero is not None else 1, storage_gbps or STORAGE
     saving = saving_of(
-        checkpoint, gpus=setup.gpus, writers=writers, gigabytes=gigabytes, in_background=in_background, hours_between_failures=hours
+        checkpoint,
+        gpus=setup.gpus,
+        writers=writers,
+        gigabytes=gigabytes,
+        in_background=in_background,
+        hours_between_failures=hours,
     )
     steps_of_run = math.inf if tokens is None else tokens / setup.tokens_per_step
     every, in_tokens = None if section.every_steps is None else int(section.every_steps), None
@@ -192,19 +228,28 @@ def told_saves(planned: Planned, speed: Speed, checkpoint: float, storage_gbps: 
             yield f"Saving: each {section.every_steps:.1%} of the run, whose length `cpt mixture` counts."
             return
         every = math.ceil(section.every_steps * steps_of_run)
-    who = f"{writers} machines at {gigabytes:g} GB a second each" if writers > 1 else f"one machine at {gigabytes:g} GB a second"
+    who = (
+        f"{writers} machines at {gigabytes:g} GB a second each"
+        if writers > 1
+        else f"one machine at {gigabytes:g} GB a second"
+    )
     storage = who if storage_gbps is not None else f"{who}, assumed; --storage-gbps says yours"
     yield from told_saving(checkpoint, saving, speed, Saved(every, in_background, in_tokens, steps_of_run), storage)
 
 
-def tell_what_would_fit(proposal: Proposal | None, planned: Planned, write: Callable[[Mapping[str, Any]], Path] | None) -> None:
+def tell_what_would_fit(
+    proposal: Proposal | None, planned: Planned, write: Callable[[Mapping[str, Any]], Path] | None
+) -> None:
     """The remedy, written where that was asked for.
 
     Raises:
         Exit: with the code of what does not fit, where nothing was written.
     """
     if proposal is None:
-        tell("Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or larger ones.")
+        tell(
+            "Nothing that keeps this model and these rows fits. Take a smaller model, shorter rows, more GPUs or"
+            " larger ones."
+        )
         raise typer.Exit(DOES_NOT_FIT)
     for line in told_proposal(proposal, planned.target):
         tell(line)
@@ -230,19 +275,28 @@ def config_without_weights(model: Model) -> PreTrainedConfig:
         return load_config(model)
     except ResourceError as problem:
         if model.config is None:
-            raise ResourceError(f"{problem} Or write the model's shape as `model.config`: recipes/models has some.") from problem
-        log.warning(f"model.path: {model.path} cannot be read here. The plan is for the shape in `model.config`, which was not compared.")
+            raise ResourceError(
+                f"{problem} Or write the model's shape as `model.config`: recipes/models has some."
+            ) from problem
+        log.warning(
+            f"model.path: {model.path} cannot be read here. The plan is for the shape in `model.config`, which was not"
+            " compared."
+        )
         return config_from(model.config)
 
 
 def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activations: Counted) -> str:
-    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process, not compiled.
+    """Formula and dry run, of what both know: weights, gradients, optimizer, activations and logits of one process,
+    not compiled.
 
     Raises:
         RecipeError: the stage has another loss than a language model's own.
     """
     if setup.beside.stage in KINDS:
-        raise RecipeError(f"--exact: a dry run is of a language model's own loss; stage `{setup.beside.stage}` has another. Leave it out.")
+        raise RecipeError(
+            f"--exact: a dry run is of a language model's own loss; stage `{setup.beside.stage}` has another. Leave it"
+            " out."
+        )
     if setup.compiles:  # a dry run is of layers that are not
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
@@ -257,5 +311,8 @@ def compared(config: PreTrainedConfig, setup: Setup, facts: ModelFacts, activati
 
 def told_disk(needs: DiskNeeds) -> str:
     """What checkpoints take."""
-    each = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once, and the model of {needs.export / GIB:.1f}"
+    each = (
+        f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once, and the model of"
+        f" {needs.export / GIB:.1f}"
+    )
     return f"Disk: {needs.total / GIB:,.0f} GiB: {each}."

@@ -1,4 +1,5 @@
-"""Finds a class in a package's source files without importing the package: `transformers` alone takes seconds to import."""
+"""Finds a class in a package's source files without importing the package: `transformers` alone takes seconds to
+import."""
 
 import ast
 import importlib.machinery
@@ -34,7 +35,8 @@ class FoundClass:
 
 @lru_cache(maxsize=128)
 def find_class(module: str, name: str) -> FoundClass | None:
-    """The class that `from module import name` would give, followed through imports and assignments; None when there is none.
+    """The class that `from module import name` would give, followed through imports and assignments; None when there
+    is none.
 
     Raises:
         ResourceError: the package is not installed, or its source cannot be read.
@@ -47,11 +49,17 @@ def find_class(module: str, name: str) -> FoundClass | None:
             return FoundClass(source, node)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == name and (found := find_class(imported_module(source, node), alias.name)):
+                if (alias.asname or alias.name) == name and (
+                    found := find_class(imported_module(source, node), alias.name)
+                ):
                     return found
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name | ast.Attribute):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if name in names and last_name(node.value) != name and (found := find_class(module, last_name(node.value))):
+            if (
+                name in names
+                and last_name(node.value) != name
+                and (found := find_class(module, last_name(node.value)))
+            ):
                 return found
     return None
 

@@ -62,8 +62,9 @@ def has_process_group() -> bool:
 def leave(code: int) -> NoReturn:
     """End this process now, with what was registered for its end (trackers finish their uploads there).
 
-    With a process group, Python's own shutdown is left out: a thread of gloo that still holds the last tensors needs Python's lock to drop
-    them, and then hangs or aborts the process (seen in a third of short runs with torch 2.13 and DeepSpeed).
+    With a process group, Python's own shutdown is left out: a thread of gloo that still holds the last tensors needs
+    Python's lock to drop them, and then hangs or aborts the process (seen in a third of short runs with torch 2.13 and
+    DeepSpeed).
     """
     if not has_process_group():
         sys.exit(code)

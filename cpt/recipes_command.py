@@ -16,7 +16,9 @@ EXAMPLE = "recipes/tiny/pretrain.yaml"
 
 
 def command(
-    copy: Annotated[Path | None, typer.Option(help="Folder that gets recipes/, deepspeed_configs/ and launch/.", metavar="FOLDER")] = None,
+    copy: Annotated[
+        Path | None, typer.Option(help="Folder that gets recipes/, deepspeed_configs/ and launch/.", metavar="FOLDER")
+    ] = None,
 ) -> None:
     """List the recipes that come with cpt, or copy them into a folder of yours.
 
@@ -37,9 +39,12 @@ def list_recipes() -> None:
         if name.parts[0] not in PARTS:
             console.print(f"recipes/{name}", style="bold", highlight=False)
             console.print(f"    {first_comment(path)}", markup=False, highlight=False)
-    console.print(f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.", markup=False)
     console.print(
-        "A recipe anywhere may name their parts: `model: models/llama/1b.yaml`, `deepspeed: deepspeed_configs/ds_config_zero1.json`."
+        f"\nThey are in {SHIPPED_FILES}. `cpt recipes --copy .` copies them here, with what they name.", markup=False
+    )
+    console.print(
+        "A recipe anywhere may name their parts: `model: models/llama/1b.yaml`, `deepspeed:"
+        " deepspeed_configs/ds_config_zero1.json`."
     )
 
 
@@ -57,10 +62,16 @@ def copy_files(folder: Path) -> None:
     """
     there = [name for name in FOLDERS if (folder / name).exists()]
     if there:
-        raise ResourceError(f"{folder}: {', '.join(there)} exists there already, and nothing is written over. Name another folder.")
+        raise ResourceError(
+            f"{folder}: {', '.join(there)} exists there already, and nothing is written over. Name another folder."
+        )
     try:
         for name in FOLDERS:
             copytree(SHIPPED_FILES / name, folder / name)
     except OSError as problem:
-        raise ResourceError(f"{folder}: cannot be written: {problem.strerror or problem}. Name another folder: --copy FOLDER") from problem
-    open_console().print(f"{', '.join(FOLDERS)} are in {folder}. Try: cpt check {EXAMPLE}", markup=False, highlight=False)
+        raise ResourceError(
+            f"{folder}: cannot be written: {problem.strerror or problem}. Name another folder: --copy FOLDER"
+        ) from problem
+    open_console().print(
+        f"{', '.join(FOLDERS)} are in {folder}. Try: cpt check {EXAMPLE}", markup=False, highlight=False
+    )

@@ -18,7 +18,9 @@ COMMANDS = {  # name -> module:function
     "verify": "cpt.store_command:verify_command",
     "prune": "cpt.store_command:prune_command",
 }
-Folder = Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")]
+Folder = Annotated[
+    Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
+]
 
 
 def list_command(cache: Folder = None) -> None:
@@ -34,11 +36,20 @@ def list_command(cache: Folder = None) -> None:
         if told is not None:
             tokens = f"{told.tokens:,}"
         source, tokenizer = (told.made_from.get(name, "") if told else "" for name in ("source", "tokenizer"))
-        table.add_row(entry.folder.name[:12], what, source, tokenizer, tokens, in_units(entry.num_bytes), ago(entry.unused_seconds))
+        table.add_row(
+            entry.folder.name[:12],
+            what,
+            source,
+            tokenizer,
+            tokens,
+            in_units(entry.num_bytes),
+            ago(entry.unused_seconds),
+        )
     console = open_console()
     console.print(table)
     console.print(
-        f"{cache or default_cache_dir()}: {len(found)} entries, {in_units(sum(entry.num_bytes for entry in found))}", markup=False
+        f"{cache or default_cache_dir()}: {len(found)} entries, {in_units(sum(entry.num_bytes for entry in found))}",
+        markup=False,
     )
 
 
@@ -58,9 +69,15 @@ def verify_command(cache: Folder = None) -> None:
 
 def prune_command(
     cache: Folder = None,
-    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")] = None,
-    keep_gib: Annotated[float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")] = None,
-    leftovers: Annotated[bool, typer.Option("--leftovers", help="Remove what killed runs and other versions of cpt left behind.")] = False,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="Remove what no run has opened for so many days.")
+    ] = None,
+    keep_gib: Annotated[
+        float | None, typer.Option(min=0, help="Remove what was not used for longest until so much is left.")
+    ] = None,
+    leftovers: Annotated[
+        bool, typer.Option("--leftovers", help="Remove what killed runs and other versions of cpt left behind.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove entries; what a running process uses stays.
@@ -72,7 +89,9 @@ def prune_command(
     if any(number is not None and not math.isfinite(number) for number in (unused_days, keep_gib)):
         raise RecipeError("--unused-days and --keep-gib take a number, such as 30 or 0.5.")
     keep_bytes = None if keep_gib is None else int(keep_gib * GIB)
-    chosen = to_prune(entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes, leftovers=leftovers)
+    chosen = to_prune(
+        entries(cache or default_cache_dir()), unused_days=unused_days, keep_bytes=keep_bytes, leftovers=leftovers
+    )
     freed = 0
     for entry in chosen:
         freed += entry.num_bytes * tell_removal(entry, dry_run=dry_run)
@@ -83,7 +102,9 @@ def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
     """Remove one entry, or not, and say so."""
     gone = dry_run or remove(entry)
     said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
-    typer.echo(f"{said} {entry.kind}/{entry.folder.name} ({in_units(entry.num_bytes)}, last used {ago(entry.unused_seconds)})")
+    typer.echo(
+        f"{said} {entry.kind}/{entry.folder.name} ({in_units(entry.num_bytes)}, last used {ago(entry.unused_seconds)})"
+    )
     return gone
 
 

@@ -1,4 +1,5 @@
-"""The whole run on one screen: `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt train`."""
+"""The whole run on one screen: `accelerate launch cpt/train.py recipes/demo.yaml`, `torchrun`, `deepspeed` or `cpt
+train`."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +10,11 @@ from typing import Annotated
 if not __package__:  # started as a file: import from the repository root, not from inside cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from cpt.command_line import refuse_ignored, run_command, show_log  # first: it keeps libraries quiet that the others import
+from cpt.command_line import (
+    refuse_ignored,
+    run_command,
+    show_log,
+)  # first: it keeps libraries quiet that the others import
 
 # isort: split
 import typer
@@ -94,14 +99,18 @@ def train(
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         model = model_for(recipe, tokenizer, arguments)
         run.record_inputs(data.fingerprint, lambda: describe_inputs(recipe, data, tokenizer, arguments))
-        trainer = build_trainer(recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts()))
+        trainer = build_trainer(
+            recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts())
+        )
         if ready is not None:
             ready(trainer)
         with saved_on_errors(trainer):
             go_on(trainer, data, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
-            write_verdict(run.folder, serve=f"cpt serve {run.export_folder}")  # of what the run measured; `judge` adds the rest
+            write_verdict(
+                run.folder, serve=f"cpt serve {run.export_folder}"
+            )  # of what the run measured; `judge` adds the rest
         export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
         export_average(recipe, tokenizer, run.folder)
     skipped, steps = run.skipped_share()
@@ -114,18 +123,33 @@ def command(
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a run of the same name (appends -2).")] = False,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")] = False,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Watch the run, and start it again where it ends too early.")
+    ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes to start on this machine, one per GPU.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')] = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")] = MOST_RESTARTS,
-    resume: Annotated[str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")] = "latest",
-    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")] = False,
-    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")] = False,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help='Or the launcher that starts them, such as "accelerate launch".')
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --supervise: give up after so many restarts in an hour.")
+    ] = MOST_RESTARTS,
+    resume: Annotated[
+        str, typer.Option("--resume", help="latest, none (begin anew), or a checkpoint's folder.")
+    ] = "latest",
+    allow_restart: Annotated[
+        bool, typer.Option("--allow-restart", help="Begin anew where no checkpoint is sound.")
+    ] = False,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Read pickles that nothing vouches for but you.")
+    ] = False,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
 ) -> None:
     """Run a recipe.
 
-    `key.path=value` changes any key of the recipe. A run of that name that was interrupted goes on; a finished one is told and left.
+    `key.path=value` changes any key of the recipe. A run of that name that was interrupted goes on; a finished one is
+    told and left.
 
     `accelerate launch`, `torchrun` and `deepspeed` start the same program: cpt/train.py.
 
@@ -138,11 +162,21 @@ def command(
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if supervise or processes > 1 or launcher is not None:
         options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
-        words = [str(recipe), *(overrides or ()), *(name for name, given in options.items() if given), "--resume", resume]
-        supervise_run(loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None)
+        words = [
+            str(recipe),
+            *(overrides or ()),
+            *(name for name, given in options.items() if given),
+            "--resume",
+            resume,
+        ]
+        supervise_run(
+            loaded, words, new=new, processes=processes, launcher=launcher, restarts=restarts if supervise else None
+        )
         return
     wanted = wanted_checkpoint(resume)
-    final = train(loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint)
+    final = train(
+        loaded, new=new, root=root, resume=wanted, allow_restart=allow_restart, trust_checkpoint=trust_checkpoint
+    )
     run = Run(final.parent)
     leave_processes(then=["cpt.verdict", str(run.folder)] if needs_judging(run) else ())
     if needs_judging(run):

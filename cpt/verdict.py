@@ -22,7 +22,8 @@ def command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no figure depends on it.")] = 8,
 ) -> None:
-    """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one page.
+    """Judge a finished run, as `cpt train` does at its end: domain test and tasks against the base, contamination, one
+    page.
 
     `cpt train` does the same at the end of a run.
 
@@ -32,7 +33,9 @@ def command(
     disable_progress_bar()
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
-        raise CheckpointError(f"{run} is no finished run. Name the folder of one (output_dir/name), or let it finish: cpt train RECIPE")
+        raise CheckpointError(
+            f"{run} is no finished run. Name the folder of one (output_dir/name), or let it finish: cpt train RECIPE"
+        )
     judge(finished, batch_size=batch_size)
 
 
@@ -48,7 +51,11 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
         tell(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
     tell(verdict.headline())
     for of_set in verdict.sets:
-        if of_set.difference and of_set.difference.is_dominated and dominated(of_set.difference) not in verdict.headline():
+        if (
+            of_set.difference
+            and of_set.difference.is_dominated
+            and dominated(of_set.difference) not in verdict.headline()
+        ):
             tell(f"  warning: `{of_set.name}`: {dominated(of_set.difference)}")
     for finding in [*verdict.domain_test, *verdict.tasks]:
         tell(f"  {finding.verdict()}")
@@ -56,7 +63,10 @@ def judge(run: Run, *, batch_size: int = 8) -> None:
     tell(f"  {left_out:,} training documents were left out as contaminated.")
     for one in verdict.not_run:
         tell(f"  not run: {one.what}: {one.why}.")
-    tell(f"The page: {run.folder / PAGE}. The model is in {run.export_folder}{f'; serve it: {verdict.serve}' if verdict.serve else ''}")
+    tell(
+        f"The page: {run.folder / PAGE}. The model is in"
+        f" {run.export_folder}{f'; serve it: {verdict.serve}' if verdict.serve else ''}"
+    )
 
 
 if __name__ == "__main__":  # the main process of several goes on with it, as a program of its own

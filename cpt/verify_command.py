@@ -35,10 +35,17 @@ def command(
         listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
         remedies = []
         if any(PATTERN.fullmatch(one.folder.name) for one in damaged):
-            remedies.append("A run leaves such checkpoints out by itself and goes on from an older one; `cpt train` says which.")
+            remedies.append(
+                "A run leaves such checkpoints out by itself and goes on from an older one; `cpt train` says which."
+            )
         if not all(PATTERN.fullmatch(one.folder.name) for one in damaged):
-            remedies.append("A finished model is written again from a sound checkpoint: cpt export RUN/checkpoint-N --output FOLDER.")
-        raise CheckpointError(f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies)}")
+            remedies.append(
+                "A finished model is written again from a sound checkpoint: cpt export RUN/checkpoint-N --output"
+                " FOLDER."
+            )
+        raise CheckpointError(
+            f"{len(damaged)} of {len(verified)} are not what was written:\n{listing}\n{' '.join(remedies)}"
+        )
 
 
 def as_content(one: Verified) -> dict[str, object]:

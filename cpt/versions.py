@@ -1,6 +1,7 @@
 """Builds of torch and the GPU packages that are known to go together, and how an installation compares with them.
 
-docs/installing.md and the files in docker/ are written from here: `python docker/write.py`. The sources, with their dates, are in SOURCES.
+docs/installing.md and the files in docker/ are written from here: `python docker/write.py`. The sources, with their
+dates, are in SOURCES.
 """
 
 import re
@@ -22,7 +23,9 @@ FOR_ANY_LINE = {
     "liger-kernel": "0.8.5",
 }  # bitsandbytes has a library for each CUDA below
 LATEST_SEEN = "2026-11-22"  # the day on which the package indexes were asked
-CXX20_TORCH = Version("2.14")  # from here on its headers need C++20, and the kernels' newest sources are compiled as C++17
+CXX20_TORCH = Version(
+    "2.14"
+)  # from here on its headers need C++20, and the kernels' newest sources are compiled as C++17
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,22 @@ class Wheel:
 
     def install_line(self, python: str) -> str:
         """What to type."""
-        return " ".join(["pip install", *([f"--extra-index-url {self.index}"] if self.index else []), f"'{self.requirement(python)}'"])
+        return " ".join(
+            [
+                "pip install",
+                *([f"--extra-index-url {self.index}"] if self.index else []),
+                f"'{self.requirement(python)}'",
+            ]
+        )
 
 
 def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
     """Of github.com/mjun0812/flash-attention-prebuild-wheels; `torch` is such as 2.11."""
     version = f"2.8.3+cu{cuda.replace('.', '')}torch{torch}"
     place = "https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download"
-    return Wheel("flash-attn", version, url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl")
+    return Wheel(
+        "flash-attn", version, url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl"
+    )
 
 
 def astral_wheel(package: str, version: str, torch: str, cuda: str) -> Wheel:
@@ -138,21 +149,55 @@ LINES = (
     *(line_with_all_kernels(cuda) for cuda in CUDAS),
     Line("cuda130-torch213", "2.13.0", "13.0", (flash_wheel("2.13", "13.0", "v0.9.47"),)),
 )
-TORCH_OF_PYPI = {"2.11": "13.0", "2.12": "13.0", "2.13": "13.0", "2.14": "13.0", "2.15": "13.2"}  # torch -> CUDA, Linux
+TORCH_OF_PYPI = {
+    "2.11": "13.0",
+    "2.12": "13.0",
+    "2.13": "13.0",
+    "2.14": "13.0",
+    "2.15": "13.2",
+}  # torch -> CUDA, Linux
 
 SOURCES = (  # (what, where, day it was published or read)
-    ("CUDA builds of torch 2.11 to 2.14", "pytorch/pytorch#194367 (RELEASE.md, Release Compatibility Matrix)", "2026-08-21"),
+    (
+        "CUDA builds of torch 2.11 to 2.14",
+        "pytorch/pytorch#194367 (RELEASE.md, Release Compatibility Matrix)",
+        "2026-08-21",
+    ),
     ("compute capabilities of torch 2.11", "pytorch/pytorch#175253", "2026-02-18"),
-    ("compute capabilities of torch 2.12 to 2.14", "pytorch/pytorch#194367 (RELEASE.md, CUDA Support Matrix)", "2026-08-21"),
+    (
+        "compute capabilities of torch 2.12 to 2.14",
+        "pytorch/pytorch#194367 (RELEASE.md, CUDA Support Matrix)",
+        "2026-08-21",
+    ),
     ("CUDA of the torch on PyPI", "`cuda-toolkit` in the requirements of its wheels on PyPI", LATEST_SEEN),
     ("drivers", "docs.nvidia.com/deploy/cuda-compatibility, Minor Version Compatibility", LATEST_SEEN),
-    ("flash-attn: no wheels of its own from torch 2.10 on", "Dao-AILab/flash-attention#2248, #2299, #2425, #2442", "2026-04-07"),
-    ("flash-attn: built by others", "mjun0812/flash-attention-prebuild-wheels, doc/release_history.md, v0.9.4 and v0.9.47", LATEST_SEEN),
+    (
+        "flash-attn: no wheels of its own from torch 2.10 on",
+        "Dao-AILab/flash-attention#2248, #2299, #2425, #2442",
+        "2026-04-07",
+    ),
+    (
+        "flash-attn: built by others",
+        "mjun0812/flash-attention-prebuild-wheels, doc/release_history.md, v0.9.4 and v0.9.47",
+        LATEST_SEEN,
+    ),
     ("mamba-ssm: own wheels end at torch 2.10", "state-spaces/mamba#999", "2026-07-23"),
-    ("mamba-ssm, causal-conv1d: built by others", "astral-sh-build/build-mamba and build-causal-conv1d, README", LATEST_SEEN),
-    ("C++20 from torch 2.14 on", "state-spaces/mamba#1000; `-std=c++17` in the three newest sdists on PyPI", LATEST_SEEN),
+    (
+        "mamba-ssm, causal-conv1d: built by others",
+        "astral-sh-build/build-mamba and build-causal-conv1d, README",
+        LATEST_SEEN,
+    ),
+    (
+        "C++20 from torch 2.14 on",
+        "state-spaces/mamba#1000; `-std=c++17` in the three newest sdists on PyPI",
+        LATEST_SEEN,
+    ),
     ("bitsandbytes: CUDA 11.8, 12.1, 12.4, 12.6, 12.8, 13.0, 13.2", "the libraries in its wheel 0.50.2", LATEST_SEEN),
-    ("that all of it can be installed together", "`uv pip compile` for Python 3.11, 3.12 and 3.13 (with mamba-ssm: 3.12)", LATEST_SEEN),
+    (
+        "that all of it can be installed together",
+        "`uv pip compile` for Python 3.11, 3.12 and 3.13 (with mamba-ssm: 3.12)",
+        LATEST_SEEN,
+    ),
 )
 
 

@@ -1,4 +1,5 @@
-"""Write the Dockerfiles, their requirements and the tables of docs/installing.md from cpt/versions.py: `python -m docker.write`."""
+"""Write the Dockerfiles, their requirements and the tables of docs/installing.md from cpt/versions.py: `python -m
+docker.write`."""
 
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -79,7 +80,8 @@ def files() -> dict[Path, str]:
 
 
 def dockerfile(line: Line) -> str:
-    """The image of one line: NVIDIA's with the compiler of this CUDA, or Python's own, with the Python that the tests ran on."""
+    """The image of one line: NVIDIA's with the compiler of this CUDA, or Python's own, with the Python that the tests
+    ran on."""
     return DOCKERFILE.format(
         name=line.name,
         torch=line.torch,
@@ -94,7 +96,8 @@ def dockerfile(line: Line) -> str:
 
 
 def requirements(line: Line) -> Iterator[str]:
-    """All that cpt depends on: torch and the packages of the table with their versions, the rest as pyproject.toml has it."""
+    """All that cpt depends on: torch and the packages of the table with their versions, the rest as pyproject.toml has
+    it."""
     build = line.index.rpartition("/")[2]
     pinned = {**STACK, **(FOR_ANY_LINE if line.cuda else {}), "torch": f"{line.torch}+{build}"}
     declared = {canonicalize_name(Requirement(text).name): text for text in dependencies()}
@@ -123,7 +126,12 @@ def kernels(line: Line) -> Iterator[str]:
 
 def page(text: str) -> str:
     """The page with its tables made anew."""
-    for part, table in {"lines": lines_table(), "gpus": gpus_table(), "pypi": pypi_table(), "sources": sources_table()}.items():
+    for part, table in {
+        "lines": lines_table(),
+        "gpus": gpus_table(),
+        "pypi": pypi_table(),
+        "sources": sources_table(),
+    }.items():
         begin, end = (mark.format(part=part) for mark in MARKS)
         text = with_part(text, begin, end, table, PAGE.name)
     return text
@@ -140,7 +148,14 @@ def row_of_line(line: Line) -> list[str]:
     wheels = [line.wheel(package) for package in ("flash-attn", "mamba-ssm", "causal-conv1d")]
     driver = f"{CUDAS[line.cuda].least_driver} or newer" if line.cuda else ""
     ground = "the tests of cpt" if line.has_run else "what the projects publish"
-    return [f"`{line.name}`", line.torch, line.cuda or "none", driver, *(f"`{one.version}`" if one else "" for one in wheels), ground]
+    return [
+        f"`{line.name}`",
+        line.torch,
+        line.cuda or "none",
+        driver,
+        *(f"`{one.version}`" if one else "" for one in wheels),
+        ground,
+    ]
 
 
 def gpus_table() -> str:

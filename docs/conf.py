@@ -1,7 +1,9 @@
-"""How `make docs` builds the site: every Markdown page that docs/ and the READMEs beside it hold, with the whole repository as its source.
+"""How `make docs` builds the site: every Markdown page that docs/ and the READMEs beside it hold, with the whole
+repository as its source.
 
-The source folder is the repository's root, not docs/, so that a link means the same here and on a code host: `../recipes/README.md` is a
-page of the site, with its headings checked, and `../recipes/demo.yaml` a file that must exist and comes along.
+The source folder is the repository's root, not docs/, so that a link means the same here and on a code host:
+`../recipes/README.md` is a page of the site, with its headings checked, and `../recipes/demo.yaml` a file that must
+exist and comes along.
 """
 
 from importlib import metadata
@@ -16,7 +18,9 @@ root_doc = "docs/index"
 external_toc_path = "docs/_toc.yml"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 include_patterns = ["docs/**", "*.md"]
-include_patterns += [f"{folder}/README.md" for folder in ("recipes", "launch", "deepspeed_configs", "benchmarks", "tests/docs")]
+include_patterns += [
+    f"{folder}/README.md" for folder in ("recipes", "launch", "deepspeed_configs", "benchmarks", "tests/docs")
+]
 exclude_patterns = [".*", "build", "**/.ipynb_checkpoints"]
 
 nitpicky = True  # with `-W`: what cannot be resolved fails the build

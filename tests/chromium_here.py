@@ -18,6 +18,8 @@ def open_chromium() -> Iterator[Browser]:
     if path is None:
         pytest.fail(f"no Chromium: install one, or name it in the variable CHROMIUM. Looked for {', '.join(NAMES)}.")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(
+            executable_path=path, args=["--headless", "--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield browser
         browser.close()

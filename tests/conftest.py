@@ -13,7 +13,9 @@ import pytest
 from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
-settings.register_profile("any machine", deadline=None)  # a fifth of a second for an example is no promise on a busy one
+settings.register_profile(
+    "any machine", deadline=None
+)  # a fifth of a second for an example is no promise on a busy one
 settings.load_profile("any machine")
 
 

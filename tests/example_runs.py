@@ -26,7 +26,9 @@ def example_rows(stage: str, count: int = 16) -> list[dict]:
         prompt = [draw.randrange(10, 60) for _ in range(draw.randrange(3, 9))]
         good, bad = [5, draw.randrange(10, 60), 2], [6, draw.randrange(10, 60), 7, 2]
         if stage == "kto":
-            rows.append({"prompt_ids": prompt, "completion_ids": good if number % 2 else bad, "label": bool(number % 2)})
+            rows.append(
+                {"prompt_ids": prompt, "completion_ids": good if number % 2 else bad, "label": bool(number % 2)}
+            )
         else:
             rows.append({"prompt_ids": prompt, "chosen_ids": good, "rejected_ids": bad})
     return rows
@@ -56,9 +58,21 @@ class Prepared:
     held_out: dict[str, HeldOutSet] = field(default_factory=dict)
 
 
-def build_run(stage: str, folder: Path, *, steps: int = 4, training: dict | None = None, lora: dict | None = None, held_out: int = 0):
+def build_run(
+    stage: str,
+    folder: Path,
+    *,
+    steps: int = 4,
+    training: dict | None = None,
+    lora: dict | None = None,
+    held_out: int = 0,
+):
     """The trainer of a stage, 4 rows a step."""
-    model = {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 96}, **({} if lora is None else {"lora": lora})}
+    model = {
+        "from_scratch": True,
+        "config": {**TINY_LLAMA, "vocab_size": 96},
+        **({} if lora is None else {"lora": lora}),
+    }
     sections = {
         "name": "run",
         "stage": stage,
@@ -77,4 +91,6 @@ def build_run(stage: str, folder: Path, *, steps: int = 4, training: dict | None
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)
     arguments = training_arguments(recipe, folder / "run", data)
     built = model_for(recipe, tokenizer, arguments)
-    return find_stage(stage).build_trainer(recipe, built, tokenizer, data, arguments, length_of(recipe, data, folder / "run"))
+    return find_stage(stage).build_trainer(
+        recipe, built, tokenizer, data, arguments, length_of(recipe, data, folder / "run")
+    )

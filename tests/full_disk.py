@@ -26,7 +26,10 @@ def files_end_at(num_bytes):
 def disk_of_its_own(folder: Path, size: str):
     """The folder, with so much room."""
     folder.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode
+    ):
         pytest.skip("needs the right to mount")
     try:
         yield folder

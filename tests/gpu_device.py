@@ -31,7 +31,8 @@ def no_waits() -> Iterator[None]:
 
 
 def peak_of(function: Callable[[], Any]) -> int:
-    """Bytes that are allocated at most while the function runs, beyond those before; on a CPU as storages count them."""
+    """Bytes that are allocated at most while the function runs, beyond those before; on a CPU as storages count
+    them."""
     if not ON_GPU:
         with PeakOfStorages() as storages:
             function()

@@ -1,4 +1,5 @@
-"""Texts and a base model of a few seconds, for the commands of the guides: prose out of this Python's own documentation, and its code."""
+"""Texts and a base model of a few seconds, for the commands of the guides: prose out of this Python's own
+documentation, and its code."""
 
 import shutil
 import sysconfig
@@ -19,7 +20,8 @@ VOCABULARY_SIZE, ROW, ROWS_AT_ONCE, STEPS = 1024, 128, 8, 120
 
 
 def write_base(folder: Path, *, chat_template: bool = False) -> Path:
-    """A Llama of 0.2M parameters that has read `prose()`; its tokenizer has marks for filling in the middle, as Qwen's."""
+    """A Llama of 0.2M parameters that has read `prose()`; its tokenizer has marks for filling in the middle, as
+    Qwen's."""
     shutil.copytree(trained_base(), folder)
     if not chat_template:
         (folder / "chat_template.jinja").unlink()
@@ -73,7 +75,9 @@ def rows_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> torch.T
 @cache
 def prose() -> tuple[str, ...]:
     """The language reference, one text a topic."""
-    return tuple(text for _, text in sorted(read_topics(LIBRARY / "pydoc_data" / "topics.py").items()) if len(text) > 200)
+    return tuple(
+        text for _, text in sorted(read_topics(LIBRARY / "pydoc_data" / "topics.py").items()) if len(text) > 200
+    )
 
 
 def write_general(folder: Path) -> Path:
@@ -93,7 +97,8 @@ def modules(folder: str = "") -> Iterator[tuple[Path, str]]:
 
 @cache
 def manuals(most: int) -> dict[str, list[str]]:
-    """What the docstrings of so many modules say, by the module's name, in paragraphs: documents of a domain that the base has not read."""
+    """What the docstrings of so many modules say, by the module's name, in paragraphs: documents of a domain that the
+    base has not read."""
     found = {}
     for path, text in modules():
         try:

@@ -1,4 +1,5 @@
-"""Runs on several hosts: started by each launcher, with what each step read written down, on folders that the hosts share."""
+"""Runs on several hosts: started by each launcher, with what each step read written down, on folders that the hosts
+share."""
 
 import json
 import os
@@ -38,18 +39,30 @@ class RunOnHosts:
     def run(self) -> Path:
         return self.folder / "runs" / self.name
 
-    def by_torchrun(self, hosts: list[Host] | None = None, *, pause: bool = False, supervise: bool = False) -> list[Process]:
+    def by_torchrun(
+        self, hosts: list[Host] | None = None, *, pause: bool = False, supervise: bool = False
+    ) -> list[Process]:
         """torchrun on each host, one process on each; `pause` makes step 9 and later ones take a second."""
         self.starts += 1
         hosts, environment = hosts or self.hosts, self.environment(pause)
         return [
-            host.start(self.words(host, hosts, supervise), env=environment, cwd=ROOT, log=self.log(host.name if len(hosts) > 1 else "one"))
+            host.start(
+                self.words(host, hosts, supervise),
+                env=environment,
+                cwd=ROOT,
+                log=self.log(host.name if len(hosts) > 1 else "one"),
+            )
             for host in hosts
         ]
 
     def words(self, host: Host, hosts: list[Host], supervise: bool) -> list[str]:
         """What is typed on one host."""
-        torchrun = [str(BIN / "torchrun"), "--nproc_per_node=1", f"--nnodes={len(hosts)}", f"--node_rank={hosts.index(host)}"]
+        torchrun = [
+            str(BIN / "torchrun"),
+            "--nproc_per_node=1",
+            f"--nnodes={len(hosts)}",
+            f"--node_rank={hosts.index(host)}",
+        ]
         torchrun += [f"--master_addr={hosts[0].address}", "--master_port=29500"]
         if supervise:
             return [str(BIN / "cpt"), "train", str(self.recipe), "--supervise", "--launcher", " ".join(torchrun)]
@@ -62,7 +75,8 @@ class RunOnHosts:
         return host.start(words, env=self.environment(), cwd=ROOT, log=self.log(host.name))
 
     def by_deepspeed(self, *, pause: bool = False) -> Process:
-        """DeepSpeed's launcher on the first host, which reaches all by ssh; what they need of the environment it reads from a file."""
+        """DeepSpeed's launcher on the first host, which reaches all by ssh; what they need of the environment it reads
+        from a file."""
         self.starts += 1
         environment = self.environment(pause)
         hostfile = self.folder / "hostfile"
@@ -71,9 +85,13 @@ class RunOnHosts:
         handed_on = {name: value for name, value in environment.items() if name.startswith(known)}
         # DeepSpeed puts quotes around a value that needs them, and escapes none.
         escaped = {name: value.replace('"', r"\"") for name, value in handed_on.items()}
-        (self.hosts[0].home / ".deepspeed_env").write_text("".join(f"{name}={value}\n" for name, value in escaped.items()))
+        (self.hosts[0].home / ".deepspeed_env").write_text(
+            "".join(f"{name}={value}\n" for name, value in escaped.items())
+        )
         words = [str(BIN / "deepspeed"), "--hostfile", str(hostfile), "--master_addr", self.hosts[0].address]
-        return self.hosts[0].start([*words, "cpt/train.py", str(self.recipe)], env=environment, cwd=ROOT, log=self.log("deepspeed"))
+        return self.hosts[0].start(
+            [*words, "cpt/train.py", str(self.recipe)], env=environment, cwd=ROOT, log=self.log("deepspeed")
+        )
 
     def environment(self, pause: bool = False) -> dict[str, str]:
         """What must be the same on all hosts, or is looked up by name there."""
@@ -92,7 +110,9 @@ class RunOnHosts:
 
     def said(self) -> str:
         """All that was printed so far."""
-        return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(self.folder.glob(f"{self.name}-*.log")))
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text()}" for log in sorted(self.folder.glob(f"{self.name}-*.log"))
+        )
 
     def must_end_well(self, *processes: Process, seconds: float = 240) -> None:
         for process in processes:
@@ -159,7 +179,10 @@ def run_on_hosts(hosts: list[Host], folder: Path, inputs: tuple[Path, Path], nam
         "tokenizer": {"path": str(tokenizer)},
         "data": {
             "sequence_length": 64,
-            "sources": [{"path": str(corpus / "domain.jsonl"), "weight": 0.7}, {"path": str(corpus / "general.jsonl"), "weight": 0.3}],
+            "sources": [
+                {"path": str(corpus / "domain.jsonl"), "weight": 0.7},
+                {"path": str(corpus / "general.jsonl"), "weight": 0.3},
+            ],
         },
         "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
         "optimizer": {"learning_rate": 3e-3},

@@ -9,7 +9,12 @@ from cpt.importing.ledger import Ledger
 CONFIGS = Path(__file__).parent / "importing" / "configs"
 SMALLEST: dict[Tool, dict[str, Any]] = {
     Tool.AXOLOTL: {"base_model": "example/base", "datasets": [{"path": "example/texts", "type": "completion"}]},
-    Tool.LLAMAFACTORY: {"model_name_or_path": "example/base", "stage": "pt", "dataset": "example/texts", "dataset_dir": "ONLINE"},
+    Tool.LLAMAFACTORY: {
+        "model_name_or_path": "example/base",
+        "stage": "pt",
+        "dataset": "example/texts",
+        "dataset_dir": "ONLINE",
+    },
 }
 
 

@@ -1,4 +1,5 @@
-"""A Hub on this machine, with as much HTTP as huggingface_hub and `datasets` ask for, and a process that takes it for the Hub."""
+"""A Hub on this machine, with as much HTTP as huggingface_hub and `datasets` ask for, and a process that takes it for
+the Hub."""
 
 import hashlib
 import json
@@ -115,9 +116,18 @@ class Answer(BaseHTTPRequestHandler):
                 path = below + "/".join(folders[:depth])
                 found[path] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
             if is_recursive or not folders:
-                found[name] = {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content), "path": name}
+                found[name] = {
+                    "type": "file",
+                    "oid": hashlib.sha1(content).hexdigest(),
+                    "size": len(content),
+                    "path": name,
+                }
                 if len(content) > LARGE:
-                    found[name]["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+                    found[name]["lfs"] = {
+                        "oid": hashlib.sha256(content).hexdigest(),
+                        "size": len(content),
+                        "pointerSize": 134,
+                    }
         if found:
             self.send(list(found.values()))
         else:
@@ -133,7 +143,11 @@ class Answer(BaseHTTPRequestHandler):
             self.server.failing[name] -= 1
             self.refuse(503, "")
             return
-        headers = {"X-Repo-Commit": revision, "ETag": f'"{hashlib.sha1(content).hexdigest()}"', "Accept-Ranges": "bytes"}
+        headers = {
+            "X-Repo-Commit": revision,
+            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+            "Accept-Ranges": "bytes",
+        }
         status = 200
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             begin, last = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
@@ -184,7 +198,12 @@ class Client:
 
     def __init__(self, hub: Hub, home: Path, **environment: str) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
-        here = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "CPT_CACHE": str(home / "cpt"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        here = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "CPT_CACHE": str(home / "cpt"),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
         command = [sys.executable, "-c", WORKER]
         self.process = subprocess.Popen(
             command,

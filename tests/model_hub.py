@@ -1,4 +1,5 @@
-"""A Hub on this machine that models are pushed to, with as much HTTP as huggingface_hub asks for when it uploads a folder."""
+"""A Hub on this machine that models are pushed to, with as much HTTP as huggingface_hub asks for when it uploads a
+folder."""
 
 import base64
 import hashlib
@@ -104,24 +105,36 @@ class Answer(BaseHTTPRequestHandler):
         if is_new:
             self.server.private[name] = asked.get("private", False) or asked.get("visibility") == "private"
             self.server.commits[name] = [{".gitattributes": b"*.safetensors filter=lfs\n"}]
-        self.send({"url": f"{self.server.url}/{name}", "id": name} | ({} if is_new else {"error": "exists"}), 200 if is_new else 409)
+        self.send(
+            {"url": f"{self.server.url}/{name}", "id": name} | ({} if is_new else {"error": "exists"}),
+            200 if is_new else 409,
+        )
 
     def about(self, _: bytes, name: str) -> None:
         """Whether it is private."""
         siblings = [{"rfilename": path} for path in self.server.files(name)]
-        self.send({"id": name, "private": self.server.private[name], "sha": self.commit_of(name), "siblings": siblings})
+        self.send(
+            {"id": name, "private": self.server.private[name], "sha": self.commit_of(name), "siblings": siblings}
+        )
 
     def preupload(self, body: bytes, _: str) -> None:
         """Which files go to large storage."""
         files = json.loads(body)["files"]
-        modes = [{"path": f["path"], "uploadMode": "lfs" if f["size"] > LARGE else "regular", "shouldIgnore": False} for f in files]
+        modes = [
+            {"path": f["path"], "uploadMode": "lfs" if f["size"] > LARGE else "regular", "shouldIgnore": False}
+            for f in files
+        ]
         self.send({"files": modes})
 
     def batch(self, body: bytes, _: str) -> None:
         """Where to send what is not there yet."""
         objects: list[dict[str, Any]] = []
         for one in json.loads(body)["objects"]:
-            action = {} if one["oid"] in self.server.blobs else {"actions": {"upload": {"href": f"{self.server.url}/storage/{one['oid']}"}}}
+            action = (
+                {}
+                if one["oid"] in self.server.blobs
+                else {"actions": {"upload": {"href": f"{self.server.url}/storage/{one['oid']}"}}}
+            )
             objects.append({"oid": one["oid"], "size": one["size"], **action})
         self.send({"transfer": "basic", "objects": objects})
 

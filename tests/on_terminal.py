@@ -9,7 +9,17 @@ import sys
 import termios
 from contextlib import suppress
 
-UNSET = ("CI", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "TQDM_DISABLE", "GITHUB_ACTIONS")
+UNSET = (
+    "CI",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "TERM",
+    "COLUMNS",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "TQDM_DISABLE",
+    "GITHUB_ACTIONS",
+)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -22,7 +32,9 @@ def on_terminal(words: list[str], width: int = 80, **more: str) -> str:
     """All that a terminal gets from `python WORDS`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    with subprocess.Popen([sys.executable, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)) as process:
+    with subprocess.Popen(
+        [sys.executable, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)
+    ) as process:
         os.close(theirs)
         said = b""
         with suppress(OSError):  # the terminal is gone when the program is
@@ -36,5 +48,10 @@ def on_terminal(words: list[str], width: int = 80, **more: str) -> str:
 def in_pipe(words: list[str], **more: str) -> str:
     """What `python WORDS` writes to stdout and stderr, neither of them a terminal."""
     return subprocess.run(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**more), check=False
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(**more),
+        check=False,
     ).stdout

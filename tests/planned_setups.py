@@ -62,7 +62,13 @@ WAYS = {
     "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
     "adapters beside 4 bit": {"lora": {"r": 16, "quantize": "nf4"}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
-    "8 bit": {"optimizer": "adamw_8bit", "rounding": "kahan", "fused_loss": True, "checkpointing": True, "micro_batch": 4},
+    "8 bit": {
+        "optimizer": "adamw_8bit",
+        "rounding": "kahan",
+        "fused_loss": True,
+        "checkpointing": True,
+        "micro_batch": 4,
+    },
     "8 bit, stochastic, released": {
         "optimizer": "adamw_8bit",
         "rounding": "stochastic",

@@ -13,8 +13,26 @@ from cpt.checkpoints.transaction import Contents, clear_leftovers, publish
 
 
 def manifest(files, step=1, **changes):
-    fields = {"kind": "full", "rows": 4 * step, "tokens": 256 * step, "world_size": 1, "zero_stage": None, "exactness": "bit-exact"}
-    return Manifest(**{**fields, "format": FORMAT, "step": step, "recipe": "r", "data": "d", "versions": {}, "files": files, **changes})
+    fields = {
+        "kind": "full",
+        "rows": 4 * step,
+        "tokens": 256 * step,
+        "world_size": 1,
+        "zero_stage": None,
+        "exactness": "bit-exact",
+    }
+    return Manifest(
+        **{
+            **fields,
+            "format": FORMAT,
+            "step": step,
+            "recipe": "r",
+            "data": "d",
+            "versions": {},
+            "files": files,
+            **changes,
+        }
+    )
 
 
 def contents(step=1, numbers=1000):
@@ -31,12 +49,18 @@ def contents(step=1, numbers=1000):
         "scheduler.pt": {},
         "rng_state.pth": {},
     }
-    return Contents(states=states, texts={"trainer_state.json": f'{{"global_step": {step}, "log_history": []}}'}, write_model=write_model)
+    return Contents(
+        states=states,
+        texts={"trainer_state.json": f'{{"global_step": {step}, "log_history": []}}'},
+        write_model=write_model,
+    )
 
 
 def save(folder, step=1, numbers=1000, **options):
     alone = Agreement(timedelta(seconds=60))
-    return publish(folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest(files, step), alone, **options)
+    return publish(
+        folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest(files, step), alone, **options
+    )
 
 
 if __name__ == "__main__":

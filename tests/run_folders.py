@@ -45,7 +45,13 @@ INPUTS: dict[str, Any] = {
         "fingerprint": "f0",
         "tokens": 3000,
         "sources": {
-            name: {"documents": 10, "held_out": 0, "tokens": 1500, "share": 0.5, "files": {f"/corpus/{name}.jsonl": f"{name}-hash"}}
+            name: {
+                "documents": 10,
+                "held_out": 0,
+                "tokens": 1500,
+                "share": 0.5,
+                "files": {f"/corpus/{name}.jsonl": f"{name}-hash"},
+            }
             for name in ("domain", "general")
         },
     },
@@ -59,21 +65,31 @@ def copied(content: Any) -> Any:
     return json.loads(json.dumps(content))
 
 
-def write_run(folder: Path, plant: Callable[..., None] = lambda **files: None, *, losses: list[float] | None = None) -> Path:
+def write_run(
+    folder: Path, plant: Callable[..., None] = lambda **files: None, *, losses: list[float] | None = None
+) -> Path:
     """A run of 20 steps.
 
     Args:
         plant: changes recipe, environment, inputs, status in place.
     """
     folder.mkdir(parents=True)
-    files = {"recipe": copied(RECIPE), "environment": copied(ENVIRONMENT), "inputs": copied(INPUTS), "status": copied(STATUS)}
+    files = {
+        "recipe": copied(RECIPE),
+        "environment": copied(ENVIRONMENT),
+        "inputs": copied(INPUTS),
+        "status": copied(STATUS),
+    }
     files["recipe"]["name"] = folder.name
     plant(**files)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(files["recipe"], sort_keys=False))
     for name in ("environment", "inputs", "status"):
         (folder / f"{name}.json").write_text(json.dumps(files[name]))
     losses = losses or [5 - 0.1 * step for step in range(1, 21)]
-    lines = [{"step": step, "tokens": 1024 * step, "loss": loss, "tokens_per_second": 1000.0 + step} for step, loss in enumerate(losses, 1)]
+    lines = [
+        {"step": step, "tokens": 1024 * step, "loss": loss, "tokens_per_second": 1000.0 + step}
+        for step, loss in enumerate(losses, 1)
+    ]
     evaluation = {"step": 20, "tokens": 20_480, "eval_domain_loss": 3.0, "eval_domain_bits_per_byte": 1.25}
     write_lines(folder / "metrics.jsonl", [*lines, evaluation])
     return folder
@@ -89,4 +105,7 @@ def keep_document_losses(folder: Path, *, shift: float = 0.0, documents: int = 4
     num_bytes = draw.integers(100, 2000, documents)
     nats = num_bytes * (0.9 + 0.1 * draw.random(documents)) + shift * num_bytes
     hashes = np.arange(first, first + documents, dtype=np.uint64)
-    save_losses(folder / "held_out" / "step-20.npz", {"domain": DocumentLosses(hashes, num_bytes, nats, num_bytes // 4, num_bytes // 8)})
+    save_losses(
+        folder / "held_out" / "step-20.npz",
+        {"domain": DocumentLosses(hashes, num_bytes, nats, num_bytes // 4, num_bytes // 8)},
+    )

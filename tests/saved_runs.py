@@ -15,8 +15,14 @@ STEPS = 4
 def trainer_of(sections, folder, **checkpoints):
     """A run of four steps, saved at each."""
     folder.mkdir(exist_ok=True)
-    sections = {**sections, "output_dir": str(folder / "runs"), "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256}}
-    recipe = load_recipe(write_recipe({**sections, "checkpoints": {"every_steps": 1, **checkpoints}}, folder / "r.yaml"))
+    sections = {
+        **sections,
+        "output_dir": str(folder / "runs"),
+        "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
+    }
+    recipe = load_recipe(
+        write_recipe({**sections, "checkpoints": {"every_steps": 1, **checkpoints}}, folder / "r.yaml")
+    )
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
     return build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data)

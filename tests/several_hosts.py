@@ -1,12 +1,15 @@
-"""Several hosts on this machine, each with its own network, name, processes and mounts, joined by a switch and reached by ssh.
+"""Several hosts on this machine, each with its own network, name, processes and mounts, joined by a switch and reached
+by ssh.
 
     with several_hosts(2, folder=tmp_path) as hosts:
         hosts[0].run(["ssh", "host-1", "hostname"]).stdout
 
-A host is the first process (sshd) of a PID namespace of its own; the switch is a bridge in a network namespace of its own. Nothing is
-changed outside these namespaces and the given folder, so any number of suites run side by side, and all of it is gone when the last
-process of it ends: at the end of the block, or when the process that asked for it dies. Files are those of this machine, as on a
-cluster with shared folders, except `/run`, `/dev/shm`, root's home and what `make_private` and `replace` change.
+A host is the first process (sshd) of a PID namespace of its own; the switch is a bridge in a network namespace of its
+own. Nothing is changed outside these namespaces and the given folder, so any number of suites run side by side, and
+all of it is gone when the last
+process of it ends: at the end of the block, or when the process that asked for it dies. Files are those of this
+machine, as on a cluster with shared folders, except `/run`, `/dev/shm`, root's home and what `make_private` and
+`replace` change.
 """
 
 import os
@@ -19,8 +22,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "unshare": "util-linux", "pdsh": "pdsh"}
-# Run as the first process of the host: $1 name, $2 its folder. It becomes sshd, which also reaps what others leave behind.
+PACKAGES = {
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "pdsh": "pdsh",
+}
+# Run as the first process of the host: $1 name, $2 its folder. It becomes sshd, which also reaps what others leave
+# behind.
 FIRST_PROCESS = """
 set -eu
 hostname "$1"
@@ -56,7 +66,8 @@ Host *
 
 
 class Process(subprocess.Popen):
-    """A process of a host. It is started by way of `nsenter`, which passes no signals on: here they go to the process itself."""
+    """A process of a host. It is started by way of `nsenter`, which passes no signals on: here they go to the process
+    itself."""
 
     def send_signal(self, sig: int) -> None:
         while not (inside := children(self.pid)) and self.poll() is None:
@@ -93,19 +104,25 @@ class Host:
         with (self.folder / "sshd.log").open("ab") as log:
             namespaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--mount-proc"]
             self.holder = hold([*namespaces, "bash", "-c", FIRST_PROCESS, "bash", self.name, str(self.folder)], log)
-        self.first_process = wait_for(lambda: (children(self.holder.pid) or [0])[0], f"{self.name} has no first process")
+        self.first_process = wait_for(
+            lambda: (children(self.holder.pid) or [0])[0], f"{self.name} has no first process"
+        )
         # The same hardware address each time: the others remember it.
         end = ["name", "eth0", "address", self.hardware_address, "netns", str(self.first_process)]
         cable = ["ip", "link", "add", self.port, "type", "veth", "peer", *end]
-        wait_for(lambda: (self.folder / "sshd.log").read_bytes().count(b"Server listening") > 0, f"{self.name}: no sshd", self.why)
+        wait_for(
+            lambda: (self.folder / "sshd.log").read_bytes().count(b"Server listening") > 0,
+            f"{self.name}: no sshd",
+            self.why,
+        )
         in_network(self.switch, cable)
         in_network(self.switch, ["ip", "link", "set", self.port, "master", "switch", "up"])
         in_network(self.first_process, ["ip", "address", "add", f"{self.address}/24", "dev", "eth0"])
         in_network(self.first_process, ["ip", "link", "set", "eth0", "up"])
 
     def power_off(self, *, last_words: bool = False) -> None:
-        """All of its processes end at once. Nobody hears of it, as when the power goes; with `last_words` its kernel still closes the
-        connections, as when a host is rebooted."""
+        """All of its processes end at once. Nobody hears of it, as when the power goes; with `last_words` its kernel
+        still closes the connections, as when a host is rebooted."""
         if not last_words:
             self.cut_link()
         os.kill(self.first_process, signal.SIGKILL)
@@ -117,7 +134,9 @@ class Host:
         self.started = []
         (self.folder / "sshd.log").unlink(missing_ok=True)
         # The kernel takes a network namespace down a little after its last process.
-        subprocess.run(["nsenter", "-t", str(self.switch), "-n", "ip", "link", "delete", self.port], stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["nsenter", "-t", str(self.switch), "-n", "ip", "link", "delete", self.port], stderr=subprocess.DEVNULL
+        )
 
     def freeze(self) -> None:
         """Stop all of its processes; its kernel still answers."""
@@ -152,16 +171,32 @@ class Host:
         self.must_run(["mount", "--bind", str(own), str(file)])
 
     def start(
-        self, words: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, log: Path | None = None
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        log: Path | None = None,
     ) -> Process:
         """Start a program, both its streams going to the log."""
         with (log or Path(os.devnull)).open("ab") as output:
-            process = Process(self.entering(words, cwd), env=self.environment(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = Process(
+                self.entering(words, cwd),
+                env=self.environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         self.started.append(process)
         return process
 
     def run(
-        self, words: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 60,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end."""
         pipe = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -181,7 +216,15 @@ class Host:
 
     def entering(self, words: Sequence[str], cwd: Path | None) -> list[str]:
         namespaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
-        return ["nsenter", "-t", str(self.first_process), *namespaces, "env", f"--chdir={cwd or Path.cwd()}", *map(str, words)]
+        return [
+            "nsenter",
+            "-t",
+            str(self.first_process),
+            *namespaces,
+            "env",
+            f"--chdir={cwd or Path.cwd()}",
+            *map(str, words),
+        ]
 
     def environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         return {**(os.environ if env is None else env), "HOME": str(self.home)}
@@ -235,9 +278,14 @@ def complain_about_what_is_missing() -> None:
     missing = sorted(package for program, package in PACKAGES.items() if not shutil.which(program, path=path))
     if missing:
         raise RuntimeError(f"Several hosts on this machine need: apt-get install {' '.join(missing)}")
-    tried = subprocess.run(["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True
+    )
     if tried.returncode:
-        raise RuntimeError(f"Several hosts on this machine need the right to make namespaces; run this as root: {tried.stderr.strip()}")
+        raise RuntimeError(
+            "Several hosts on this machine need the right to make namespaces; run this as root:"
+            f" {tried.stderr.strip()}"
+        )
 
 
 def make_keys(folder: Path, count: int) -> None:
@@ -261,7 +309,9 @@ def write_files(host: Host, folder: Path, count: int) -> None:
     (etc / "passwd").write_text("\n".join([f"root:x:0:0:root:{host.home}:/bin/bash", *others]) + "\n")
     (etc / "shadow").write_text("root:*:19000:0:99999:7:::\n")
     (etc / "hostname").write_text(f"{host.name}\n")
-    (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{host_address(i)} {host_name(i)}\n" for i in range(count)))
+    (etc / "hosts").write_text(
+        "127.0.0.1 localhost\n" + "".join(f"{host_address(i)} {host_name(i)}\n" for i in range(count))
+    )
 
 
 def hold(words: list[str], log: IO[bytes] | None) -> subprocess.Popen:

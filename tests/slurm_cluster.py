@@ -1,4 +1,5 @@
-"""A SLURM cluster on several hosts of this machine: controller on the first, a node on each; all of it below the test's folder."""
+"""A SLURM cluster on several hosts of this machine: controller on the first, a node on each; all of it below the
+test's folder."""
 
 import os
 import secrets
@@ -11,7 +12,8 @@ from pathlib import Path
 from several_hosts import Host
 
 PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
-# The parts of /run are each host's own. A job that comes back waits until its old credential is void: 5 seconds here, 120 by default.
+# The parts of /run are each host's own. A job that comes back waits until its old credential is void: 5 seconds here,
+# 120 by default.
 CONFIG = """
 ClusterName=cpt
 SlurmctldHost={first}
@@ -79,16 +81,21 @@ class Slurm:
 
 @contextmanager
 def slurm_on(hosts: list[Host], folder: Path) -> Iterator[Slurm]:
-    """A cluster of these hosts with two partitions: `high` takes nodes away from `low`, whose jobs go back into the queue."""
+    """A cluster of these hosts with two partitions: `high` takes nodes away from `low`, whose jobs go back into the
+    queue."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = sorted({package for program, package in PROGRAMS.items() if not shutil.which(program, path=path)})
     if missing:
         raise RuntimeError(f"SLURM on this machine needs: apt-get install {' '.join(missing)}")
     folder.mkdir()
     nodes = ",".join(host.name for host in hosts)
-    (folder / "slurm.conf").write_text(CONFIG.format(first=hosts[0].name, nodes=nodes, folder=folder, grace_seconds=GRACE_SECONDS))
+    (folder / "slurm.conf").write_text(
+        CONFIG.format(first=hosts[0].name, nodes=nodes, folder=folder, grace_seconds=GRACE_SECONDS)
+    )
     (folder / "plugstack.conf").write_text("")
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not used here; looking for the kind may fail in a container
+    (folder / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\n"
+    )  # not used here; looking for the kind may fail in a container
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
@@ -96,13 +103,19 @@ def slurm_on(hosts: list[Host], folder: Path) -> Iterator[Slurm]:
     env = slurm_environment(folder)
     for host in hosts:
         (folder / f"spool-{host.name}").mkdir()
-        private = [f"--{name}=/run/munge.{name.removesuffix('-file')}" for name in ("pid-file", "log-file", "seed-file", "socket")]
+        private = [
+            f"--{name}=/run/munge.{name.removesuffix('-file')}"
+            for name in ("pid-file", "log-file", "seed-file", "socket")
+        ]
         host.must_run(["/usr/sbin/munged", "--force", f"--key-file={key}", *private])
     daemons = [hosts[0].start(["/usr/sbin/slurmctld", "-D"], env=env)]
     daemons += [host.start(["/usr/sbin/slurmd", "-D", "-N", host.name], env=env) for host in hosts]
     slurm = Slurm(hosts[0], folder)
     end = time.monotonic() + 30
-    while hosts[0].run(["sinfo", "--noheader", "--format=%t %D", "--partition=low"], env=env).stdout.split() != ["idle", str(len(hosts))]:
+    while hosts[0].run(["sinfo", "--noheader", "--format=%t %D", "--partition=low"], env=env).stdout.split() != [
+        "idle",
+        str(len(hosts)),
+    ]:
         assert time.monotonic() < end, slurm.logs()
         time.sleep(0.3)
     try:

@@ -68,7 +68,13 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
 def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict | None = None, **training) -> Recipe:
     """Rows of 128 tokens, two at once."""
     form, _ = full_rows(stage)
-    written = WRITTEN if form == "prompt" and stage not in ("ppo", "spo") else {"max_completion_length": 32} if form == "prompt" else {}
+    written = (
+        WRITTEN
+        if form == "prompt" and stage not in ("ppo", "spo")
+        else {"max_completion_length": 32}
+        if form == "prompt"
+        else {}
+    )
     if stage == "distill_on_policy":
         written = {"max_completion_length": 32}
     return Recipe.model_validate(
@@ -78,7 +84,11 @@ def recipe_of(stage: str, folder: Path, *, lora: dict | None = None, shape: dict
             "output_dir": str(folder),
             "model": {"from_scratch": True, "config": shape or SHAPE, **({} if lora is None else {"lora": lora})},
             "tokenizer": {"path": "made"},
-            "data": {"sequence_length": LENGTH, "sources": [{"path": "made"}], **({"packing": "none"} if stage == "gkd" else {})},
+            "data": {
+                "sequence_length": LENGTH,
+                "sources": [{"path": "made"}],
+                **({"packing": "none"} if stage == "gkd" else {}),
+            },
             "budget": {"tokens": 10**6},
             "rewards": ["stage_steps:judge_length"] if form == "prompt" and stage != "distill_on_policy" else [],
             "training": {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1, **written, **training},
@@ -94,7 +104,9 @@ def measured_peak(recipe: Recipe) -> int:
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
     arguments = training_arguments(recipe, folder, data)
     model = model_for(recipe, tokenizer, arguments)
-    trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length_of(recipe, data, folder))
+    trainer = find_stage(recipe.stage).build_trainer(
+        recipe, model, tokenizer, data, arguments, length_of(recipe, data, folder)
+    )
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))

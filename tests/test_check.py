@@ -90,7 +90,9 @@ def test_a_shape_that_is_not_that_of_the_model_in_the_hub_cache_is_an_error(tiny
     def check_shape(**changed):
         model = {"path": "lab/model", "config": {**TINY_LLAMA, **changed}}
         path = write_recipe({**tiny_recipe, "stage": "cpt", "model": model, "tokenizer": {}}, tmp_path / "r.yaml")
-        return subprocess.run([sys.executable, "-m", "cpt.cli", "check", str(path)], capture_output=True, text=True, env=offline)
+        return subprocess.run(
+            [sys.executable, "-m", "cpt.cli", "check", str(path)], capture_output=True, text=True, env=offline
+        )
 
     same, other = check_shape(), check_shape(num_hidden_layers=7)
     assert same.returncode == 0, same.stdout
@@ -113,7 +115,9 @@ def test_a_config_of_another_tool_is_one_sentence_with_the_command(tmp_path, tex
     assert remedy in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(("option", "key"), [("--epochs", "budget.epochs"), ("--learning-rate=1", "optimizer.learning_rate")])
+@pytest.mark.parametrize(
+    ("option", "key"), [("--epochs", "budget.epochs"), ("--learning-rate=1", "optimizer.learning_rate")]
+)
 def test_an_option_that_is_a_key_of_the_recipe_names_the_key(tmp_path, capsys, option, key):
     with pytest.raises(SystemExit) as ended:
         main(["check", str(tmp_path / "r.yaml"), option])

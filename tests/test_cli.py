@@ -11,12 +11,19 @@ from typer.main import get_command
 from cpt.cli import COMMANDS, GROUPS, application, main
 from cpt.command_signature import command_of, constant
 
-BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
+BELOW = [
+    (name, below)
+    for name, (target, _) in COMMANDS.items()
+    if target.endswith(":COMMANDS")
+    for below in constant(target)
+]
 PAGES = [(name,) for name in COMMANDS if (name not in dict(BELOW))] + BELOW
 
 
 def run(*words, cwd=None, **more):
-    return subprocess.run([sys.executable, "-m", "cpt.cli", *words], capture_output=True, text=True, cwd=cwd, env=environment(**more))
+    return subprocess.run(
+        [sys.executable, "-m", "cpt.cli", *words], capture_output=True, text=True, cwd=cwd, env=environment(**more)
+    )
 
 
 def page(words, capsys):
@@ -28,7 +35,9 @@ def page(words, capsys):
 
 def test_the_help_lists_every_command_under_its_heading_in_the_order_of_a_run(capsys):
     said = page([], capsys)
-    words = [word for group, commands in GROUPS.items() for word in (f"─ {group} ─", *(f" {name} " for name in commands))]
+    words = [
+        word for group, commands in GROUPS.items() for word in (f"─ {group} ─", *(f" {name} " for name in commands))
+    ]
     place = 0
     for word in words:
         place = said.index(word, place) + len(word) - 1  # a heading and a name each stand behind the one before
@@ -37,7 +46,10 @@ def test_the_help_lists_every_command_under_its_heading_in_the_order_of_a_run(ca
 def test_the_help_says_what_to_type_first(capsys):
     said = page([], capsys)
     first = said.split("Options")[0]
-    assert all(words in first for words in ("cpt demo", "cpt init DOCUMENTS --model MODEL --gpu GPU", "cpt check recipe.yaml", "cpt train"))
+    assert all(
+        words in first
+        for words in ("cpt demo", "cpt init DOCUMENTS --model MODEL --gpu GPU", "cpt check recipe.yaml", "cpt train")
+    )
     assert "docs/start.md" in first and (Path(__file__).parents[1] / "docs/start.md").is_file()
 
 
@@ -50,7 +62,9 @@ def test_each_command_says_what_it_does_explains_every_word_and_ends_with_an_exa
     assert summary in said and f"Usage: cpt {' '.join(words)}" in said
     command = click_command(words)
     assert not [one.name for one in command.params if not one.help], "an option without a word of help"
-    assert all(one.help.endswith((".", ")", "]", "…")) or " --" in one.help or "=" in one.help for one in command.params)
+    assert all(
+        one.help.endswith((".", ")", "]", "…")) or " --" in one.help or "=" in one.help for one in command.params
+    )
     assert said.count("Example: cpt") == 1
 
 
@@ -80,10 +94,42 @@ WITHOUT_EFFECT = [
     ("launch", TINY, "--port", "29501"),
     ("launch", TINY, "--no-ssh"),
     ("data", "check", TINY, "--truncated-share", "0.2"),
-    ("data", "rewrite", "x.jsonl", "--model", "x/y", "--output", "/nonexistent/x", "--temperature", "0", "--top-p", "0.5"),
-    ("data", "rewrite", "x.jsonl", "--output", "/nonexistent/x", "--model", "recipes/tiny/tokenizer", "--revision", "main"),
+    (
+        "data",
+        "rewrite",
+        "x.jsonl",
+        "--model",
+        "x/y",
+        "--output",
+        "/nonexistent/x",
+        "--temperature",
+        "0",
+        "--top-p",
+        "0.5",
+    ),
+    (
+        "data",
+        "rewrite",
+        "x.jsonl",
+        "--output",
+        "/nonexistent/x",
+        "--model",
+        "recipes/tiny/tokenizer",
+        "--revision",
+        "main",
+    ),
     ("tokenizer", "report", "--recipe", TINY, "--text-column", "body"),
-    ("tokenizer", "extend", "recipes/tiny/tokenizer", "--add", "5", "--output", "/nonexistent/x", "--revision", "main"),
+    (
+        "tokenizer",
+        "extend",
+        "recipes/tiny/tokenizer",
+        "--add",
+        "5",
+        "--output",
+        "/nonexistent/x",
+        "--revision",
+        "main",
+    ),
     ("mixture", TINY, "--plot", "x.png", "--probe", "--dry-run"),
     ("contamination", TINY, "--task-folder", "tasks"),
     ("evaluate", "x/y", "--needle", "4096", "--sequence-length", "512"),
@@ -113,7 +159,9 @@ def test_the_example_of_a_command_can_be_typed(words):
     example = command.help.split("Example: cpt ")[1].split(" > ")[0]
     typed = shlex.split(example.replace("\n", " "))
     assert tuple(typed[: len(words)]) == words
-    command.make_context(words[-1], typed[len(words) :])  # raises for an option that is not there, or a value of the wrong kind
+    command.make_context(
+        words[-1], typed[len(words) :]
+    )  # raises for an option that is not there, or a value of the wrong kind
 
 
 def click_command(words):
@@ -154,12 +202,18 @@ def test_a_wrong_word_is_answered_with_a_sentence_and_code_2(words, said, capsys
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("cpt tr", {"train"}), ("cpt train --su", {"--supervise"}), ("cpt data ", {"check", "preview", "ingest", "rewrite"})],
+    [
+        ("cpt tr", {"train"}),
+        ("cpt train --su", {"--supervise"}),
+        ("cpt data ", {"check", "preview", "ingest", "rewrite"}),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_shell_completes_commands_and_options(typed, offered):
     words = typed.split(" ")
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_CPT_COMPLETE": "complete_bash"}
     program = "import sys; sys.argv = ['cpt']; from cpt.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment(**asked), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(**asked), check=False
+    )
     assert set(done.stdout.split()) == offered, done.stderr

@@ -69,7 +69,9 @@ def test_other_errors_of_the_system_keep_their_traceback(tmp_path):
     ],
 )
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_a_folder_below_home_that_cannot_be_written_is_named_with_the_variable_that_moves_it(path, variable, number, tmp_path, monkeypatch):
+def test_a_folder_below_home_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
+    path, variable, number, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in CACHES:
         monkeypatch.delenv(name, raising=False)
@@ -82,21 +84,32 @@ def test_a_home_without_a_cache_folder_ends_a_run_with_the_remedy_and_the_remedy
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".cache").touch()  # a file in its place: root may write everywhere else
     words = [sys.executable, "-m", "cpt", "prepare", str(write_recipe(tiny_recipe, tmp_path / "r.yaml"))]
-    environment = {name: value for name, value in os.environ.items() if name != "CPT_CACHE"} | {"HOME": str(tmp_path / "home")}
+    environment = {name: value for name, value in os.environ.items() if name != "CPT_CACHE"} | {
+        "HOME": str(tmp_path / "home")
+    }
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "export CPT_CACHE=" in ended.stderr and "Traceback" not in ended.stderr
-    moved = subprocess.run(words, env={**environment, "CPT_CACHE": str(tmp_path / "store")}, capture_output=True, text=True, check=False)
+    moved = subprocess.run(
+        words, env={**environment, "CPT_CACHE": str(tmp_path / "store")}, capture_output=True, text=True, check=False
+    )
     assert moved.returncode == 0, moved.stderr
 
 
 def test_an_output_on_a_full_disk_is_told_in_a_line():
     with open("/dev/full", "w") as full:
-        ended = subprocess.run([sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-m", "cpt", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert ended.returncode == 2
-    assert ended.stderr == "ResourceError: a file or the output cannot be written: no space left on its disk. Free some.\n"
+    assert (
+        ended.stderr
+        == "ResourceError: a file or the output cannot be written: no space left on its disk. Free some.\n"
+    )
 
 
-NOBODY_READS = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, *{1!r}])"
+NOBODY_READS = (
+    "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, *{1!r}])"
+)
 
 
 def run_unread(*words):
@@ -132,7 +145,9 @@ def test_a_long_command_on_a_full_disk_ends_as_usual():
 
 @pytest.mark.parametrize("words", ["schema", "--help"])
 def test_a_short_command_whose_reader_is_gone_ends_quietly(words):
-    ended = subprocess.run(["sh", "-c", f'"{sys.executable}" -m cpt {words} | true'], stderr=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m cpt {words} | true'], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert ended.stderr == ""
 
 
@@ -144,13 +159,16 @@ def test_a_run_that_nobody_reads_is_trained_to_its_end(tiny_recipe, tmp_path):
 
 
 def test_an_output_that_is_closed_is_no_error():
-    ended = subprocess.run(["sh", "-c", f'exec "{sys.executable}" -m cpt recipes >&-'], stderr=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "{sys.executable}" -m cpt recipes >&-'], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_what_the_terminal_s_encoding_lacks_ends_nothing():
     program = (
-        "import typer; from cpt.command_line import run_app; app = typer.Typer(); app.command()(lambda: print('größer → 2')); run_app(app)"
+        "import typer; from cpt.command_line import run_app; app = typer.Typer(); app.command()(lambda: print('größer"
+        " → 2')); run_app(app)"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
@@ -185,7 +203,9 @@ def test_nothing_is_sent_to_anybody_unless_the_environment_asks_for_it(asked):
     )
     own = {"HF_HUB_DISABLE_TELEMETRY": "0", "HF_UPDATE_DOWNLOAD_COUNTS": "1"} if asked else {}
     environment = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY} | own
-    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert said.split() == (["False", "True"] if asked else ["True", "False"])
 
 
@@ -198,15 +218,22 @@ def test_wandb_and_ray_know_the_names():
 
 def test_deepspeed_does_not_tell_each_command_that_there_is_no_gpu():
     log = logging.getLogger("DeepSpeed")
-    told = ["Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.", "loss scale is 1"]
+    told = [
+        "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",
+        "loss scale is 1",
+    ]
     kept = [text for text in told if log.filter(logging.makeLogRecord({"name": "DeepSpeed", "msg": text}))]
     assert kept == told[1:]
 
 
 def test_a_closed_output_is_no_descriptor_that_a_socket_of_a_child_may_take():
-    inner = f'{sys.executable} -c \'import os, socket; print(socket.socket().fileno(), file=open("/dev/stderr", "w"))\''
+    inner = (
+        f'{sys.executable} -c \'import os, socket; print(socket.socket().fileno(), file=open("/dev/stderr", "w"))\''
+    )
     program = f"from cpt.output import make_output_safe; import os; make_output_safe(); os.system({inner!r})"
     ended = subprocess.run(
-        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"], stderr=subprocess.PIPE, text=True
+        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert int(ended.stderr) > 2

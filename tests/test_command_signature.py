@@ -6,7 +6,9 @@ import pytest
 from cpt.cli import COMMANDS
 from cpt.command_signature import command_of, constant
 
-BELOW = [target for _, (group, _) in COMMANDS.items() if group.endswith(":COMMANDS") for target in constant(group).values()]
+BELOW = [
+    target for _, (group, _) in COMMANDS.items() if group.endswith(":COMMANDS") for target in constant(group).values()
+]
 TARGETS = [target for target, _ in COMMANDS.values() if not target.endswith(":COMMANDS")] + BELOW
 
 
@@ -22,7 +24,9 @@ def test_a_signature_that_is_read_is_the_one_that_python_makes(target):
 
 def said(annotation):
     """typer's options have no equality of their own."""
-    return repr(getattr(annotation, "__origin__", annotation)), [vars(one) for one in getattr(annotation, "__metadata__", ())]
+    return repr(getattr(annotation, "__origin__", annotation)), [
+        vars(one) for one in getattr(annotation, "__metadata__", ())
+    ]
 
 
 @pytest.fixture

@@ -54,7 +54,10 @@ def test_colours_can_be_forced_into_a_pipe_and_bars_cannot():
 
 
 def test_what_is_being_done_is_shown_on_a_terminal_only():
-    program = "from cpt.console import *; import time\nwith while_working(open_console(stderr=True).status('busy')): time.sleep(0.2)"
+    program = (
+        "from cpt.console import *; import time\nwith while_working(open_console(stderr=True).status('busy')):"
+        " time.sleep(0.2)"
+    )
     assert "busy" in on_terminal(["-c", program]) and in_pipe(["-c", program]) == ""
 
 
@@ -93,7 +96,13 @@ def test_the_width_of_a_file_is_not_forced_on_those_who_name_one():
     assert [json.loads(in_pipe(["-c", program], **more)) for more in ({}, {"COLUMNS": "90"})] == [WIDTH_OF_A_FILE, 90]
 
 
-COMMANDS = [["--help"], ["train", "--help"], ["trian"], ["runs", "RUNS"], ["check", "RUNS/a-run/recipe.yaml", "stag=cpt"]]
+COMMANDS = [
+    ["--help"],
+    ["train", "--help"],
+    ["trian"],
+    ["runs", "RUNS"],
+    ["check", "RUNS/a-run/recipe.yaml", "stag=cpt"],
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,37 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOUND = {
-    "docs/_toc.yml": "root: docs/index\nsubtrees:\n  - entries:\n      - file: docs/page\n      - file: recipes/README\n",
-    "docs/index.md": "# Start\n\n[a page](page.md), [its heading](page.md#the-second-heading), [recipes](../recipes/README.md#one).\n",
-    "docs/page.md": "# A page\n\n## The second heading\n\n[back](index.md), [here](#the-second-heading), [a file](../recipes/demo.yaml).\n",
+    "docs/_toc.yml": (
+        "root: docs/index\nsubtrees:\n  - entries:\n      - file: docs/page\n      - file: recipes/README\n"
+    ),
+    "docs/index.md": (
+        "# Start\n\n[a page](page.md), [its heading](page.md#the-second-heading),"
+        " [recipes](../recipes/README.md#one).\n"
+    ),
+    "docs/page.md": (
+        "# A page\n\n## The second heading\n\n[back](index.md), [here](#the-second-heading), [a"
+        " file](../recipes/demo.yaml).\n"
+    ),
     "recipes/README.md": "# Recipes\n\n## One\n\n[the page](../docs/page.md)\n",
     "recipes/demo.yaml": "name: demo\n",
 }
 PLANTED = {
     "a link to no page": ("docs/page.md", "[gone](gone.md)", "cross-reference target not found: 'gone.md'"),
-    "a link to no heading of a page": ("docs/index.md", "[gone](page.md#the-third-heading)", "local id not found in doc 'docs/page'"),
-    "a link to no heading of its own page": ("docs/index.md", "[gone](#no-such-heading)", "target not found: 'no-such-heading'"),
-    "a link to no file": ("docs/page.md", "[gone](../recipes/gone.yaml)", "cross-reference target not found: '../recipes/gone.yaml'"),
+    "a link to no heading of a page": (
+        "docs/index.md",
+        "[gone](page.md#the-third-heading)",
+        "local id not found in doc 'docs/page'",
+    ),
+    "a link to no heading of its own page": (
+        "docs/index.md",
+        "[gone](#no-such-heading)",
+        "target not found: 'no-such-heading'",
+    ),
+    "a link to no file": (
+        "docs/page.md",
+        "[gone](../recipes/gone.yaml)",
+        "cross-reference target not found: '../recipes/gone.yaml'",
+    ),
     "a link to a folder": ("docs/page.md", "[a folder](../recipes)", "cross-reference target not found: '../recipes'"),
     "a heading of a file outside of docs/": (
         "docs/page.md",
@@ -41,8 +61,20 @@ def write(root: Path, pages: dict[str, str]) -> None:
 
 def build(root: Path, folder: Path, builder: str = "dummy") -> subprocess.CompletedProcess[str]:
     """As `make docs`, without writing pages unless asked."""
-    words = ["-c", "docs", "--fail-on-warning", "--keep-going", "--quiet", "-b", builder, "-d", str(folder / "doctrees")]
-    return subprocess.run([sys.executable, "-m", "sphinx", *words, ".", str(folder / "site")], cwd=root, capture_output=True, text=True)
+    words = [
+        "-c",
+        "docs",
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        "-b",
+        builder,
+        "-d",
+        str(folder / "doctrees"),
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *words, ".", str(folder / "site")], cwd=root, capture_output=True, text=True
+    )
 
 
 def test_pages_whose_links_lead_somewhere_are_built_with_the_files_they_name(tmp_path):
@@ -68,7 +100,11 @@ def test_the_sidebar_names_every_page_once():
     """The build says the same, in half a minute."""
     listed = re.findall(r"file: (\S+)", (ROOT / "docs" / "_toc.yml").read_text())
     assert sorted(listed) == sorted(set(listed))
-    pages = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".ipynb") and "checkpoints" not in path.parent.name]
+    pages = [
+        path
+        for path in (ROOT / "docs").rglob("*")
+        if path.suffix in (".md", ".ipynb") and "checkpoints" not in path.parent.name
+    ]
     below_docs = {str(path.relative_to(ROOT).with_suffix("")) for path in pages}
     assert below_docs - {"docs/index"} == {page for page in listed if page.startswith("docs/")}
     assert [page for page in listed if not page.startswith("docs/") and not (ROOT / f"{page}.md").exists()] == []

@@ -79,7 +79,9 @@ def test_each_package_outside_of_the_line_has_the_command_that_changes_it():
 def test_a_torch_that_no_kernels_compile_for_is_told():
     findings = list(doctor.examine_versions(replace(CUDA_128, torch="2.15.0", cuda="13.2")))
     assert "C++20" in findings[0].costs
-    assert not any("C++20" in finding.costs for finding in doctor.examine_versions(replace(CUDA_128, torch="2.12.1+cu128")))
+    assert not any(
+        "C++20" in finding.costs for finding in doctor.examine_versions(replace(CUDA_128, torch="2.12.1+cu128"))
+    )
 
 
 def test_a_gpu_that_this_torch_has_no_code_for_is_an_error_with_the_build_that_has():
@@ -113,7 +115,10 @@ def test_kernels_of_another_torch_are_told_with_the_wheel_that_fits():
 )
 def test_where_nobody_builds_a_kernel_no_command_is_made_up(package, torch, cuda):
     found = doctor.examine_kernel(package, replace(CUDA_128, torch=torch, cuda=cuda, packages={}))
-    assert found.here == "missing" and found.remedy == f"nobody is known to build it for torch {torch}: docs/installing.md"
+    assert (
+        found.here == "missing"
+        and found.remedy == f"nobody is known to build it for torch {torch}: docs/installing.md"
+    )
 
 
 def test_little_shared_memory_is_told(machine):
@@ -126,7 +131,9 @@ def test_little_disk_is_told(machine):
 
 
 def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["transformers>=99", "no-such-package>=1", "ruff>=9; extra == 'dev'"])
+    monkeypatch.setattr(
+        doctor.metadata, "requires", lambda name: ["transformers>=99", "no-such-package>=1", "ruff>=9; extra == 'dev'"]
+    )
     found = {finding.part: finding for finding in doctor.examine_stack()}
     assert found["transformers"].broken and found["transformers"].remedy == "pip install 'transformers>=99'"
     assert found["no-such-package"].broken
@@ -139,7 +146,9 @@ def test_an_optional_package_shows_its_version():
 
 
 def test_square_brackets_are_printed_as_they_are(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Finding("x", "missing", "speed", "pip install a[b]")])
+    monkeypatch.setattr(
+        doctor, "examine", lambda machine: [doctor.Finding("x", "missing", "speed", "pip install a[b]")]
+    )
     doctor.run_doctor()
     assert "a[b]" in capsys.readouterr().out
 
@@ -176,7 +185,9 @@ def test_one_node_meets_the_others_where_it_is_told(monkeypatch):
     assert (place.node, place.master, place.port, ended.value.exit_code) == (1, "a", 29501, 2)
 
 
-@pytest.mark.parametrize(("complaints", "fits", "code"), [([Complaint("b", "torch is old")], "", 2), ([], "2 nodes fit together", 0)])
+@pytest.mark.parametrize(
+    ("complaints", "fits", "code"), [([Complaint("b", "torch is old")], "", 2), ([], "2 nodes fit together", 0)]
+)
 def test_several_nodes_are_asked_by_ssh(monkeypatch, capsys, complaints, fits, code):
     wishes = []
     monkeypatch.setattr(doctor, "check_over_ssh", lambda wish: wishes.append(wish) or (complaints, fits))

@@ -35,8 +35,12 @@ def test_a_model_against_its_base_has_a_line_of_verdict_for_each_set(models, cor
     assert run(*words, "--json") == 0
     content = json.loads(capsys.readouterr().out)
     for one in content["sets"]:
-        assert one["verdict"] in shown and one["against"]["low"] < one["against"]["difference"] < one["against"]["high"]
-    assert [one["name"] for one in content["sets"]] == ["domain", "general"] and content["base"] == str(models / "base")
+        assert (
+            one["verdict"] in shown and one["against"]["low"] < one["against"]["difference"] < one["against"]["high"]
+        )
+    assert [one["name"] for one in content["sets"]] == ["domain", "general"] and content["base"] == str(
+        models / "base"
+    )
 
 
 def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, capsys):

@@ -19,7 +19,9 @@ def my_lab(tmp_path, monkeypatch):
 
 
 def test_an_error_of_a_users_function_names_it_and_keeps_its_traceback(my_lab, tmp_path):
-    (tmp_path / "my_failing_lab.py").write_text("def inner():\n    return 1 / 0\n\ndef build(x, *, rho=1):\n    return inner()\n")
+    (tmp_path / "my_failing_lab.py").write_text(
+        "def inner():\n    return 1 / 0\n\ndef build(x, *, rho=1):\n    return inner()\n"
+    )
     build = find("optimizer", "my_failing_lab:build", BUILT_IN)
     check_options(build, {"rho": 2}, "optimizer")
     with pytest.raises(UserCodeError) as error:
@@ -46,7 +48,13 @@ def test_a_users_function_is_found_from_where_the_command_was_started(my_lab):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("adamv", "no optimizer called `adamv`. Did you mean `adamw`? Built in: adamw, sgd. Your own: `package.module:function`."),
+        (
+            "adamv",
+            (
+                "no optimizer called `adamv`. Did you mean `adamw`? Built in: adamw, sgd. Your own:"
+                " `package.module:function`."
+            ),
+        ),
         ("my_lab_of_doors.build", "no optimizer called `my_lab_of_doors.build`. Built in:"),
         ("my_lab_of_doors:bild", "`my_lab_of_doors` has no `bild`. Did you mean `build`?"),
         ("my_lab_of_doors:NUMBER", "`my_lab_of_doors:NUMBER` is a int, but a function is needed for the optimizer."),
@@ -140,7 +148,15 @@ def test_hints_that_only_a_type_checker_knows_are_left_alone():
 
 @pytest.mark.parametrize(
     ("word", "other", "count"),
-    [("a", "a", 0), ("ab", "ba", 1), ("abc", "abd", 1), ("abc", "ab", 1), ("ab", "abc", 1), ("", "abc", 3), ("abcd", "badc", 2)],
+    [
+        ("a", "a", 0),
+        ("ab", "ba", 1),
+        ("abc", "abd", 1),
+        ("abc", "ab", 1),
+        ("ab", "abc", 1),
+        ("", "abc", 3),
+        ("abcd", "badc", 2),
+    ],
 )
 def test_slips_are_counted(word, other, count):
     assert slips(word, other) == slips(other, word) == count
@@ -162,7 +178,11 @@ def test_the_closest_choice_is_what_was_meant(name, meant):
 
 
 def test_nothing_is_meant_where_there_is_no_choice():
-    assert closest("x", []) is None and did_you_mean("x", []) == "" and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
+    assert (
+        closest("x", []) is None
+        and did_you_mean("x", []) == ""
+        and did_you_mean("tag", ["tags"]) == " Did you mean `tags`?"
+    )
 
 
 def test_an_empty_name_is_no_module():

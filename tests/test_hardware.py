@@ -29,7 +29,9 @@ def test_unified_memory_counts_as_none(tmp_path, monkeypatch):
 
 
 def test_a_driver_that_fails_means_no_gpu(tmp_path, monkeypatch):
-    fake_nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed, because it could not talk, to, the driver'; exit 9")
+    fake_nvidia_smi(
+        tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed, because it could not talk, to, the driver'; exit 9"
+    )
     assert hardware.find_gpus() == []
 
 
@@ -61,7 +63,9 @@ def test_cores_respect_the_containers_quota(tmp_path, monkeypatch, quota, cores)
 
 
 def test_free_disk_of_a_folder_that_is_not_there_yet(tmp_path):
-    assert hardware.free_disk_gib(tmp_path / "runs" / "new") == pytest.approx(hardware.free_disk_gib(tmp_path), rel=0.01)
+    assert hardware.free_disk_gib(tmp_path / "runs" / "new") == pytest.approx(
+        hardware.free_disk_gib(tmp_path), rel=0.01
+    )
 
 
 def test_a_program_beside_this_python_is_found_without_activation(monkeypatch):

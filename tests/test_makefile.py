@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "VENV", "PYTHON", "TORCH_", "WORKERS", "ARGS"))}
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("MAKE", "VENV", "PYTHON", "TORCH_", "WORKERS", "ARGS"))
+}
 
 
 def make(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = CLEAN if path is None else {**CLEAN, "PATH": path}
-    return subprocess.run(["make", "--no-print-directory", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
 
 
 def would_run(*arguments: str, path: str | None = None) -> str:
@@ -85,7 +91,10 @@ def test_an_old_python_is_refused_with_what_to_say(tmp_path):
 def test_the_environment_is_made_anew_when_pyproject_changes(tmp_path):
     installed = tmp_path / ".installed"
     installed.touch()
-    assert make("--dry-run", "setup", f"VENV={tmp_path}").stdout.strip() in ("", "make: Nothing to be done for 'setup'.")
+    assert make("--dry-run", "setup", f"VENV={tmp_path}").stdout.strip() in (
+        "",
+        "make: Nothing to be done for 'setup'.",
+    )
     os.utime(installed, (0, 0))
     assert "-m venv --clear" in make("--dry-run", "setup", f"VENV={tmp_path}").stdout
 

@@ -13,13 +13,49 @@ from cpt.cli import COMMANDS, application
 PACKAGE = Path(__file__).parents[1] / "cpt"
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9_-]+)")
 OF_OTHER_PROGRAMS = {
-    *["array", "batch", "format", "iso-8601", "job-name", "jobs", "noheader", "nodelist", "open-mode", "signal"],  # SLURM, date
+    *[
+        "array",
+        "batch",
+        "format",
+        "iso-8601",
+        "job-name",
+        "jobs",
+        "noheader",
+        "nodelist",
+        "open-mode",
+        "signal",
+    ],  # SLURM, date
     *["cpus-per-task", "exclusive", "kill-on-bad-exit", "ntasks-per-node", "qos", "requeue"],
-    *["cpu", "master-addr", "master-port", "master_addr", "master_port", "nnodes", "no_local_rank", "no_ssh", "node_rank"],  # launchers
+    *[
+        "cpu",
+        "master-addr",
+        "master-port",
+        "master_addr",
+        "master_port",
+        "nnodes",
+        "no_local_rank",
+        "no_ssh",
+        "node_rank",
+    ],  # launchers
     *["nproc-per-node", "nproc_per_node", "num_gpus", "num_nodes", "standalone"],
     *["config_file", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision", "num_processes"],
-    *["extra-index-url", "index-url", "no-build-isolation", "upgrade", "repo-type", "local-dir", "system-prompt"],  # pip, hf, transformers
-    *["ipc", "shm-size", "query-gpu", "porcelain", "outfile", "max-lora-rank"],  # docker, nvidia-smi, git, llama.cpp, vLLM
+    *[
+        "extra-index-url",
+        "index-url",
+        "no-build-isolation",
+        "upgrade",
+        "repo-type",
+        "local-dir",
+        "system-prompt",
+    ],  # pip, hf, transformers
+    *[
+        "ipc",
+        "shm-size",
+        "query-gpu",
+        "porcelain",
+        "outfile",
+        "max-lora-rank",
+    ],  # docker, nvidia-smi, git, llama.cpp, vLLM
 }
 STYLE_SHEETS = ("runs/page_style.py", "serving/page.py")
 """Their `--names` are variables of CSS."""
@@ -32,7 +68,9 @@ def literals(path: Path) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            found.append((node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)))
+            found.append(
+                (node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values))
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             found.append((node.lineno, node.value))
     return found
@@ -44,12 +82,16 @@ def options_of(name: str) -> dict[str, set[str]]:
     command = typer.main.get_command(application(name)).commands[name]  # type: ignore[attr-defined]
     parts = command.commands if hasattr(command, "commands") else {"": command}
     return {
-        part: {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)} for part, found in parts.items()
+        part: {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for part, found in parts.items()
     }
 
 
 def all_options() -> set[str]:
-    return {option for name in COMMANDS for options in options_of(name).values() for option in options} | {"--help", "--version"}
+    return {option for name in COMMANDS for options in options_of(name).values() for option in options} | {
+        "--help",
+        "--version",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +114,20 @@ def test_every_command_that_is_named_exists(texts):
             parts = options_of(name)
             part = "" if "" in parts else next((word for word in words if word in parts), None)
             known = parts[part] if part is not None else set().union(*parts.values())
-            wrong += [f"{place}: {quoted}" for word in words if word.startswith("--") and word.partition("=")[0] not in known | {"--help"}]
+            wrong += [
+                f"{place}: {quoted}"
+                for word in words
+                if word.startswith("--") and word.partition("=")[0] not in known | {"--help"}
+            ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_option_that_is_named_exists(texts):
     known = all_options()
     named = {(place, option) for place, text in texts for option in OPTION.findall(text)}
-    wrong = sorted(f"{place}: --{option}" for place, option in named if f"--{option}" not in known and option not in OF_OTHER_PROGRAMS)
+    wrong = sorted(
+        f"{place}: --{option}"
+        for place, option in named
+        if f"--{option}" not in known and option not in OF_OTHER_PROGRAMS
+    )
     assert not wrong, "\n".join(wrong)

@@ -19,7 +19,7 @@ tokenizer: {path: nowhere}
 data: {sequence_length: 2048, sources: [{path: documents}]}
 budget: {tokens: 1_000_000_000}
 training: {per_device_train_batch_size: 8, bf16: true}   # rows
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -51,28 +51,52 @@ def test_a_recipe_that_fits(plan):
 @pytest.mark.slow
 def test_one_that_does_not_with_its_remedy_written(plan, tmp_path):
     result = plan("--gpu", "RTX 4090", "--host-memory", "64")
-    assert result.exit_code == 3 and "does not fit" in result.output and "The cheapest change that makes it fit:" in result.output
+    assert (
+        result.exit_code == 3
+        and "does not fit" in result.output
+        and "The cheapest change that makes it fit:" in result.output
+    )
     written = plan("--gpu", "RTX 4090", "--host-memory", "64", "--write", "fitted.yaml")
     assert written.exit_code == 0 and "# rows" in (tmp_path / "fitted.yaml").read_text()
     load_recipe(tmp_path / "fitted.yaml")
-    again = CliRunner().invoke(application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"])
+    again = CliRunner().invoke(
+        application("plan"), ["plan", "fitted.yaml", "--gpu", "RTX 4090", "--host-memory", "64"]
+    )
     assert again.exit_code == 0 and "Verdict: it fits" in again.output
 
 
 @pytest.mark.slow
 def test_each_way_that_is_told_fits_when_it_is_written(plan, tmp_path):
-    config = load_recipe(tmp_path / "recipe.yaml").model.config | {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 16}
+    config = load_recipe(tmp_path / "recipe.yaml").model.config | {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 16,
+    }
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text(json.dumps(config))
     (tmp_path / "base/model.safetensors").touch()
-    words = ("--gpu", "RTX 4090", "--host-memory", "16", "budget.global_batch_tokens=131072", "stage=cpt", "model={path: base}")
+    words = (
+        "--gpu",
+        "RTX 4090",
+        "--host-memory",
+        "16",
+        "budget.global_batch_tokens=131072",
+        "stage=cpt",
+        "model={path: base}",
+    )
     told = plan(*words)
     blocks = told.output.partition("The cheapest change")[2].split("Another way that fits")
     assert told.exit_code == 3 and len(blocks) == 2
     for block in blocks:
-        changes = [line.strip().replace(": ", "=", 1) for line in block.splitlines()[1:] if re.match(r"  [a-z_.]+: ", line)]
+        changes = [
+            line.strip().replace(": ", "=", 1) for line in block.splitlines()[1:] if re.match(r"  [a-z_.]+: ", line)
+        ]
         result = plan(*words, *changes)
-        assert result.exit_code == 0 and "Verdict: it fits" in result.output, (changes, result.output, result.exception)
+        assert result.exit_code == 0 and "Verdict: it fits" in result.output, (
+            changes,
+            result.output,
+            result.exception,
+        )
 
 
 def test_a_dry_run_agrees(plan):
@@ -96,7 +120,10 @@ def test_a_share_of_the_memory_may_be_too_little(plan):
 
 def test_a_measured_run_gives_the_speed(plan, tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"tokens_per_second": 10_000.0}))
-    assert "Speed: 10,000 tokens a second (the median of 1 measurements" in plan("--gpu", "H200", "--measured", ".").output
+    assert (
+        "Speed: 10,000 tokens a second (the median of 1 measurements"
+        in plan("--gpu", "H200", "--measured", ".").output
+    )
 
 
 def test_nothing_is_written_for_a_recipe_that_fits(plan):
@@ -157,17 +184,27 @@ def test_several_machines_tell_what_goes_between_them(plan, tmp_path):
         assert line in result.output, line
     assert "hopeless" not in result.output and "in 2 machines, each with" in result.output
     slow = plan(*words, "--links", "ethernet10", *SMALL).output
-    assert "ZeRO-3 over Ethernet 10 is hopeless here" in slow and "One machine alone makes" in slow and "Better on these links" in slow
+    assert (
+        "ZeRO-3 over Ethernet 10 is hopeless here" in slow
+        and "One machine alone makes" in slow
+        and "Better on these links" in slow
+    )
 
 
 @pytest.mark.slow
 def test_one_machine_says_nothing_of_links_and_of_saves_where_it_is_asked(plan):
     assert "Saving:" not in plan("--gpu", "H200").output
     result = plan("--gpu", "H200", "--storage-gbps", "2", "--hours-between-failures", "48")
-    assert "one machine at 2 GB a second" in result.output and "One failure in 2.0 days" in result.output and "Links:" not in result.output
+    assert (
+        "one machine at 2 GB a second" in result.output
+        and "One failure in 2.0 days" in result.output
+        and "Links:" not in result.output
+    )
 
 
 def test_more_machines_than_rows_are_refused(plan):
     result = plan("--gpu", "H100", "--nodes", "64", "--gpus-per-node", "8", "budget.global_batch_tokens=524288")
-    assert isinstance(result.exception, RecipeError) and "256 rows of 2,048 tokens, fewer than the 512" in str(result.exception)
+    assert isinstance(result.exception, RecipeError) and "256 rows of 2,048 tokens, fewer than the 512" in str(
+        result.exception
+    )
     assert plan("--gpu", "H100", "--nodes", "0").exit_code == 2

@@ -41,6 +41,10 @@ def test_what_the_main_process_finds_wrong_stops_all_of_them(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, tmp_path], check=True, timeout=120
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, tmp_path],
+        check=True,
+        timeout=120,
     )
-    assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == ["the file is empty, the file is empty, chosen by 0"] * 2
+    assert [(tmp_path / str(number)).read_text() for number in (0, 1)] == [
+        "the file is empty, the file is empty, chosen by 0"
+    ] * 2

@@ -54,7 +54,8 @@ def test_a_recipe_loads_and_says_what_it_is_for(path):
 @pytest.mark.parametrize("path", sorted((FOLDER / "models").rglob("*.yaml")), ids=named)
 def test_a_model_fits_into_a_recipe(path, tmp_path):
     (tmp_path / "r.yaml").write_text(
-        f"name: r\nmodel: {path}\ntokenizer: {{path: a/b}}\nstage: pretrain\ndata: {{sources: [{{path: a/b}}]}}\nbudget: {{tokens: 1}}\n"
+        f"name: r\nmodel: {path}\ntokenizer: {{path: a/b}}\nstage: pretrain\ndata: {{sources: [{{path:"
+        " a/b}]}\nbudget: {tokens: 1}\n"
     )
     overrides = [] if re.search(r"^path:", path.read_text(), re.MULTILINE) else ["model.from_scratch=true"]
     assert load_recipe(tmp_path / "r.yaml", overrides).model.config
@@ -72,7 +73,9 @@ def test_a_mixture_has_a_length_and_fits_into_a_recipe(path, tmp_path):
 @pytest.mark.parametrize("name", ["weak_shift", "strong_shift"])
 def test_a_replay_is_one_source_beside_your_own(name, tmp_path):
     piece = f"{{base: presets/replay/{name}.yaml}}"
-    (tmp_path / "r.yaml").write_text(f"name: r\nmodel: {{path: a/b}}\ndata: {{sources: [{{path: a/b}}, {piece}]}}\nbudget: {{epochs: 1}}\n")
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nmodel: {{path: a/b}}\ndata: {{sources: [{{path: a/b}}, {piece}]}}\nbudget: {{epochs: 1}}\n"
+    )
     replay = load_recipe(tmp_path / "r.yaml").data.sources[1]
     assert replay.name == "general-replay" and replay.weight == {"weak_shift": 0.05, "strong_shift": 0.25}[name]
     assert replay.streaming and replay.max_documents
@@ -96,7 +99,9 @@ MIXTURES = {  # what was agreed: total_tokens, and shares by name
 
 
 def mixture_in(name: str, folder: Path) -> Data:
-    (folder / "r.yaml").write_text(f"name: r\nmodel: {{path: a/b}}\ndata: {FOLDER}/mixtures/{name}.yaml\nbudget: {{epochs: 1}}\n")
+    (folder / "r.yaml").write_text(
+        f"name: r\nmodel: {{path: a/b}}\ndata: {FOLDER}/mixtures/{name}.yaml\nbudget: {{epochs: 1}}\n"
+    )
     return load_recipe(folder / "r.yaml", ["data.total_tokens=null"]).data
 
 
@@ -129,7 +134,11 @@ def test_every_recipe_stands_in_the_readme():
 def test_the_prototype_is_one_24_gb_card():
     training = load_recipe(FOLDER / "prototype_rtx4090.yaml").training
     assert training["per_device_train_batch_size"] == 8 and "gradient_accumulation_steps" not in training
-    assert training["gradient_checkpointing"] and training["bf16"] and training["deepspeed"].endswith("ds_config_8b_24gb.json")
+    assert (
+        training["gradient_checkpointing"]
+        and training["bf16"]
+        and training["deepspeed"].endswith("ds_config_8b_24gb.json")
+    )
 
 
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]
@@ -137,7 +146,8 @@ SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora"
 
 @pytest.mark.parametrize("path", [SMALLER[0], *(pytest.param(path, marks=pytest.mark.slow) for path in SMALLER[1:])])
 def test_the_prototype_fits_a_24_gb_card_in_a_machine_with_64_gb(path):
-    """All parameters take at most 20.5 GiB without CUDA's own: 2 more than Liger's loss, which rounds the head's gradient in each chunk."""
+    """All parameters take at most 20.5 GiB without CUDA's own: 2 more than Liger's loss, which rounds the head's
+    gradient in each chunk."""
     recipe = load_recipe(path)
     config = config_without_weights(recipe.model)
     setup = setup_of(recipe, 1, None, attention="sdpa")
@@ -170,7 +180,10 @@ def test_the_6_gb_recipe_is_the_same_run_in_smaller_pieces():
 
 def test_experiment_1_has_the_values_that_were_agreed():
     recipe = load_recipe(FOLDER / "experiments/active/exp001_llama7b_pretrain.yaml")
-    assert (recipe.optimizer.learning_rate, recipe.optimizer.options) == (3e-4, {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1})
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.options) == (
+        3e-4,
+        {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    )
     assert recipe.schedule.options == {"warmup_tokens": 2000 * recipe.budget.global_batch_tokens, "floor": 0.1}
     assert (recipe.checkpoints.every_steps, recipe.checkpoints.keep, recipe.evaluation.every_steps) == (1000, 5, 500)
     assert recipe.training["max_grad_norm"] == 1.0 and recipe.training["logging_steps"] == 10

@@ -12,7 +12,9 @@ def test_every_run_is_listed_with_what_its_file_says_of_it(capsys):
     command()
     lines = capsys.readouterr().out.splitlines()
     assert (
-        lines[lines.index("recipes/prototype_rtx4090.yaml") + 1].strip().startswith("Continued pre-training of an 8B model on one RTX 4090")
+        lines[lines.index("recipes/prototype_rtx4090.yaml") + 1]
+        .strip()
+        .startswith("Continued pre-training of an 8B model on one RTX 4090")
     )
     assert not any(line.startswith(("recipes/models", "recipes/mixtures", "recipes/presets")) for line in lines)
 
@@ -22,7 +24,9 @@ def test_the_copy_is_what_came_and_its_recipes_can_be_read(tmp_path, monkeypatch
     assert "cpt check recipes/tiny/pretrain.yaml" in capsys.readouterr().out
     copied = {path.relative_to(tmp_path / "mine") for path in (tmp_path / "mine").rglob("*.yaml")}
     folders = ("recipes", "deepspeed_configs", "launch")
-    assert copied == {path.relative_to(SHIPPED_FILES) for folder in folders for path in (SHIPPED_FILES / folder).rglob("*.yaml")}
+    assert copied == {
+        path.relative_to(SHIPPED_FILES) for folder in folders for path in (SHIPPED_FILES / folder).rglob("*.yaml")
+    }
     monkeypatch.chdir(tmp_path / "mine")
     assert load_recipe("recipes/tiny/pretrain.yaml").name == "tiny-pretrain"
 
@@ -43,8 +47,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_a_recipe_far_from_the_clone_may_name_its_parts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(
-        "name: mine\nmodel: models/gpt2/124m.yaml\nbudget: {tokens: 1000}\n"
-        "data: {sequence_length: 128, sources: [{path: texts}]}\ntraining: {deepspeed: deepspeed_configs/ds_config_zero1.json}\n"
+        "name: mine\nmodel: models/gpt2/124m.yaml\nbudget: {tokens: 1000}\ndata: {sequence_length: 128, sources:"
+        " [{path: texts}]}\ntraining: {deepspeed: deepspeed_configs/ds_config_zero1.json}\n"
     )
     recipe = load_recipe("mine.yaml")
     assert recipe.model.path == "openai-community/gpt2"

@@ -6,7 +6,9 @@ from cpt import shipped
 
 
 def test_in_a_clone_the_files_are_at_its_top():
-    assert (shipped.SHIPPED_FILES / "pyproject.toml").is_file() and (shipped.SHIPPED_FILES / "recipes/demo.yaml").is_file()
+    assert (shipped.SHIPPED_FILES / "pyproject.toml").is_file() and (
+        shipped.SHIPPED_FILES / "recipes/demo.yaml"
+    ).is_file()
 
 
 def test_in_an_installed_package_the_files_are_inside(tmp_path, monkeypatch):

@@ -10,9 +10,36 @@ import pytest
 from cpt.cli import COMMANDS
 from cpt.command_signature import constant
 
-HEAVY = ("torch", "transformers", "numpy", "pyarrow", "datasets", "peft", "trl", "accelerate", "deepspeed", "scipy", "pandas")
-BELOW = [(name, below) for name, (target, _) in COMMANDS.items() if target.endswith(":COMMANDS") for below in constant(target)]
-COMMANDS_OF_A_RECIPE = ["check", "contamination", "launch", "mixture", "plan", "prepare", "rehearse", "search", "train"]
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "datasets",
+    "peft",
+    "trl",
+    "accelerate",
+    "deepspeed",
+    "scipy",
+    "pandas",
+)
+BELOW = [
+    (name, below)
+    for name, (target, _) in COMMANDS.items()
+    if target.endswith(":COMMANDS")
+    for below in constant(target)
+]
+COMMANDS_OF_A_RECIPE = [
+    "check",
+    "contamination",
+    "launch",
+    "mixture",
+    "plan",
+    "prepare",
+    "rehearse",
+    "search",
+    "train",
+]
 ASKED = f"""
 import sys
 from cpt.cli import main
@@ -27,7 +54,8 @@ for words in WORDS:
 
 
 def ask(words, code=0):
-    """All of them in one process: what one imports stays there for the next, so that none may import anything heavy."""
+    """All of them in one process: what one imports stays there for the next, so that none may import anything
+    heavy."""
     program = ASKED.replace("WORDS", repr(words)).replace("CODE", repr(code))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -35,13 +63,20 @@ def ask(words, code=0):
 
 
 def test_no_help_page_imports_torch_or_its_kind():
-    pages = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), *([*names, "--help"] for names in BELOW)]
+    pages = [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in COMMANDS),
+        *([*names, "--help"] for names in BELOW),
+    ]
     said = ask(pages).stdout
     assert said.count("Usage: cpt") == len(pages) - 1
 
 
 def test_no_wrong_word_waits_for_torch():
-    said = ask([["trian"], ["train", "--no-such"], ["data", "chek"], ["train"], ["plan", "r.yaml", "--gpus", "0"]], code=2).stderr
+    said = ask(
+        [["trian"], ["train", "--no-such"], ["data", "chek"], ["train"], ["plan", "r.yaml", "--gpus", "0"]], code=2
+    ).stderr
     assert "Did you mean 'train'?" in said and "Did you mean 'check'?" in said and "No such option: --no-such" in said
     assert "Missing argument 'recipe'" in said and "greater than or equal to 1" in said and "Traceback" not in said
 
@@ -63,9 +98,13 @@ def cpu_seconds(words):
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["check", "r.yaml"]], ids=" ".join)
 def test_the_first_answer_takes_a_few_times_what_importing_the_command_line_library_takes(words, tmp_path):
-    """Torch alone takes more than twenty times as long; the quotient is the same on a fast machine and on a slow one."""
+    """Torch alone takes more than twenty times as long; the quotient is the same on a fast machine and on a slow
+    one."""
     recipe = tmp_path / "r.yaml"
     recipe.write_text("name: x\nstag: cpt\n")
-    ours, bare = ["-m", "cpt.cli", *(str(recipe) if word == "r.yaml" else word for word in words)], ["-c", "import typer, yaml"]
+    ours, bare = (
+        ["-m", "cpt.cli", *(str(recipe) if word == "r.yaml" else word for word in words)],
+        ["-c", "import typer, yaml"],
+    )
     pairs = [(cpu_seconds(ours), cpu_seconds(bare)) for _ in range(3)]
     assert median(one / other for one, other in pairs) < 8

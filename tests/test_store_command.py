@@ -13,7 +13,9 @@ from cpt.data.store.token_files import FORMAT, TokenFiles, TokenWriter
 from cpt.errors import DataError, RecipeError
 from cpt.store_command import prune_command
 
-DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error")
+DESCRIPTION = SourceDescription(
+    "", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}, "error"
+)
 
 
 def write_shard(folder):
@@ -60,7 +62,9 @@ def test_the_list_tells_source_tokenizer_size_and_age(cache):
 
 
 def test_verify_reads_every_array(cache):
-    assert "2 entries are what was written, 2 unfinished or of another version passed over" in run("verify", cache=cache)
+    assert "2 entries are what was written, 2 unfinished or of another version passed over" in run(
+        "verify", cache=cache
+    )
     for name in ("tokens", "offsets", "hashes", "num_bytes"):
         file = cache / "tokens" / "new" / "shard" / f"{name}.bin"
         content = file.read_bytes()

@@ -50,13 +50,17 @@ def test_both_processes_stop_at_the_mistake_and_it_is_printed_once(tiny_recipe, 
         pytest.param(("--launcher", f"{BIN / 'torchrun'} --standalone --nproc-per-node 2"), marks=pytest.mark.long),
     ],
 )
-def test_processes_and_launcher_start_so_many_without_supervision_and_pass_the_exit_code_on(tiny_recipe, tmp_path, how):
+def test_processes_and_launcher_start_so_many_without_supervision_and_pass_the_exit_code_on(
+    tiny_recipe, tmp_path, how
+):
     recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
     ended = launch(recipe, way="cpt", arguments=how)
     assert ended.returncode == 0, ended.stderr
     run = tmp_path / "runs" / "tiny"
     environment = json.loads((run / "environment.json").read_text())
-    assert (environment["processes"], environment["launcher"]) == (2, "torchrun") and not (run / "starts.jsonl").exists()
+    assert (environment["processes"], environment["launcher"]) == (2, "torchrun") and not (
+        run / "starts.jsonl"
+    ).exists()
     assert {path.name for path in (run / "heartbeats").iterdir()} == {"rank-0.json", "rank-1.json"}
     tiny_recipe["data"]["sources"][0]["text_column"] = "body"
     wrong = launch(write_recipe(tiny_recipe, recipe), way="cpt", arguments=(*how, "name=wrong"))

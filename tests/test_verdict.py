@@ -19,7 +19,11 @@ def recipe(tiny_recipe, corpus, tmp_path):
         **tiny_recipe,
         "stage": "cpt",
         "model": {"path": str(tmp_path / "runs" / "base" / "final")},
-        "evaluation": {"perplexity": sets, "retain": {"general": None}, "tasks": [{"name": "domain_test", "questions": 30}]},
+        "evaluation": {
+            "perplexity": sets,
+            "retain": {"general": None},
+            "tasks": [{"name": "domain_test", "questions": 30}],
+        },
     }
 
 

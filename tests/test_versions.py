@@ -24,10 +24,17 @@ CPU = Installed("2.13.0+cpu", None, STACK, "3.11")
 
 
 def test_every_line_is_what_pyproject_allows():
-    extras = [one for name in ("bitsandbytes", "liger", "flash", "mamba") for one in PROJECT["optional-dependencies"][name]]
+    extras = [
+        one for name in ("bitsandbytes", "liger", "flash", "mamba") for one in PROJECT["optional-dependencies"][name]
+    ]
     allowed = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"] + extras)}
     for line in LINES:
-        versions = {**STACK, **FOR_ANY_LINE, "torch": line.torch, **{wheel.package: wheel.version for wheel in line.wheels}}
+        versions = {
+            **STACK,
+            **FOR_ANY_LINE,
+            "torch": line.torch,
+            **{wheel.package: wheel.version for wheel in line.wheels},
+        }
         assert [name for name, version in versions.items() if not allowed[name].contains(version)] == []
 
 
@@ -71,7 +78,9 @@ def test_a_package_that_is_not_installed_is_no_difference():
 
 def test_a_kernel_of_another_version_is_a_difference():
     line = next(line for line in LINES if line.name == "cuda128")
-    _, (other,) = nearest_line(Installed("2.11.0+cu128", "12.8", {"causal-conv1d": "1.5.2+cu.12.8.torch.2.11"}, "3.12"))
+    _, (other,) = nearest_line(
+        Installed("2.11.0+cu128", "12.8", {"causal-conv1d": "1.5.2+cu.12.8.torch.2.11"}, "3.12")
+    )
     assert other.install_line == line.wheel("causal-conv1d").install_line("3.12")
 
 

@@ -13,7 +13,9 @@ def save_llama(folder: Path, tokenizer_folder: Path, seed: int, **changes) -> Pa
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     shape = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"} | changes
-    model = LlamaForCausalLM(LlamaConfig(**shape, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id))
+    model = LlamaForCausalLM(
+        LlamaConfig(**shape, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id)
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -15,9 +15,10 @@ PAGE = f"""<html><head><title>On catalysts</title></head><body>
 <article><h1>Catalysts</h1><p>{SENTENCE} {SENTENCE} {SENTENCE}</p><h2>Kinds</h2>
 <ul><li>homogeneous</li><li>heterogeneous</li></ul><p>{SENTENCE} They are used in most of industry, from ammonia to margarine.</p>
 <table><tr><th>Metal</th><th>Use</th></tr><tr><td>Nickel</td><td>Margarine</td></tr></table></article>
-<footer>All rights reserved. We use cookies.</footer></body></html>"""
+<footer>All rights reserved. We use cookies.</footer></body></html>"""  # noqa: E501
 CONTAINER = (
-    '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="{}"/></rootfiles></container>'
+    '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile'
+    ' full-path="{}"/></rootfiles></container>'
 )
 
 Draw = Callable[[Canvas, int], None]
@@ -33,7 +34,9 @@ def write_pdf(
     encryption: StandardEncryption | None = None,
 ) -> Path:
     """A PDF of so many pages, or of pages with these lines; `draw` adds to each page."""
-    canvas = Canvas(str(path), pagesize=A4, encrypt=StandardEncryption(password) if password else encryption, invariant=1)
+    canvas = Canvas(
+        str(path), pagesize=A4, encrypt=StandardEncryption(password) if password else encryption, invariant=1
+    )
     if title is not None:
         canvas.setTitle(title)
     for number, lines in enumerate([[]] * pages if isinstance(pages, int) else pages, 1):
@@ -70,18 +73,29 @@ def write_docx(path: Path, text: str = SENTENCE) -> Path:
 
 def chapter(body: str, prologue: str = "") -> str:
     """An XHTML file of an EPUB."""
-    return f'<?xml version="1.0"?>{prologue}<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{body}</body></html>'
+    return (
+        f'<?xml version="1.0"?>{prologue}<html'
+        f' xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{body}</body></html>'
+    )
 
 
-def write_epub(path: Path, chapters: Mapping[str, str], extra: Mapping[str, str] | None = None, title: str = "The book") -> Path:
+def write_epub(
+    path: Path, chapters: Mapping[str, str], extra: Mapping[str, str] | None = None, title: str = "The book"
+) -> Path:
     """A book of files name -> XHTML, to be read in the reverse order of their names in the manifest."""
-    items = "".join(f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml"/>' for name in sorted(chapters))
+    items = "".join(
+        f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml"/>' for name in sorted(chapters)
+    )
     refs = "".join(f'<itemref idref="{name}"/>' for name in sorted(chapters, reverse=True))
     package = (
         '<package xmlns="http://www.idpf.org/2007/opf"><metadata xmlns:dc="http://purl.org/dc/elements/1.1/">'
         f"<dc:title>{title}</dc:title></metadata><manifest>{items}</manifest><spine>{refs}</spine></package>"
     )
-    files = {"mimetype": "application/epub+zip", "META-INF/container.xml": CONTAINER.format("OPS/book.opf"), "OPS/book.opf": package}
+    files = {
+        "mimetype": "application/epub+zip",
+        "META-INF/container.xml": CONTAINER.format("OPS/book.opf"),
+        "OPS/book.opf": package,
+    }
     files |= {f"OPS/text/{name}": text for name, text in chapters.items()} | dict(extra or {})
     return write_zip(path, files)
 

@@ -15,7 +15,10 @@ ADDED = 12
 def write_model(folder: Path, tokenizer_folder: Path, *, tied: bool, rows: int = 328) -> Path:
     """A model whose vocabulary has a few rows more than its tokenizer tokens."""
     torch.manual_seed(0)
-    config = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"} | {"vocab_size": rows, "tie_word_embeddings": tied}
+    config = {key: value for key, value in TINY_LLAMA.items() if key != "model_type"} | {
+        "vocab_size": rows,
+        "tie_word_embeddings": tied,
+    }
     LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
     return folder
@@ -24,7 +27,20 @@ def write_model(folder: Path, tokenizer_folder: Path, *, tied: bool, rows: int =
 def extend(model: Path, text: Path, output: Path, *options: str, add: int = ADDED) -> int:
     """The exit code of `cpt tokenizer extend`."""
     try:
-        main(["tokenizer", "extend", str(model), "--text", str(text), "--add", str(add), "--output", str(output), *options])
+        main(
+            [
+                "tokenizer",
+                "extend",
+                str(model),
+                "--text",
+                str(text),
+                "--add",
+                str(add),
+                "--output",
+                str(output),
+                *options,
+            ]
+        )
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0

@@ -22,11 +22,18 @@ def trainer_of(sections, folder, *, callbacks=(), faults=None, **changes):
         changes: sections of the recipe.
     """
     folder.mkdir(exist_ok=True)
-    sections = {**sections, "output_dir": str(folder / "runs"), "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256}, **changes}
+    sections = {
+        **sections,
+        "output_dir": str(folder / "runs"),
+        "budget": {"tokens": STEPS * 256, "global_batch_tokens": 256},
+        **changes,
+    }
     recipe = load_recipe(write_recipe(sections, folder / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
-    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=callbacks)
+    trainer = build_trainer(
+        recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=callbacks
+    )
     if faults is not None:
 
         def compute_loss(model, inputs, *arguments, **options):

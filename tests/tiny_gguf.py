@@ -21,11 +21,18 @@ CHANGES = {
 
 
 def tiny_model(model_type: str, tokenizer: PreTrainedTokenizerBase, **changes) -> PreTrainedModel:
-    """Random weights of which no two parts are alike, norms included; some rows of padding at the end of the vocabulary."""
+    """Random weights of which no two parts are alike, norms included; some rows of padding at the end of the
+    vocabulary."""
     torch.manual_seed(0)
     shape = tiny_config("llama" if model_type == "mistral" else model_type) | {"model_type": model_type}
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    shape |= {"vocab_size": len(tokenizer) + 5, "pad_token_id": None, **special, **CHANGES.get(model_type, {}), **changes}
+    shape |= {
+        "vocab_size": len(tokenizer) + 5,
+        "pad_token_id": None,
+        **special,
+        **CHANGES.get(model_type, {}),
+        **changes,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():

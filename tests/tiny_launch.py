@@ -17,7 +17,9 @@ training: {per_device_train_batch_size: 2}
 """
 
 
-def launch_of(work: Path, *, overrides: tuple[str, ...] = (), nodes: int = 1, engine: str = "torchrun", **changes) -> Launch:
+def launch_of(
+    work: Path, *, overrides: tuple[str, ...] = (), nodes: int = 1, engine: str = "torchrun", **changes
+) -> Launch:
     """A launch of a small recipe, with its files in `work/launch/x`."""
     file = work / "recipe.yaml"
     file.write_text(RECIPE)

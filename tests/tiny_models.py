@@ -6,7 +6,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-SHAPE = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **SPECIAL}
 TINY: dict[str, dict[str, Any]] = {
@@ -19,7 +25,14 @@ TINY: dict[str, dict[str, Any]] = {
     "llama": {**SHAPE, "intermediate_size": 48},
     "qwen2": {**SHAPE, "intermediate_size": 48, **SPECIAL},
     "qwen3": {**SHAPE, "intermediate_size": 48, "head_dim": 8, **SPECIAL},
-    "qwen3_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **SPECIAL},
+    "qwen3_moe": {
+        **SHAPE,
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        **SPECIAL,
+    },
     "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
     "deepseek_v3": {
         **SHAPE | {"num_key_value_heads": 4},
@@ -64,5 +77,8 @@ def make_tokenizer(num_tokens: int = 96) -> PreTrainedTokenizerFast:
     """A tokenizer of `num_tokens` words."""
     words = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {f"w{number}": number for number in range(3, num_tokens)}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")), unk_token="<unk>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
     )

@@ -1,4 +1,5 @@
-"""A bandit of words for the stages that learn from rewards: each prompt has one right answer, among as many words as the tokenizer has."""
+"""A bandit of words for the stages that learn from rewards: each prompt has one right answer, among as many words as
+the tokenizer has."""
 
 import random
 from pathlib import Path
@@ -47,7 +48,9 @@ def shuffled(completions, answer):
 
 
 def words() -> PreTrainedTokenizerFast:
-    vocabulary = {"<unk>": 0, "<pad>": 1, "<bos>": 2, "<eos>": 3} | {f"w{number}": number + 4 for number in range(WORDS)}
+    vocabulary = {"<unk>": 0, "<pad>": 1, "<bos>": 2, "<eos>": 3} | {
+        f"w{number}": number + 4 for number in range(WORDS)
+    }
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     special = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "bos", "eos")}
@@ -93,7 +96,9 @@ def trainer_of(recipe: Recipe) -> Any:
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
     length = length_of(recipe, data, recipe.output_dir / recipe.name)
-    return find_stage(recipe.stage).build_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length)
+    return find_stage(recipe.stage).build_trainer(
+        recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments, length
+    )
 
 
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:

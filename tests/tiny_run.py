@@ -1,4 +1,5 @@
-"""A run's folder with published checkpoints, made in milliseconds: real files of a tiny model, sealed as a save seals them."""
+"""A run's folder with published checkpoints, made in milliseconds: real files of a tiny model, sealed as a save seals
+them."""
 
 import json
 import os
@@ -35,9 +36,27 @@ def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) ->
 
 def seal(checkpoint: Path, step: int, **about) -> Manifest:
     """Write the manifest of what lies there."""
-    names = [path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
-    fields = {"format": 1, "kind": "full", "step": step, "rows": 4 * step, "tokens": 256 * step, "world_size": 1, "zero_stage": None}
-    fields |= {"exactness": "bit-exact", "recipe": "r", "data": "d", "versions": {"cpt": "0"}, "files": hash_files(checkpoint, names)}
+    names = [
+        path.relative_to(checkpoint).as_posix()
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    ]
+    fields = {
+        "format": 1,
+        "kind": "full",
+        "step": step,
+        "rows": 4 * step,
+        "tokens": 256 * step,
+        "world_size": 1,
+        "zero_stage": None,
+    }
+    fields |= {
+        "exactness": "bit-exact",
+        "recipe": "r",
+        "data": "d",
+        "versions": {"cpt": "0"},
+        "files": hash_files(checkpoint, names),
+    }
     manifest = Manifest(**{**fields, **about})
     write_manifest(checkpoint, manifest)
     return manifest

@@ -16,7 +16,24 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-ANIMALS = ["cat", "dog", "cow", "hen", "pig", "fox", "owl", "bee", "ant", "bat", "elk", "eel", "emu", "yak", "cod", "gnu"]
+ANIMALS = [
+    "cat",
+    "dog",
+    "cow",
+    "hen",
+    "pig",
+    "fox",
+    "owl",
+    "bee",
+    "ant",
+    "bat",
+    "elk",
+    "eel",
+    "emu",
+    "yak",
+    "cod",
+    "gnu",
+]
 SOUNDS = ["mi", "wu", "mo", "ka", "oi", "ya", "hu", "zi", "ti", "pe", "bo", "lu", "du", "ro", "gi", "na"]
 
 
@@ -62,7 +79,9 @@ def judged() -> list[dict]:
     """The same answers, each judged by itself."""
     rows = preferences()
     return [
-        {"prompt": row["prompt"], "completion": row[name], "label": name == "chosen"} for row in rows for name in ("chosen", "rejected")
+        {"prompt": row["prompt"], "completion": row[name], "label": name == "chosen"}
+        for row in rows
+        for name in ("chosen", "rejected")
     ]
 
 
@@ -70,7 +89,10 @@ def texts() -> list[dict]:
     """What is there to read before: the same words in plain text."""
     draw = random.Random(1)
     pairs = list(zip(ANIMALS, SOUNDS, strict=True))
-    return [{"text": " ".join(f"The {animal} says {sound}." for animal, sound in draw.choices(pairs, k=12))} for _ in range(200)]
+    return [
+        {"text": " ".join(f"The {animal} says {sound}." for animal, sound in draw.choices(pairs, k=12))}
+        for _ in range(200)
+    ]
 
 
 def questions() -> list[dict]:

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
-from transformers import GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import (
+    GPT2Tokenizer,
+    LlamaTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+)
 
 TEXTS = [
     "the model reads a document and learns which word comes after which other word in the text of its domain.\n",
@@ -14,7 +20,8 @@ TEXTS = [
     "for i in range(10):\n    print(i)\n",
 ] * 3
 CODE = [
-    f"def {name}_of(self, values):\n        return [self.{name}(value) for value in values if value is not None]\n\n# 世界 {name}\n"
+    f"def {name}_of(self, values):\n        return [self.{name}(value) for value in values if value is not None]\n\n#"
+    f" 世界 {name}\n"
     for name in ("length", "weight", "colour", "height", "distance", "表示")
 ]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -25,10 +32,15 @@ def byte_level(size: int = 330, **model: bool) -> Tokenizer:
     split = pre_tokenizers.Split(
         Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"), "isolated"
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        ),
     )
     return tokenizer
 
@@ -55,7 +67,9 @@ def llama3() -> PreTrainedTokenizerBase:
     tokenizer = byte_level(ignore_merges=True)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     begin = tokenizer.token_to_id(SPECIAL[1])
-    tokenizer.post_processor = TemplateProcessing(single=f"{SPECIAL[1]} $A", pair=None, special_tokens=[(SPECIAL[1], begin)])
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{SPECIAL[1]} $A", pair=None, special_tokens=[(SPECIAL[1], begin)]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=SPECIAL[1], eos_token=SPECIAL[0])
 
 
@@ -78,7 +92,9 @@ def llama2() -> PreTrainedTokenizerBase:
 def old_llama2() -> PreTrainedTokenizerBase:
     """The same as older conversions write it: a normalizer, and no pre-tokenizer."""
     vocabulary, merges = sentencepiece_vocabulary()
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]

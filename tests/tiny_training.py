@@ -1,4 +1,5 @@
-"""A few steps of a tiny model, for optimizers: whether they learn, and whether they go on exactly from a saved state."""
+"""A few steps of a tiny model, for optimizers: whether they learn, and whether they go on exactly from a saved
+state."""
 
 import copy
 

@@ -21,7 +21,17 @@ def work_folder(recipe: dict, folder: Path, **changes: dict) -> Path:
 
 def write_launch(work: Path, name: str, *words: str) -> Path:
     """The files that start a run of this name, in their folder."""
-    typed = [sys.executable, "-m", "cpt", "launch", "recipe.yaml", f"name={name}", "--output", f"launch/{name}", *words]
+    typed = [
+        sys.executable,
+        "-m",
+        "cpt",
+        "launch",
+        "recipe.yaml",
+        f"name={name}",
+        "--output",
+        f"launch/{name}",
+        *words,
+    ]
     done = subprocess.run(typed, cwd=work, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR", Path("~/.cache/torch_extensions").expanduser())
@@ -35,7 +45,11 @@ def write_launch(work: Path, name: str, *words: str) -> Path:
 def losses(work: Path, name: str) -> dict[int, float]:
     """Step -> loss."""
     metrics = work / "runs" / name / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")] if metrics.exists() else []
+    lines = (
+        [json.loads(line) for line in metrics.read_text().splitlines() if line.endswith("}")]
+        if metrics.exists()
+        else []
+    )
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 

@@ -1,9 +1,10 @@
 """How long does `cpt compare` take for many long runs? `python -m benchmarks.comparing`: 3 minutes.
 
-Runs of 100,000 logged steps with 29 figures each are written to a temporary folder, which needs 2 GB. Then the command itself runs in
-processes of its own, start included, on the processors given by --processors; their files are in the system's memory, as after a run they
-usually are not all: reading them from a disk adds what the disk takes. Beside it: reading the same lines one by one with Python's json.
-Writes benchmarks/results/comparing.json.
+Runs of 100,000 logged steps with 29 figures each are written to a temporary folder, which needs 2 GB. Then the command
+itself runs in processes of its own, start included, on the processors given by --processors; their files are in the
+system's memory, as after a run they
+usually are not all: reading them from a disk adds what the disk takes. Beside it: reading the same lines one by one
+with Python's json. Writes benchmarks/results/comparing.json.
 """
 
 import argparse
@@ -90,7 +91,10 @@ def results_of(samples: dict[str, list[float]], asked: argparse.Namespace, size:
     targets = {"cpt compare": TARGET}
     rows = [measurement(f"{what}: {name}", targets.get(name), values, "s") for name, values in samples.items()]
     return {
-        "device": f"{platform.machine()}, {len(asked.processors)} of {os.cpu_count()} cores, load at the end {os.getloadavg()[0]:.1f}",
+        "device": (
+            f"{platform.machine()}, {len(asked.processors)} of {os.cpu_count()} cores, load at the end"
+            f" {os.getloadavg()[0]:.1f}"
+        ),
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in LIBRARIES},
         "gigabytes_read": round(size / 1e9, 2),

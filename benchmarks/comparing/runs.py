@@ -56,8 +56,16 @@ def write_run(folder: Path, seed: int, steps: int) -> Path:
     """One of them."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe(folder.name, seed)))
-    versions = dict.fromkeys(("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets"), "1.0")
-    environment = {"started": "2026-01-01T00:00:00+00:00", "processes": 8, "python": "3.12", "platform": "Linux", "versions": versions}
+    versions = dict.fromkeys(
+        ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets"), "1.0"
+    )
+    environment = {
+        "started": "2026-01-01T00:00:00+00:00",
+        "processes": 8,
+        "python": "3.12",
+        "platform": "Linux",
+        "versions": versions,
+    }
     sources = {
         name: {
             "documents": 10**6,
@@ -80,7 +88,10 @@ def write_run(folder: Path, seed: int, steps: int) -> Path:
     draw = np.random.default_rng(seed)
     num_bytes = np.arange(1000, 1000 + DOCUMENTS)
     hashes = np.arange(DOCUMENTS, dtype=np.uint64)
-    losses = {name: DocumentLosses(hashes, num_bytes, num_bytes * draw.random(DOCUMENTS), num_bytes // 4, num_bytes // 8) for name in SETS}
+    losses = {
+        name: DocumentLosses(hashes, num_bytes, num_bytes * draw.random(DOCUMENTS), num_bytes // 4, num_bytes // 8)
+        for name in SETS
+    }
     save_losses(folder / "held_out" / f"step-{steps}.npz", losses)
     return folder
 
@@ -105,5 +116,9 @@ def lines(seed: int, steps: int) -> Iterator[dict[str, Any]]:
         figures = {name: round(about * (0.9 + 0.2 * draw.random()), 6) for name, about in FIGURES.items()}
         yield {"step": step, "tokens": step * TOKENS_PER_STEP, "loss": 2 + draw.random(), **figures}
         if step % EVALUATED_EVERY == 0:
-            evaluated = {f"eval_{name}_{figure}": draw.random() for name in SETS for figure in ("loss", "perplexity", "bits_per_byte")}
+            evaluated = {
+                f"eval_{name}_{figure}": draw.random()
+                for name in SETS
+                for figure in ("loss", "perplexity", "bits_per_byte")
+            }
             yield {"step": step, "tokens": step * TOKENS_PER_STEP, **evaluated}

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json, the pictures and the table."""
+"""`python -m benchmarks.data`: every system in turn, several times; writes benchmarks/results/data.json, the pictures
+and the table."""
 
 import argparse
 import json
@@ -46,7 +47,13 @@ class Bench:
 
     def job(self, name: str, size: int) -> Job:
         """What a program is asked for, on the corpus of a size, with a folder of its own."""
-        return Job(path_of(self.folder, size), self.folder / f"{size}-parts", self.folder / "tokenizer", self.folder / name, num_workers())
+        return Job(
+            path_of(self.folder, size),
+            self.folder / f"{size}-parts",
+            self.folder / "tokenizer",
+            self.folder / name,
+            num_workers(),
+        )
 
     def keep(self, name: str, measured: Measured) -> Measured:
         """One of the single measurements."""
@@ -99,16 +106,30 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
     parser.add_argument("--mb", type=int, default=320, help="of text for us and for gigatoken")
-    parser.add_argument("--slow-mb", type=int, default=48, help="of text for the others: the first part of the same corpus")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none")
-    parser.add_argument("--growth-of-run-clm", type=sizes_of, default=[20, 80, 320], help="the same for run_clm, which is slower")
-    parser.add_argument("--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name")
-    parser.add_argument("--minutes", type=float, default=25, help="after 60 %% of these no further repetition is begun")
-    parser.add_argument("--vocabulary", type=int, default=24_000)
-    parser.add_argument("--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one")
     parser.add_argument(
-        "--results", type=Path, help="folder for them; by default benchmarks/results, and then the part of docs/data.md is made too"
+        "--slow-mb", type=int, default=48, help="of text for the others: the first part of the same corpus"
+    )
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none"
+    )
+    parser.add_argument(
+        "--growth-of-run-clm", type=sizes_of, default=[20, 80, 320], help="the same for run_clm, which is slower"
+    )
+    parser.add_argument(
+        "--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=25, help="after 60 %% of these no further repetition is begun"
+    )
+    parser.add_argument("--vocabulary", type=int, default=24_000)
+    parser.add_argument(
+        "--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="folder for them; by default benchmarks/results, and then the part of docs/data.md is made too",
     )
     return parser.parse_args()
 
@@ -119,7 +140,8 @@ def sizes_of(text: str) -> list[int]:
 
 
 def systems(bench: Bench) -> None:
-    """Every system cold and warm, in turn, as often as asked and as there is time; one that failed is not tried again."""
+    """Every system cold and warm, in turn, as often as asked and as there is time; one that failed is not tried
+    again."""
     names, samples = bench.options.systems, bench.samples["systems"]
     for name in names:
         samples[name] = {"megabytes": size_for(bench, name), "cold": [], "warm": [], "failed": SYSTEMS[name].why_not}
@@ -152,7 +174,8 @@ def size_for(bench: Bench, name: str) -> int:
 
 
 def waste(bench: Bench) -> None:
-    """Padding, lost tokens and cuts of each on the smaller corpus, so that they can be compared; once, since they are always the same."""
+    """Padding, lost tokens and cuts of each on the smaller corpus, so that they can be compared; once, since they are
+    always the same."""
     found: dict[str, Measured] = {}
     for name, sample in bench.samples["systems"].items():
         if sample["failed"] or SYSTEMS[name].is_encoder or SYSTEMS[name].wastes_like:
@@ -173,7 +196,9 @@ def single_measurements(bench: Bench) -> None:
     bench.keep("resume_synthetic", program("benchmarks.data.resume", "synthetic", small))
     bench.keep("resume_replay", program(str(PEERS / "streaming_replay.py"), "replay", small))
     bench.keep("mixture", program("benchmarks.data.mixture", "shares", small))
-    bench.keep("shuffle", program("benchmarks.data.shuffle", "distances", replace(ours, folder=bench.folder / "shuffle")))
+    bench.keep(
+        "shuffle", program("benchmarks.data.shuffle", "distances", replace(ours, folder=bench.folder / "shuffle"))
+    )
 
 
 def program(name: str, action: str, job: Job) -> Measured:
@@ -185,7 +210,9 @@ def program(name: str, action: str, job: Job) -> Measured:
 
 def growth(bench: Bench) -> None:
     """Cold starts on corpora of many sizes, twice where they are quick."""
-    wanted = [("ours", size) for size in bench.options.growth] + [("run_clm_torch", size) for size in bench.options.growth_of_run_clm]
+    wanted = [("ours", size) for size in bench.options.growth] + [
+        ("run_clm_torch", size) for size in bench.options.growth_of_run_clm
+    ]
     slow = set()
     for _ in range(2):
         for name, size in wanted:

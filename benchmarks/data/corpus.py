@@ -45,7 +45,11 @@ def write_corpora(folder: Path, sizes: list[int]) -> dict[int, Facts]:
             while wanted and written >= wanted[0] * MEGABYTE:
                 size = wanted.pop(0)
                 files[size].close()
-                facts[size] = {"text_megabytes": written / MEGABYTE, "documents": documents, "rounds_over_the_files": rounds + 1}
+                facts[size] = {
+                    "text_megabytes": written / MEGABYTE,
+                    "documents": documents,
+                    "rounds_over_the_files": rounds + 1,
+                }
             if not wanted:
                 break
         rounds += 1

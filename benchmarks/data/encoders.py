@@ -1,4 +1,5 @@
-"""Encoders alone, from strings in memory to ids, as a measure for everything else: `python -m benchmarks.data.encoders NAME JOB`."""
+"""Encoders alone, from strings in memory to ids, as a measure for everything else: `python -m benchmarks.data.encoders
+NAME JOB`."""
 
 import json
 import sys
@@ -22,15 +23,22 @@ def hugging_face(texts: list[str], tokenizer: Path) -> Lengths:
     """`encode_batch_fast` of tokenizers on all cores."""
     backend = AutoTokenizer.from_pretrained(tokenizer).backend_tokenizer
     parts = (texts[first : first + DOCUMENTS_AT_ONCE] for first in range(0, len(texts), DOCUMENTS_AT_ONCE))
-    return np.array([len(encoding.ids) for part in parts for encoding in backend.encode_batch_fast(part, add_special_tokens=False)])
+    return np.array(
+        [len(encoding.ids) for part in parts for encoding in backend.encode_batch_fast(part, add_special_tokens=False)]
+    )
 
 
 def gigatoken_alone(texts: list[str], tokenizer: Path) -> Lengths:
     """`encode_batch` of gigatoken, all documents at once."""
-    return np.diff(np.asarray(gigatoken.Tokenizer(str(tokenizer / "tokenizer.json")).encode_batch(texts).layout.offsets))
+    return np.diff(
+        np.asarray(gigatoken.Tokenizer(str(tokenizer / "tokenizer.json")).encode_batch(texts).layout.offsets)
+    )
 
 
-ENCODERS: dict[str, Callable[[list[str], Path], Lengths]] = {"hugging_face": hugging_face, "gigatoken": gigatoken_alone}
+ENCODERS: dict[str, Callable[[list[str], Path], Lengths]] = {
+    "hugging_face": hugging_face,
+    "gigatoken": gigatoken_alone,
+}
 
 
 def main(name: str, raw: str) -> None:
@@ -44,7 +52,11 @@ def main(name: str, raw: str) -> None:
     # A document that is longer than a row with its end is cut, whatever the packing.
     cuts = int((-(-(lengths + 1) // LENGTH) - 1).sum())
     counts = {"tokens": int(lengths.sum()), "documents": len(texts), "unavoidable_cuts": cuts}
-    print(json.dumps({"total_seconds": seconds, "json_seconds": parsed - start, **counts, "peak_memory_mb": peak_memory_mb()}))
+    print(
+        json.dumps(
+            {"total_seconds": seconds, "json_seconds": parsed - start, **counts, "peak_memory_mb": peak_memory_mb()}
+        )
+    )
 
 
 if __name__ == "__main__":

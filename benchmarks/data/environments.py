@@ -1,7 +1,8 @@
 """`python -m benchmarks.data.environments`: an environment of its own for each peer that is no dependency of ours.
 
-They stand in $CPT_BENCH_ENVS or ~/.cache/cpt-bench. Each is made once from a requirements file beside the peers' programs; where that
-fails, the reason is kept there, and the benchmark's table says it. Where PyPI's torch is the CUDA build, pip's own settings choose another.
+They stand in $CPT_BENCH_ENVS or ~/.cache/cpt-bench. Each is made once from a requirements file beside the peers'
+programs; where that fails, the reason is kept there, and the benchmark's table says it. Where PyPI's torch is the CUDA
+build, pip's own settings choose another.
 """
 
 import os
@@ -44,7 +45,11 @@ def why_not(name: str) -> str:
         return failed.read_text()
     if not stamp.exists():
         return "not installed: make bench-peers"
-    return "" if stamp.read_text() == requirements_of(name).read_text() else "installed from other requirements: make bench-peers"
+    return (
+        ""
+        if stamp.read_text() == requirements_of(name).read_text()
+        else "installed from other requirements: make bench-peers"
+    )
 
 
 def install(name: str) -> None:
@@ -53,10 +58,16 @@ def install(name: str) -> None:
     torch = requirements.read_text().splitlines()[0]
     pip = [str(python_of(name)), "-m", "pip", "install", "--quiet"]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], [*pip, torch], [*pip, "--requirement", str(requirements)]):
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [*pip, torch],
+        [*pip, "--requirement", str(requirements)],
+    ):
         ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         if ended.returncode:
-            errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")] or ["ended without a word"]
+            errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")] or [
+                "ended without a word"
+            ]
             folder.mkdir(exist_ok=True)
             (folder / "failed.txt").write_text(f"does not install: {errors[-1].removeprefix('ERROR: ')}")
             return

@@ -13,8 +13,8 @@ SECONDS_BETWEEN_LOOKS = 0.1
 class Watch:
     """The peaks of a process, and of the largest one below it, in MB.
 
-    The kernel's own peak counts each page of a mapped file that was touched, although these can be dropped at any moment; `own` leaves them
-    out, but is what was seen in looks, so that a short peak may be missed.
+    The kernel's own peak counts each page of a mapped file that was touched, although these can be dropped at any
+    moment; `own` leaves them out, but is what was seen in looks, so that a short peak may be missed.
     """
 
     process: int
@@ -49,7 +49,11 @@ class Watch:
 
     def measured(self) -> dict[str, float]:
         """For the results."""
-        return {"own_memory_mb": self.main_own, "worker_peak_memory_mb": self.worker, "worker_own_memory_mb": self.worker_own}
+        return {
+            "own_memory_mb": self.main_own,
+            "worker_peak_memory_mb": self.worker,
+            "worker_own_memory_mb": self.worker_own,
+        }
 
 
 def below(process: int) -> Iterator[int]:

@@ -1,7 +1,8 @@
-"""Do the tokens have the shares that were asked for, however long the documents are? `python -m benchmarks.data.mixture shares JOB`.
+"""Do the tokens have the shares that were asked for, however long the documents are? `python -m
+benchmarks.data.mixture shares JOB`.
 
-Three sources of the same text: its lines, its files, and books of many files, mixed by `build_data`; beside it, documents drawn with these
-probabilities by `datasets.interleave_datasets`.
+Three sources of the same text: its lines, its files, and books of many files, mixed by `build_data`; beside it,
+documents drawn with these probabilities by `datasets.interleave_datasets`.
 """
 
 import json
@@ -42,7 +43,11 @@ def shares(corpus: Path, tokenizer: PreTrainedTokenizerBase, folder: Path, token
 def write_sources(corpus: Path, folder: Path) -> dict[str, Path]:
     """About as many characters of each."""
     texts = texts_of(corpus, 20_000)
-    kinds = {"lines": (line for text in texts for line in text.splitlines() if line.strip()), "files": iter(texts), "books": books(texts)}
+    kinds = {
+        "lines": (line for text in texts for line in text.splitlines() if line.strip()),
+        "files": iter(texts),
+        "books": books(texts),
+    }
     paths = {name: folder / f"{name}.jsonl" for name in kinds}
     for name, some in kinds.items():
         write_texts(paths[name], up_to(some, CHARACTERS))
@@ -70,17 +75,23 @@ def up_to(texts: Iterator[str], characters: int) -> Iterator[str]:
 
 def lengths_of(path: Path, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Of each document, in tokens."""
-    return np.array([len(e.ids) for e in tokenizer.backend_tokenizer.encode_batch_fast(texts_of(path), add_special_tokens=False)])
+    return np.array(
+        [len(e.ids) for e in tokenizer.backend_tokenizer.encode_batch_fast(texts_of(path), add_special_tokens=False)]
+    )
 
 
-def realised(sources: dict[str, Path], tokenizer: PreTrainedTokenizerBase, cache_dir: Path, tokens: int) -> dict[str, float]:
+def realised(
+    sources: dict[str, Path], tokenizer: PreTrainedTokenizerBase, cache_dir: Path, tokens: int
+) -> dict[str, float]:
     """Each source's share of the tokens in the rows as they are read, padding left out."""
     mixture = [Source(path=str(path), name=name, weight=WEIGHTS[name]) for name, path in sources.items()]
     prepared = build_data(Data(sequence_length=LENGTH, sources=mixture), tokenizer, seed=0, cache_dir=cache_dir)
     counts = dict.fromkeys(sources, 0)
     names, rows = list(sources), tokens // LENGTH // BATCH * BATCH
     for number, batch in enumerate(CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=rows)):
-        is_token = np.flip(np.maximum.accumulate(np.flip(batch["input_ids"].numpy() != tokenizer.pad_token_id, 1), axis=1), 1)
+        is_token = np.flip(
+            np.maximum.accumulate(np.flip(batch["input_ids"].numpy() != tokenizer.pad_token_id, 1), axis=1), 1
+        )
         for row, count in enumerate(is_token.sum(1).tolist()):
             counts[names[prepared.rows.source_of(number * BATCH + row)]] += count
     return {name: count / sum(counts.values()) for name, count in counts.items()}
@@ -89,7 +100,9 @@ def realised(sources: dict[str, Path], tokenizer: PreTrainedTokenizerBase, cache
 def interleaved(lengths: dict[str, np.ndarray], tokens: int) -> dict[str, float]:
     """The same weights as probabilities of documents."""
     sources = [Dataset.from_dict({"source": [name] * len(some), "tokens": some}) for name, some in lengths.items()]
-    mixed = interleave_datasets(sources, list(WEIGHTS.values()), seed=0, stopping_strategy="all_exhausted").with_format("numpy")[:]
+    mixed = interleave_datasets(
+        sources, list(WEIGHTS.values()), seed=0, stopping_strategy="all_exhausted"
+    ).with_format("numpy")[:]
     first = np.cumsum(mixed["tokens"]) <= tokens
     counts = {name: int(mixed["tokens"][first & (mixed["source"] == name)].sum()) for name in lengths}
     return {name: count / sum(counts.values()) for name, count in counts.items()}

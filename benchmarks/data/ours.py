@@ -1,7 +1,7 @@
 """Our data layer as a program beside its peers': `python -m benchmarks.data.ours ACTION JOB`, on the same clock.
 
-Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does; with `one_window`
-the corpus is packed and shuffled as a whole besides.
+Training begins when the first window is tokenised; variant `whole` tokenises everything before, as `cpt prepare` does;
+with `one_window` the corpus is packed and shuffled as a whole besides.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from cpt.recipe.schema import Data, Source
 
 
 def batches(job: Job) -> Iterator[Row]:
-    """One time through the corpus, with the tokens kept in the job's folder and the next windows made ahead, as the Trainer does it."""
+    """One time through the corpus, with the tokens kept in the job's folder and the next windows made ahead, as the
+    Trainer does it."""
     prepared = prepare(job)
     ahead = prepared.read_ahead(0)
     if ahead is None:
@@ -38,7 +39,8 @@ def prepare(job: Job) -> PreparedData:
 
 
 def one_epoch(prepared: PreparedData) -> Iterator[Row]:
-    """The batches up to where the only source begins anew, the last one shorter; how many they are need not be known beforehand."""
+    """The batches up to where the only source begins anew, the last one shorter; how many they are need not be known
+    beforehand."""
 
     def is_first_time(row: int) -> bool:
         _, epoch, _ = prepared.rows.place(row)

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.data.page`: the tables of docs/data.md, made from benchmarks/results/data.json between two markers."""
+"""`python -m benchmarks.data.page`: the tables of docs/data.md, made from benchmarks/results/data.json between two
+markers."""
 
 import json
 from pathlib import Path
@@ -25,7 +26,9 @@ def with_tables(text: str, results: Results) -> str:
 
 def tables(results: Results) -> str:
     """All of them, as Markdown."""
-    failed = "".join(f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()).removesuffix("\n")
+    failed = "".join(f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()).removesuffix(
+        "\n"
+    )
     parts = [side_by_side(results), target_table(results), order_table(results), failed]
     return "\n".join(part for part in parts if part)
 
@@ -56,7 +59,10 @@ def side_by_side(results: Results) -> str:
         )
     needed = results["waste"]["unavoidable_cuts"]
     cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} cannot be avoided." if needed else ""
-    what = "Times are multiples of ours, to all batches for each MB of text, to the first one as they were. Memory: of the largest process."
+    what = (
+        "Times are multiples of ours, to all batches for each MB of text, to the first one as they were. Memory: of"
+        " the largest process."
+    )
     return f"{table(heads, rows)}\n{what}{cuts}\n"
 
 
@@ -74,7 +80,14 @@ def target_table(results: Results) -> str:
     rows = []
     for one in results["measurements"]:
         if one["target"] is not None and one["unit"] != "s":
-            rows.append([one["name"], f"{one['target']} {one['unit']}", figure(one["measured"]), "yes" if one["met"] else "**no**"])
+            rows.append(
+                [
+                    one["name"],
+                    f"{one['target']} {one['unit']}",
+                    figure(one["measured"]),
+                    "yes" if one["met"] else "**no**",
+                ]
+            )
         elif one["target"] is not None:  # seconds of one machine are not told
             rows.append([one["name"], f"{one['target']} {one['unit']}", "", "yes" if one["met"] else "**no**"])
     return table(["", "target", "measured", "met"], rows) if rows else ""
@@ -91,14 +104,25 @@ def order_table(results: Results) -> str:
     if "ours" in (mixture := results.get("mixture", {})):
         heads = ["share of tokens", *mixture["asked"]]
         ways = {"asked": "asked", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
-        rows = [[title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()]
+        rows = [
+            [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()
+        ]
         means = mixture["mean_document_tokens"]
         rows.append(["tokens in a document", *(f"{means[name]:,.0f}" for name in mixture["asked"])])
         lines.append(table(heads, rows))
     if "orders" in (shuffle := results.get("shuffle", {})):
-        heads = ["order of rows", "distance of neighbours", "near neighbours", "largest difference of distributions", "order that is left"]
+        heads = [
+            "order of rows",
+            "distance of neighbours",
+            "near neighbours",
+            "largest difference of distributions",
+            "order that is left",
+        ]
         keys = ("mean", "near", "largest_difference", "order")
-        rows = [[ORDERS.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)] for n, one in shuffle["orders"].items()]
+        rows = [
+            [ORDERS.get(n, f"shuffle {n}"), *(f"{one[key]:.3f}" for key in keys)]
+            for n, one in shuffle["orders"].items()
+        ]
         lines.append(table(heads, rows))
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks.data.plots`: the pictures of docs/pictures/ from benchmarks/results/data.json.
 
-Times are told as multiples of something that was measured in the same run, because seconds of one machine say little about another.
+Times are told as multiples of something that was measured in the same run, because seconds of one machine say little
+about another.
 """
 
 import json
@@ -65,7 +66,8 @@ def cold_throughput(results: Results) -> Figure | None:
     unit = speeds["run_clm"]["megabytes_per_second"]
     ordered = sorted(speeds.items(), key=lambda item: item[1]["megabytes_per_second"])
     figure, (axes,) = new_figure(
-        0.42 * len(ordered) + 0.8, "Text a second, cold: from jsonl to the last batch (pale: encoders, ids only); run_clm = 1"
+        0.42 * len(ordered) + 0.8,
+        "Text a second, cold: from jsonl to the last batch (pale: encoders, ids only); run_clm = 1",
     )
     titles = [one["title"].replace("`", "") for _, one in ordered]
     values = [one["megabytes_per_second"] / unit for _, one in ordered]
@@ -102,7 +104,9 @@ def growth(results: Results) -> Figure | None:
     if any(len(points) < 2 for points in curves.values()):
         return None
     reference = curves["run_clm_torch"][0]
-    title = f"Cold start against the size of the corpus; times: run_clm's first batch of {reference['megabytes']} MB = 1"
+    title = (
+        f"Cold start against the size of the corpus; times: run_clm's first batch of {reference['megabytes']} MB = 1"
+    )
     figure, axes = new_figure(3.9, title, columns=3)
     unit = reference["first_batch_seconds"]
     panels: dict[str, Callable[[Results], float]] = {
@@ -144,7 +148,9 @@ def line(axes: Axes, x: list[float], y: list[float], color: str, **style: Any) -
 
 def resume(results: Results) -> Figure | None:
     """Time from nothing to the first batch at a position, beside a stream that replays what came before."""
-    ours, index, replay = (by_position(results.get(name, {})) for name in ("resume", "resume_synthetic", "resume_replay"))
+    ours, index, replay = (
+        by_position(results.get(name, {})) for name in ("resume", "resume_synthetic", "resume_replay")
+    )
     if min(map(len, (ours, index, replay))) < 2:
         return None
     unit = min(ours.values())

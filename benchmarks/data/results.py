@@ -49,7 +49,12 @@ def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
     """Of one system over its repetitions."""
     system, cold, warm = SYSTEMS[name], sample["cold"], sample["warm"]
     megabytes = corpora[sample["megabytes"]]["text_megabytes"]
-    found: Results = {"title": system.title, "version": version_of(system), "megabytes": megabytes, "repetitions": len(cold)}
+    found: Results = {
+        "title": system.title,
+        "version": version_of(system),
+        "megabytes": megabytes,
+        "repetitions": len(cold),
+    }
     if sample["failed"]:
         return {**found, "failed": sample["failed"]}
     if not cold:
@@ -57,7 +62,11 @@ def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
     found |= {f"cold_{key}": median(one[key] for one in cold) for key in cold[0]}
     found |= {f"warm_{key}": median(one[key] for one in warm) for key in (warm[0] if warm else {})}
     found["memory_mb"] = max(max(one["own_memory_mb"], one["worker_own_memory_mb"]) for one in (*cold, *warm))
-    return {**found, "megabytes_per_second": megabytes / found["cold_total_seconds"], "spread": spread([s["total_seconds"] for s in cold])}
+    return {
+        **found,
+        "megabytes_per_second": megabytes / found["cold_total_seconds"],
+        "spread": spread([s["total_seconds"] for s in cold]),
+    }
 
 
 def spread(seconds: list[float]) -> float:
@@ -71,7 +80,9 @@ def version_of(system: System) -> str:
         return metadata.version(system.package)
     program = f"from importlib.metadata import version; print(version('{system.package}'))"
     try:
-        return subprocess.run([str(python_of(system.environment)), "-c", program], capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            [str(python_of(system.environment)), "-c", program], capture_output=True, text=True
+        ).stdout.strip()
     except OSError:
         return ""
 
@@ -88,7 +99,11 @@ def wasted(sample: Results) -> Results:
         # Without a token at its end nobody can tell where a document was cut.
         cuts = counts["pieces"] - encoded["documents"] if ends else None
         found[name] = {"padding": counts["padding"], "lost": lost, "cuts": cuts}
-    return {"documents": encoded.get("documents"), "unavoidable_cuts": encoded.get("unavoidable_cuts"), "systems": found}
+    return {
+        "documents": encoded.get("documents"),
+        "unavoidable_cuts": encoded.get("unavoidable_cuts"),
+        "systems": found,
+    }
 
 
 def failures(samples: Results) -> dict[str, str]:
@@ -107,9 +122,21 @@ def grown(samples: list[Results]) -> list[Results]:
     for sample in samples:
         if "failed" not in sample:
             points[sample["system"], sample["megabytes"]].append(sample)
-    keys = ("first_batch_seconds", "total_seconds", "peak_memory_mb", "own_memory_mb", "worker_peak_memory_mb", "worker_own_memory_mb")
+    keys = (
+        "first_batch_seconds",
+        "total_seconds",
+        "peak_memory_mb",
+        "own_memory_mb",
+        "worker_peak_memory_mb",
+        "worker_own_memory_mb",
+    )
     return [
-        {"system": name, "megabytes": size, "repetitions": len(some), **{key: median(one[key] for one in some) for key in keys}}
+        {
+            "system": name,
+            "megabytes": size,
+            "repetitions": len(some),
+            **{key: median(one[key] for one in some) for key in keys},
+        }
         for (name, size), some in points.items()
     ]
 
@@ -154,14 +181,19 @@ def to_the_whole_store(whole: Results, systems: Results) -> list[Row]:
     """Beside encoders, without reading the rows: they give none either."""
     speed = whole["megabytes"] / whole["cold_first_batch_seconds"]
     names = [name for name in ("hugging_face", "gigatoken") if name in systems]
-    titles = {name: f"cold, jsonl to all in the store, packed, and a batch / {systems[name]['title']}" for name in names}
+    titles = {
+        name: f"cold, jsonl to all in the store, packed, and a batch / {systems[name]['title']}" for name in names
+    }
     return [(title, None, speed / systems[name]["megabytes_per_second"], "times") for name, title in titles.items()]
 
 
 def resuming(results: Results) -> list[Row]:
     """How long it takes at any position."""
     rows: list[Row] = []
-    titles = {"resume": "slowest resume at 10, 50 and 90 % of the corpus", "resume_synthetic": "slowest resume at positions to 10^9"}
+    titles = {
+        "resume": "slowest resume at 10, 50 and 90 % of the corpus",
+        "resume_synthetic": "slowest resume at positions to 10^9",
+    }
     for name, title in titles.items():
         if seconds := by_position(results.get(name, {})):
             rows.append((title, "<= 1", max(seconds.values()), "s"))
@@ -179,18 +211,41 @@ def quality(results: Results) -> list[Row]:
     if ours := results["waste"]["systems"].get("ours"):
         rows.append(("padding", "<= 0.003", ours["padding"], "share"))
         rows.append(("tokens lost", "<= 0.003", ours["lost"], "share"))
-        rows.append(("cuts of documents / the unavoidable ones", "<= 1", ours["cuts"] / results["waste"]["unavoidable_cuts"], "times"))
+        rows.append(
+            (
+                "cuts of documents / the unavoidable ones",
+                "<= 1",
+                ours["cuts"] / results["waste"]["unavoidable_cuts"],
+                "times",
+            )
+        )
     if "ours" in (mixture := results.get("mixture", {})):
         error = max(abs(share - mixture["asked"][name]) for name, share in mixture["ours"].items())
-        rows.append((f"mixture: largest error of a share after {mixture['tokens'] / 1e6:.0f}M tokens", "<= 0.1", 100 * error, "points"))
+        rows.append(
+            (
+                f"mixture: largest error of a share after {mixture['tokens'] / 1e6:.0f}M tokens",
+                "<= 0.1",
+                100 * error,
+                "points",
+            )
+        )
     if "orders" in (shuffle := results.get("shuffle", {})):
-        rows.append(("distance of neighbours in the corpus / a permutation's", None, shuffle["orders"]["ours"]["mean"], "times"))
+        rows.append(
+            (
+                "distance of neighbours in the corpus / a permutation's",
+                None,
+                shuffle["orders"]["ours"]["mean"],
+                "times",
+            )
+        )
     return rows
 
 
 def memory(results: Results) -> list[Row]:
     """Of the growth curves: the largest corpus, and beside smaller ones."""
-    curve = sorted((point for point in results["growth"] if point["system"] == "ours"), key=lambda point: point["megabytes"])
+    curve = sorted(
+        (point for point in results["growth"] if point["system"] == "ours"), key=lambda point: point["megabytes"]
+    )
     if len(curve) < 2:
         return []
     before, last = curve[-2:]
@@ -198,7 +253,12 @@ def memory(results: Results) -> list[Row]:
     own = max(last["own_memory_mb"], last["worker_own_memory_mb"])
     peak = max(last["peak_memory_mb"], last["worker_peak_memory_mb"])
     return [
-        (f"cold time to the first batch of {sizes}", "<= 1.2", last["first_batch_seconds"] / before["first_batch_seconds"], "times"),
+        (
+            f"cold time to the first batch of {sizes}",
+            "<= 1.2",
+            last["first_batch_seconds"] / before["first_batch_seconds"],
+            "times",
+        ),
         (f"most memory of a process, {last['megabytes']} MB", "<= 600", own, "MB"),
         ("the same with the pages of files that it mapped, which can be dropped at any moment", "<= 600", peak, "MB"),
     ]
@@ -216,5 +276,7 @@ def measurement(name: str, target: str | None, measured: float, unit: str) -> Re
 def device() -> str:
     """The processor and its cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
     return f"{model}, {num_workers()} cores, load before the end {os.getloadavg()[1]:.1f}"

@@ -1,7 +1,8 @@
 """How well are rows shuffled? `python -m benchmarks.data.shuffle distances JOB`.
 
-Documents carry their number in the corpus as their first line, so a row that is read tells where it is from. It is measured how far apart
-in the corpus the neighbours in training are, beside a permutation drawn at random, and beside the shuffle buffer of streaming datasets.
+Documents carry their number in the corpus as their first line, so a row that is read tells where it is from. It is
+measured how far apart in the corpus the neighbours in training are, beside a permutation drawn at random, and beside
+the shuffle buffer of streaming datasets.
 """
 
 import json
@@ -34,7 +35,9 @@ def distances(job: Job, tokenizer: PreTrainedTokenizerBase) -> Measured:
     write_texts(numbered, numbered_texts(job.corpus))
     measured, size = {}, 0
     for name, variant in {"ours": "", "ours_one_window": "one_window"}.items():
-        origins = origins_read(Job(numbered, job.parts, job.tokenizer, job.folder / "store", job.workers, variant), tokenizer)
+        origins = origins_read(
+            Job(numbered, job.parts, job.tokenizer, job.folder / "store", job.workers, variant), tokenizer
+        )
         measured[name], size = statistics(origins), len(origins)
     measured["permutation"] = statistics(np.random.default_rng(0).permutation(size))
     for buffer in BUFFERS:
@@ -52,7 +55,8 @@ def numbered_texts(corpus: Path) -> Iterator[str]:
 
 
 def origins_read(job: Job, tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
-    """The number of each row's first document, in the order of training; rows that begin with the rest of a document are left out."""
+    """The number of each row's first document, in the order of training; rows that begin with the rest of a document
+    are left out."""
     heads = (row[:HEAD].tolist() for batch in batches(job) for row in batch["input_ids"])
     found = (NUMBERED.match(text) for text in tokenizer.batch_decode(list(heads)))
     return np.array([int(match[1]) for match in found if match])

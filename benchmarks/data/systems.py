@@ -1,4 +1,5 @@
-"""What is measured side by side, and how one of them is run: a process of its own for each measurement, that may fail without harm."""
+"""What is measured side by side, and how one of them is run: a process of its own for each measurement, that may fail
+without harm."""
 
 import json
 import os
@@ -61,11 +62,19 @@ class System:
 
 SYSTEMS = {
     "ours": System("cpt", "benchmarks.data.ours", "cpt", is_whole=True),
-    "ours_whole": System("cpt, all tokenised first", "benchmarks.data.ours", "cpt", variant="whole", is_whole=True, wastes_like="ours"),
-    "gigatoken": System("gigatoken `encode_batch`", "benchmarks.data.encoders", "gigatoken", is_whole=True, is_encoder=True),
-    "hugging_face": System("tokenizers `encode_batch_fast`", "benchmarks.data.encoders", "tokenizers", is_encoder=True),
+    "ours_whole": System(
+        "cpt, all tokenised first", "benchmarks.data.ours", "cpt", variant="whole", is_whole=True, wastes_like="ours"
+    ),
+    "gigatoken": System(
+        "gigatoken `encode_batch`", "benchmarks.data.encoders", "gigatoken", is_whole=True, is_encoder=True
+    ),
+    "hugging_face": System(
+        "tokenizers `encode_batch_fast`", "benchmarks.data.encoders", "tokenizers", is_encoder=True
+    ),
     "run_clm": System("run_clm", "run_clm.py", "transformers", ends_documents=False),
-    "run_clm_torch": System('run_clm, `.with_format("torch")`', "run_clm.py", "transformers", variant="torch", wastes_like="run_clm"),
+    "run_clm_torch": System(
+        'run_clm, `.with_format("torch")`', "run_clm.py", "transformers", variant="torch", wastes_like="run_clm"
+    ),
     "trl": System("TRL packing, `bfd_split`", "trl_packing.py", "trl"),
     "datatrove": System("datatrove", "datatrove_ds.py", "datatrove", "datatrove"),
     "litdata": System("litdata `TokensLoader`", "litdata_tokens.py", "litdata", "litdata"),
@@ -87,7 +96,13 @@ def system_ended(command: list[str], folder: Path) -> Measured:
     environment = {name: value for name, value in os.environ.items() if name not in UNSET}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "datasets"), "PYTHONWARNINGS": "ignore"}
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         with Watch(process.pid) as watch:

@@ -1,9 +1,10 @@
 """What does `cpt data ingest` keep of real documents? `python -m benchmarks.documents FOLDER`: 2 minutes on a core.
 
-FOLDER holds the unpacked Debian packages postgresql-doc-15, python3.11-doc, debian-policy and installation-guide-amd64 (newer ones do as
-well), for example by `apt-get download NAME` and `dpkg -x NAME_*.deb FOLDER`. The HTML is the reference: without menus and tables of
-contents, its words, headings, code blocks and raised characters are what each conversion should hold. The PDFs and the EPUB are the same
-texts; titles, page numbers and tables of contents, which they have besides, count as nothing. Writes benchmarks/results/documents.json.
+FOLDER holds the unpacked Debian packages postgresql-doc-15, python3.11-doc, debian-policy and installation-guide-amd64
+(newer ones do as well), for example by `apt-get download NAME` and `dpkg -x NAME_*.deb FOLDER`. The HTML is the
+reference: without menus and tables of contents, its words, headings, code blocks and raised characters are what each
+conversion should hold. The PDFs and the EPUB are the same texts; titles, page numbers and tables of contents, which
+they have besides, count as nothing. Writes benchmarks/results/documents.json.
 """
 
 import argparse
@@ -34,11 +35,35 @@ FENCE = re.compile(r"^([ >]*(?:(?:\d+\.|-) +)*)```[^\n`]*\n(.*?)\n[ >]*```[ ]*$"
 CJK_BLANK, CJK_PAIR = re.compile(rf"(?<=[{CJK}]) +(?=[{CJK}])"), re.compile(rf"[{CJK}](?=[{CJK}])")
 LEADERS = re.compile(r"(?:[.\u2026] ?){5,}")
 MENUS = ("navheader", "navfooter", "headerlink", "sphinxsidebar", "related", "footer", "toc")
-INLINE = {"a", "abbr", "acronym", "b", "cite", "code", "del", "dfn", "em", "font", "i", "ins", "kbd", "mark", "q", "s", "samp", "small"}
+INLINE = {
+    "a",
+    "abbr",
+    "acronym",
+    "b",
+    "cite",
+    "code",
+    "del",
+    "dfn",
+    "em",
+    "font",
+    "i",
+    "ins",
+    "kbd",
+    "mark",
+    "q",
+    "s",
+    "samp",
+    "small",
+}
 INLINE |= {"span", "strong", "tt", "u", "var"}
 GUIDE, POLICY = "usr/share/doc/installation-guide-amd64", "usr/share/doc/debian-policy"
 TARGETS = {"words found again": 0.995, "headings kept": 0.95, "code blocks kept": 0.95}
-LIMITS = {"blanks between CJK characters": 0.001, "dot leaders": 0, "pilcrows": 0, "raised characters glued to the word": 0}
+LIMITS = {
+    "blanks between CJK characters": 0.001,
+    "dot leaders": 0,
+    "pilcrows": 0,
+    "raised characters glued to the word": 0,
+}
 
 
 @dataclass
@@ -63,20 +88,38 @@ def main() -> None:
         "PostgreSQL": "usr/share/doc/postgresql-doc-*/html/*.html",
         "Python": "usr/share/doc/python3*/html/**/*.html",
     }.items():
-        pages = sorted({page.resolve() for page in folder.glob(glob) if "genindex" not in page.name and page.name != "search.html"})
-        rows += measure(f"{name}, {len(pages):,} HTML pages", [(page.read_bytes(), "html") for page in pages], content_of(pages, toc=True))
+        pages = sorted(
+            {
+                page.resolve()
+                for page in folder.glob(glob)
+                if "genindex" not in page.name and page.name != "search.html"
+            }
+        )
+        rows += measure(
+            f"{name}, {len(pages):,} HTML pages",
+            [(page.read_bytes(), "html") for page in pages],
+            content_of(pages, toc=True),
+        )
     policy = content_of(sorted((folder / POLICY / "policy.html").glob("*.html")))
     rows += measure("Debian Policy, EPUB", [((folder / POLICY / "policy.epub").read_bytes(), "epub")], policy)
-    rows += measure("Debian Policy, PDF", [(gzip.decompress((folder / POLICY / "policy.pdf.gz").read_bytes()), "pdf")], policy)
+    rows += measure(
+        "Debian Policy, PDF", [(gzip.decompress((folder / POLICY / "policy.pdf.gz").read_bytes()), "pdf")], policy
+    )
     for language in ("en", "de", "ja"):
         raw = gzip.decompress((folder / GUIDE / language / f"install.{language}.pdf.gz").read_bytes())
         rows += measure(
-            f"Debian's installation, {language}, PDF", [(raw, "pdf")], content_of(sorted((folder / GUIDE / language).glob("*.html")))
+            f"Debian's installation, {language}, PDF",
+            [(raw, "pdf")],
+            content_of(sorted((folder / GUIDE / language).glob("*.html"))),
         )
     device = f"{platform.machine()}, one of {os.cpu_count()} cores, load at the end {os.getloadavg()[0]:.1f}"
     libraries = {name: metadata.version(name) for name in LIBRARIES.values()}
     RESULTS.write_text(
-        json.dumps({"device": device, "python": platform.python_version(), "libraries": libraries, "measurements": rows}, indent=1) + "\n"
+        json.dumps(
+            {"device": device, "python": platform.python_version(), "libraries": libraries, "measurements": rows},
+            indent=1,
+        )
+        + "\n"
     )
 
 
@@ -88,7 +131,9 @@ def content_of(pages: Iterable[Path], *, toc: bool = False) -> Content:
     """
     content = Content()
     for page in pages:
-        tree = lxml.html.document_fromstring(decode(page.read_bytes(), is_html=True).encode(), lxml.html.HTMLParser(encoding="utf-8"))
+        tree = lxml.html.document_fromstring(
+            decode(page.read_bytes(), is_html=True).encode(), lxml.html.HTMLParser(encoding="utf-8")
+        )
         for element in list(tree.iter()):
             marks = set(str(element.get("class")).split()) | {element.get("role")}
             is_menu = element.tag in ("script", "style", "head", "nav", "svg") or marks & {
@@ -102,7 +147,9 @@ def content_of(pages: Iterable[Path], *, toc: bool = False) -> Content:
         content.code += [one.text_content() for one in tree.iter("pre")]
         for one in tree.iter("sup", "sub"):
             previous = one.getprevious()
-            before = re.search(r"\w+$", (one.getparent().text if previous is None else previous.tail or previous.text_content()) or "")
+            before = re.search(
+                r"\w+$", (one.getparent().text if previous is None else previous.tail or previous.text_content()) or ""
+            )
             if before and re.match(r"[\w-]", one.text_content().strip()):
                 content.raised.append((before[0], one.text_content().strip()))
         content.blanks += len(re.findall(rf"(?<=[{CJK}])[ \t]+(?=[{CJK}])", tree.text_content()))
@@ -120,7 +167,9 @@ def measure(name: str, documents: Sequence[tuple[bytes, str]], content: Content)
     text = "\n\n".join(with_clean_text(CONVERTERS[kind][0](raw)).text for raw, kind in documents)
     seconds = time.perf_counter() - started
     code = "\n\0".join(
-        without_blank_ends(re.sub(rf"^ {{1,{len(found[1])}}}" if found[1] else "^(?!)", "", found[2], flags=re.MULTILINE))
+        without_blank_ends(
+            re.sub(rf"^ {{1,{len(found[1])}}}" if found[1] else "^(?!)", "", found[2], flags=re.MULTILINE)
+        )
         for found in FENCE.finditer(text)
     )
     headings = Counter(map(key_of, HEADING.findall(FENCE.sub("", text))))
@@ -129,7 +178,8 @@ def measure(name: str, documents: Sequence[tuple[bytes, str]], content: Content)
         "words found again": 1 - (content.words - words_of(text)).total() / content.words.total(),
         "headings kept": (content.headings & headings).total() / content.headings.total(),
         "code blocks kept": sum(block in code for block in whole) / len(whole),
-        "blanks between CJK characters": max(0, len(CJK_BLANK.findall(text)) - content.blanks) / max(1, len(CJK_PAIR.findall(text))),
+        "blanks between CJK characters": max(0, len(CJK_BLANK.findall(text)) - content.blanks)
+        / max(1, len(CJK_PAIR.findall(text))),
         "dot leaders": max(0, len(LEADERS.findall(text)) - content.leaders),
         "pilcrows": text.count("\u00b6"),
         "raised characters glued to the word": sum(
@@ -144,7 +194,13 @@ def row_of(name: str, what: str, value: float, seconds: float) -> dict[str, Any]
     at_least = TARGETS.get(what) if what == "words found again" or "PDF" not in name else None
     target = f">= {at_least}" if at_least else f"<= {LIMITS[what]}" if what in LIMITS else None
     met = value >= at_least if at_least else value <= LIMITS[what] if what in LIMITS else None
-    return {"name": f"{name}: {what}", "target": target, "measured": round(value, 5), "unit": "s" if what == "seconds" else "", "met": met}
+    return {
+        "name": f"{name}: {what}",
+        "target": target,
+        "measured": round(value, 5),
+        "unit": "s" if what == "seconds" else "",
+        "met": met,
+    }
 
 
 def words_of(text: str) -> Counter[str]:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.faults`: inject every fault into real runs of ours and of the plain Trainer: hours on 4 cores.
 
-Writes benchmarks/results/faults.json and the table of docs/reliability.md. What parts find adds up as long as the code of `cpt` is the
+Writes benchmarks/results/faults.json and the table of docs/reliability.md. What parts find adds up as long as the code
+of `cpt` is the
 same, so the suite can be run in pieces: `python -m benchmarks.faults --parts kills --stages 2 --kills 70 --workers 2`.
 """
 
@@ -39,7 +40,9 @@ def kills(suite: Suite) -> list[dict[str, Any]]:
         share = math.ceil(suite.kills * KILLS_OF_STAGES[stage])
         numbers: dict[System, int] = {"cpt": share, "trainer": math.ceil(share / 6)}
         for system, number in [(system, numbers[system]) for system in suite.systems]:
-            killed = kill_runs(suite.work, system=system, stage=stage, kills=number, workers=suite.workers, forked=suite.forked)
+            killed = kill_runs(
+                suite.work, system=system, stage=stage, kills=number, workers=suite.workers, forked=suite.forked
+            )
             found.append({"run": suite.kind(stage), **killed})
             print(found[-1], flush=True)
     return found
@@ -61,19 +64,31 @@ def main() -> None:
     """Run the parts that are asked for, and write what happened."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--stages", nargs="+", type=int, choices=(0, 2, 3), default=[0, 2, 3], help="ZeRO's; 0: without DeepSpeed")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="trainer: the plain one, not of all parts")
+    parser.add_argument(
+        "--stages", nargs="+", type=int, choices=(0, 2, 3), default=[0, 2, 3], help="ZeRO's; 0: without DeepSpeed"
+    )
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="trainer: the plain one, not of all parts"
+    )
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, most of them inside saves")
     parser.add_argument("--signals", type=int, default=20, help="times that each signal is sent each way")
     parser.add_argument("--repetitions", type=int, default=3, help="of every other fault")
-    parser.add_argument("--damages", type=int, default=5, help="kinds of damage to each file that the plain Trainer is started with")
+    parser.add_argument(
+        "--damages", type=int, default=5, help="kinds of damage to each file that the plain Trainer is started with"
+    )
     parser.add_argument("--workers", type=int, default=1, help="runs that are killed at the same time")
     parser.add_argument("--faults", nargs="+", help="of the parts signals, steps, disks and processes; by default all")
-    parser.add_argument("--data", choices=("local", "streamed"), default="local", help="streamed: from a Hub on this machine")
-    parser.add_argument("--anew", action="store_true", help="forget what was known of these faults in these kinds of runs")
+    parser.add_argument(
+        "--data", choices=("local", "streamed"), default="local", help="streamed: from a Hub on this machine"
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="forget what was known of these faults in these kinds of runs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where; the page is made of the usual place")
     asked = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell lets its background jobs ignore, and they their children
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell lets its background jobs ignore, and they their children
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as nohup does
     logging.getLogger("cpt").setLevel(logging.ERROR)  # each damaged checkpoint is told otherwise
     with tempfile.TemporaryDirectory() as temporary, Hub() as hub:

@@ -10,7 +10,9 @@ from benchmarks.faults.trials import Outcome, Suite, Trial, against, last_error,
 from tests.tiny import TINY_LLAMA
 
 STEPS, EVERY = 16, 4
-WITHOUT_DROPOUT: dict[str, Any] = {"model": {"from_scratch": True, "config": TINY_LLAMA}}  # whose losses depend on the micro-batch
+WITHOUT_DROPOUT: dict[str, Any] = {
+    "model": {"from_scratch": True, "config": TINY_LLAMA}
+}  # whose losses depend on the micro-batch
 LONG: dict[str, Any] = {"steps": 100, "every": 50}
 
 
@@ -29,7 +31,9 @@ def nan_once(suite: Suite, system: System, stage: int) -> Outcome:
         return Outcome(False, "exit code 0, all weights NaN")
     skipped = [event["step"] for event in run.events() if event["kind"] == "nan_skipped"]
     if system == "cpt":
-        return Outcome(skipped == [7], "exactly that step skipped and told" if skipped == [7] else f"skipped steps {skipped}")
+        return Outcome(
+            skipped == [7], "exactly that step skipped and told" if skipped == [7] else f"skipped steps {skipped}"
+        )
     told = "loss': 'nan'" in run.output.read_text() or "loss': nan" in run.output.read_text()
     return Outcome(True, "weights finite, loss told as NaN" if told else "weights finite, the log says loss 0")
 
@@ -46,7 +50,9 @@ def nan_five_times(suite: Suite, system: System, stage: int) -> Outcome:
         return Outcome(False, "exit code 0, all weights NaN")
     back = [event for event in run.events() if event["kind"] == "rolled_back"]
     if system == "cpt":
-        return Outcome(len(back) == 1, f"back to a checkpoint {len(back)} time(s), their rows left out; weights finite")
+        return Outcome(
+            len(back) == 1, f"back to a checkpoint {len(back)} time(s), their rows left out; weights finite"
+        )
     return Outcome(True, "weights finite")
 
 
@@ -61,7 +67,10 @@ def spike(suite: Suite, system: System, stage: int) -> Outcome:
     skipped = [event["step"] for event in run.events() if event["kind"] == "spike_skipped"]
     how = f"skipped {skipped}" if system == "cpt" else "the update was applied"
     near = "within 1 %" if distance <= 0.01 else "more than 1 % away"
-    return Outcome(distance <= 0.01 and (system != "cpt" or skipped == [17]), f"{how}; last loss {near} from the undisturbed run's")
+    return Outcome(
+        distance <= 0.01 and (system != "cpt" or skipped == [17]),
+        f"{how}; last loss {near} from the undisturbed run's",
+    )
 
 
 def out_of_memory(suite: Suite, system: System, stage: int) -> Outcome:
@@ -74,7 +83,12 @@ def out_of_memory(suite: Suite, system: System, stage: int) -> Outcome:
         {"kind": "memory", "steps": list(range(11, STEPS + 1)), "above": 1},
     ]
     starts = 1
-    while (code := run.finish(limits)) != 0 and system == "cpt" and run.status().get("error") == "RestartNeeded" and starts < 6:
+    while (
+        (code := run.finish(limits)) != 0
+        and system == "cpt"
+        and run.status().get("error") == "RestartNeeded"
+        and starts < 6
+    ):
         starts += 1
     if code != 0:
         return Outcome(False, f"ended with code {code} at step {max(run.made())}, and so would every further start")
@@ -82,7 +96,9 @@ def out_of_memory(suite: Suite, system: System, stage: int) -> Outcome:
         return Outcome(False, f"{wrong} steps with other rows")
     distance = most_apart(run, straight)
     how = "steps redone in place" if starts == 1 else f"{starts - 1} restarts"
-    return Outcome(distance <= limit_of(stage), f"{how}, the same rows in each step, losses within {limit_of(stage):g}")
+    return Outcome(
+        distance <= limit_of(stage), f"{how}, the same rows in each step, losses within {limit_of(stage):g}"
+    )
 
 
 def limit_of(stage: int) -> float:

@@ -22,10 +22,14 @@ def wrong_samples(run: TrialRun, straight: TrialRun) -> int:
 
 def same_losses(run: TrialRun, straight: TrialRun) -> bool:
     """Whether each step, as it was last made, had the losses of the undisturbed run, bit for bit."""
-    return {step: made.losses for step, made in run.made().items()} == {step: made.losses for step, made in straight.made().items()}
+    return {step: made.losses for step, made in run.made().items()} == {
+        step: made.losses for step, made in straight.made().items()
+    }
 
 
 def steps_lost(run: TrialRun) -> int:
     """Most steps that a start had to make again."""
     attempts = [attempt for attempt in run.attempts_made() if attempt]
-    return max([max(0, max(one) - min(other) + 1) for one, other in zip(attempts, attempts[1:], strict=False)], default=0)
+    return max(
+        [max(0, max(one) - min(other) + 1) for one, other in zip(attempts, attempts[1:], strict=False)], default=0
+    )

@@ -15,17 +15,23 @@ STEPS, EVERY, DAMAGED = 12, 4, 8
 
 
 def damage_everything(suite: Suite) -> list[dict[str, Any]]:
-    """Both systems, by kind of damage; with ours also what the chooser of checkpoints says of every file in every way."""
+    """Both systems, by kind of damage; with ours also what the chooser of checkpoints says of every file in every
+    way."""
     found = []
     for stage in suite.stages:
         for system in suite.systems:
             straight = suite.straight("damage", system, stage, steps=STEPS, every=EVERY)
             names = files_of(straight.folder / f"checkpoint-{DAMAGED}")
             if system == "cpt":
-                found += [told(f"{how}: chosen", suite.kind(stage), system, chosen(straight, names, how)) for how in DAMAGES]
+                found += [
+                    told(f"{how}: chosen", suite.kind(stage), system, chosen(straight, names, how)) for how in DAMAGES
+                ]
             outcomes = defaultdict(list)
             for number, name in enumerate(names):
-                for how in [DAMAGES[(number + shift) % len(DAMAGES)] for shift in range(suite.damages if system == "trainer" else 1)]:
+                for how in [
+                    DAMAGES[(number + shift) % len(DAMAGES)]
+                    for shift in range(suite.damages if system == "trainer" else 1)
+                ]:
                     outcomes[how].append(tried_once(started, suite, straight, name, how))
             found += [told(how, suite.kind(stage), system, outcomes[how]) for how in DAMAGES if outcomes[how]]
     return found
@@ -45,7 +51,9 @@ def chosen(straight: TrialRun, names: list[str], how: str) -> list[Outcome]:
         damage(copy / f"checkpoint-{DAMAGED}" / name, how)
         try:
             point = choose_checkpoint(copy).checkpoint
-            fell_back = point == copy / f"checkpoint-{DAMAGED - EVERY}" and (copy / f"bad-checkpoint-{DAMAGED}").is_dir()
+            fell_back = (
+                point == copy / f"checkpoint-{DAMAGED - EVERY}" and (copy / f"bad-checkpoint-{DAMAGED}").is_dir()
+            )
             outcomes.append(Outcome(fell_back, "put aside, an older one is used" if fell_back else f"silent: {name}"))
         except Exception as problem:  # whatever it is, it would end a start that an older checkpoint could have served
             outcomes.append(Outcome(False, f"crash: {name}: {problem!r}"[:160]))
@@ -72,7 +80,9 @@ def started(suite: Suite, straight: TrialRun, name: str, how: str) -> Outcome:
 def copy_until(straight: TrialRun, run: TrialRun, step: int) -> None:
     """The undisturbed run as it was after a step; its recipe names the folder, so that is made the new one's."""
     later = [f"checkpoint-{number}" for number in straight.checkpoints() if number > step]
-    shutil.copytree(straight.folder, run.folder, ignore=shutil.ignore_patterns("final", "status.json", "recipe.yaml", *later))
+    shutil.copytree(
+        straight.folder, run.folder, ignore=shutil.ignore_patterns("final", "status.json", "recipe.yaml", *later)
+    )
     recipe = straight.folder / "recipe.yaml"
     if recipe.exists():
         (run.folder / "recipe.yaml").write_text(recipe.read_text().replace(str(straight.home), str(run.home)))

@@ -57,7 +57,10 @@ def read_only(suite: Suite, system: System, stage: int) -> Outcome:
         steps, said = max(run.made(), default=0), run.said()
     named = str(run.home / "runs") in last_error(said) or str(run.folder) in said
     where = "before step 1" if steps == 0 else f"in step {steps}, all work lost"
-    return Outcome(code != 0 and steps == 0 and named, f"ended with code {code} {where}, {'naming' if named else 'not naming'} the folder")
+    return Outcome(
+        code != 0 and steps == 0 and named,
+        f"ended with code {code} {where}, {'naming' if named else 'not naming'} the folder",
+    )
 
 
 @contextmanager
@@ -75,7 +78,10 @@ def may_mount(work: Path) -> bool:
     """Whether this user can."""
     folder = work / "mount"
     folder.mkdir(parents=True, exist_ok=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode != 0:
+    if (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode
+        != 0
+    ):
         return False
     subprocess.run(["umount", str(folder)], check=True)
     return True

@@ -1,8 +1,9 @@
-"""Starts that take a second: a command is run by a fork of one process that has imported all that it imports, torchrun's processes too.
+"""Starts that take a second: a command is run by a fork of one process that has imported all that it imports,
+torchrun's processes too.
 
-What is started does from then on what it does where Python executes it: it reads its recipe, its checkpoints and its environment, has its
-own memory, and is killed for good. Only the seconds of imports are saved, which are most of a start of a tiny model. One start in ten is
-executed nevertheless.
+What is started does from then on what it does where Python executes it: it reads its recipe, its checkpoints and its
+environment, has its own memory, and is killed for good. Only the seconds of imports are saved, which are most of a
+start of a tiny model. One start in ten is executed nevertheless.
 """
 
 import os
@@ -21,7 +22,13 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 IMPORTED = (
-    *("cpt.train", "benchmarks.faults.__main__", "benchmarks.faults.stage", "benchmarks.faults.plain", "torch.distributed.run"),
+    *(
+        "cpt.train",
+        "benchmarks.faults.__main__",
+        "benchmarks.faults.stage",
+        "benchmarks.faults.plain",
+        "torch.distributed.run",
+    ),
     *("transformers.models.llama.modeling_llama", "deepspeed", "deepspeed.runtime.engine", "datasets", "accelerate"),
 )
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
@@ -57,7 +64,8 @@ class Forked:
 
 
 def begin_forking(environment: Mapping[str, str]) -> None:
-    """Start the one process; what it finds in its environment when it imports, and its preloaded libraries, are those of all forks."""
+    """Start the one process; what it finds in its environment when it imports, and its preloaded libraries, are those
+    of all forks."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -74,7 +82,9 @@ def fork(words: Sequence[str], environment: Mapping[str, str], output: Path, fol
     Args:
         output: what it says is added there.
     """
-    process = get_context("forkserver").Process(target=become, args=(list(words), dict(environment), str(output), str(folder)))
+    process = get_context("forkserver").Process(
+        target=become, args=(list(words), dict(environment), str(output), str(folder))
+    )
     with ONE_AT_A_TIME:
         process.start()
     return Forked(process)
@@ -112,7 +122,9 @@ class ForkedAgain(subprocess.Popen):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as where Python begins
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             os.closerange(3, 4096)
-            vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)  # the number of its file will be another's
+            vars(resource_tracker._resource_tracker).update(
+                _fd=None, _pid=None
+            )  # the number of its file will be another's
             run(list(args), environment)
 
 

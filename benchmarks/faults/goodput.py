@@ -1,16 +1,17 @@
 """Effective training time and failed jobs: supervised runs whose processes are killed at moments drawn at random.
 
-A failure costs the time until it is noticed and the start of new processes, which are measured; and the steps since the last checkpoint,
-trained again, which depend on how often a run saves:
+A failure costs the time until it is noticed and the start of new processes, which are measured; and the steps since
+the last checkpoint, trained again, which depend on how often a run saves:
 
     cost of a failure   = (wall clock with failures - wall clock without - seconds of steps made again) / failures
-    effective training  = M / (M + cost + I / 2),   with one failure in M seconds of training and a save every I seconds
+    effective training  = M / (M + cost + I / 2),   with one failure in M seconds of training and a save every I
+    seconds
 
-M and I are a large job's, since a run of a minute says nothing of its own: Llama 3 405B had 419 unexpected interruptions in 54 days, one
-in 3.1 hours, and a save every ten minutes means five minutes of training again on the average.
-The cost of loading a large checkpoint is not in it.
-A job counts as failed where it does not come to its end by itself, or not to the weights of the undisturbed one. A supervisor gives up
-when the same step fails three times, so the kills are spread over the job: three within the first step after each start end it rightly.
+M and I are a large job's, since a run of a minute says nothing of its own: Llama 3 405B had 419 unexpected
+interruptions in 54 days, one in 3.1 hours, and a save every ten minutes means five minutes of training again on the
+average. The cost of loading a large checkpoint is not in it. A job counts as failed where it does not come to its end
+by itself, or not to the weights of the undisturbed one. A supervisor gives up when the same step fails three times, so
+the kills are spread over the job: three within the first step after each start end it rightly.
 """
 
 import random
@@ -46,7 +47,9 @@ def jobs_of(suite: Suite, stage: int) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
     for _ in range(suite.repetitions):
         seconds, failures, again, failed = disturbed_job(suite, straight, draw, options)
-        jobs.append({"seconds": seconds, "undisturbed": undisturbed, "again": again, "failures": failures, "failed": failed})
+        jobs.append(
+            {"seconds": seconds, "undisturbed": undisturbed, "again": again, "failures": failures, "failed": failed}
+        )
         print(f"supervised job, {suite.kind(stage)}: {jobs[-1]}", flush=True)
     return jobs
 
@@ -56,7 +59,9 @@ def effective(cost: float) -> float:
     return SECONDS_BETWEEN_FAILURES / (SECONDS_BETWEEN_FAILURES + cost + SECONDS_BETWEEN_SAVES / 2)
 
 
-def disturbed_job(suite: Suite, straight: TrialRun, draw: random.Random, options: dict[str, Any]) -> tuple[float, int, float, bool]:
+def disturbed_job(
+    suite: Suite, straight: TrialRun, draw: random.Random, options: dict[str, Any]
+) -> tuple[float, int, float, bool]:
     """Seconds to its end, failures on the way, seconds of steps made again, and whether it failed."""
     run = suite.run("job", "cpt", straight.stage, **options)
     began, failures = time.monotonic(), 0

@@ -1,8 +1,9 @@
-"""Faults inside the steps of any Trainer, and a record of what each step read: the same for ours and for the plain one.
+"""Faults inside the steps of any Trainer, and a record of what each step read: the same for ours and for the plain
+one.
 
-CPT_FAULTS is a JSON list of faults: `kind` and when: `steps` (from 1 on), `documents` (hashes of rows), `above` (rows in a micro-batch),
-`rank`. Kinds: nan, spike, memory (none left in the forward), error, worker (a worker process of the data loader is killed), pause
-(`seconds`). CPT_FAULTS_SAMPLES is the file of the record, with the rank behind its name.
+CPT_FAULTS is a JSON list of faults: `kind` and when: `steps` (from 1 on), `documents` (hashes of rows), `above` (rows
+in a micro-batch), `rank`. Kinds: nan, spike, memory (none left in the forward), error, worker (a worker process of the
+data loader is killed), pause (`seconds`). CPT_FAULTS_SAMPLES is the file of the record, with the rank behind its name.
 """
 
 import json
@@ -38,11 +39,15 @@ class InjectedFaults(Trainer):
         if not model.training:
             return super().compute_loss(model, inputs, *arguments, **options)
         documents = [xxh3_64_hexdigest(row.cpu().numpy()) for row in inputs["input_ids"]]
-        due = {fault["kind"]: fault for fault in json.loads(os.environ.get(FAULTS, "[]")) if self.is_due(fault, documents)}
+        due = {
+            fault["kind"]: fault for fault in json.loads(os.environ.get(FAULTS, "[]")) if self.is_due(fault, documents)
+        }
         self.go_wrong(due)
         loss: Any = super().compute_loss(model, inputs, *arguments, **options)
         factor = float("nan") if "nan" in due else 1e4 if "spike" in due else 1.0
-        self.note({"documents": documents, "loss": (float(loss.detach()) / self.args.world_size).hex()})  # the Trainer multiplies by it
+        self.note(
+            {"documents": documents, "loss": (float(loss.detach()) / self.args.world_size).hex()}
+        )  # the Trainer multiplies by it
         return loss * factor
 
     def go_wrong(self, due: Mapping[str, Fault]) -> None:
@@ -61,7 +66,9 @@ class InjectedFaults(Trainer):
     def is_due(self, fault: Fault, documents: list[str]) -> bool:
         """Whether it is this fault's turn."""
         step = self.state.global_step + 1
-        here = fault.get("rank", self.args.process_index) == self.args.process_index and step in fault.get("steps", [step])
+        here = fault.get("rank", self.args.process_index) == self.args.process_index and step in fault.get(
+            "steps", [step]
+        )
         poisoned = "documents" not in fault or not set(fault["documents"]).isdisjoint(documents)
         return here and poisoned and len(documents) > fault.get("above", 0)
 

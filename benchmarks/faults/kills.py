@@ -1,4 +1,5 @@
-"""SIGKILL at any moment, most of the time inside a save: every start after it must go on, with the rows and weights of a run left alone."""
+"""SIGKILL at any moment, most of the time inside a save: every start after it must go on, with the rows and weights of
+a run left alone."""
 
 import random
 import shutil
@@ -18,7 +19,10 @@ from benchmarks.faults.started import Started, family_of, kill_all, wait
 from benchmarks.faults.trials import last_error
 
 STEPS, EVERY = 24, 3
-PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.1}  # of a micro-batch: steps of a tiny model are too short to be killed in
+PAUSE: dict[str, Any] = {
+    "kind": "pause",
+    "seconds": 0.1,
+}  # of a micro-batch: steps of a tiny model are too short to be killed in
 IN_SAVES, WHILE_STARTING = 0.6, 0.1  # shares of the kills; the others come from the first step on
 MOST_STARTS_IN_VAIN, MOST_UNFINISHED = 3, 3
 
@@ -43,7 +47,9 @@ class Killed:
     errors: list[str] = field(default_factory=list)
 
 
-def kill_runs(work: Path, *, system: System, stage: int, kills: int, workers: int, forked: bool = False) -> dict[str, Any]:
+def kill_runs(
+    work: Path, *, system: System, stage: int, kills: int, workers: int, forked: bool = False
+) -> dict[str, Any]:
     """Kill runs of one kind so often, and hold each of them against the undisturbed one.
 
     Args:
@@ -75,8 +81,11 @@ def slow_run(work: Path, name: str, system: System, stage: int, forked: bool = F
     return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk, forked=forked)
 
 
-def kill_until(work: Path, name: str, straight: TrialRun, kills: int, timetable: Timetable, draw: random.Random) -> Killed:
-    """Run after run, until so many kills are spent and the last one has come to its end, or too many did not come to theirs."""
+def kill_until(
+    work: Path, name: str, straight: TrialRun, kills: int, timetable: Timetable, draw: random.Random
+) -> Killed:
+    """Run after run, until so many kills are spent and the last one has come to its end, or too many did not come to
+    theirs."""
     found, number = Killed(), 0
     while found.kills < kills and found.unfinished < MOST_UNFINISHED:
         run = slow_run(work, f"{name}-{number}", straight.system, straight.stage, straight.forked)
@@ -107,7 +116,9 @@ def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.R
             remove_newest(run)
 
 
-def killed_in(run: TrialRun, process: Started, timetable: Timetable, draw: random.Random, *, in_save: bool) -> str | None:
+def killed_in(
+    run: TrialRun, process: Started, timetable: Timetable, draw: random.Random, *, in_save: bool
+) -> str | None:
     """Wait for the moment of the kill, and kill; what was aimed at, None where the run ended before."""
     family: list[psutil.Process] | None = None
     aimed_at: str | None = "start"
@@ -160,7 +171,16 @@ def total(parts: list[Killed]) -> Killed:
     """All of them together."""
     found = Killed()
     for part in parts:
-        for name in ("kills", "inside_saves", "failed_resumes", "runs", "unfinished", "wrong_samples", "other_weights", "other_losses"):
+        for name in (
+            "kills",
+            "inside_saves",
+            "failed_resumes",
+            "runs",
+            "unfinished",
+            "wrong_samples",
+            "other_weights",
+            "other_losses",
+        ):
             setattr(found, name, getattr(found, name) + getattr(part, name))
         found.most_steps_lost = max(found.most_steps_lost, part.most_steps_lost)
         found.save_seconds += part.save_seconds

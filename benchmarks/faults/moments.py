@@ -1,7 +1,8 @@
 """Moments of a save: which there are, how to wait for one that is drawn, and which one a kill met.
 
-The phases of a save, write, hash, rename and the rename that publishes, are drawn with the same chance; then an operation of the phase by
-how long it takes, and a moment of it. Otherwise most kills would meet the phase that takes longest.
+The phases of a save, write, hash, rename and the rename that publishes, are drawn with the same chance; then an
+operation of the phase by how long it takes, and a moment of it. Otherwise most kills would meet the phase that takes
+longest.
 """
 
 import random
@@ -70,7 +71,8 @@ def wait_for_moment(run: TrialRun, process: Started, timetable: Timetable, draw:
 
 
 def drawn(save: list[Operation], draw: random.Random) -> tuple[str, Name, float]:
-    """A phase of a save, an operation of it, as its name and which of that name it is, and seconds from its beginning."""
+    """A phase of a save, an operation of it, as its name and which of that name it is, and seconds from its
+    beginning."""
     phases = [phase for phase in PHASES if any(phase_of(one) == phase for one in save)]
     phase = draw.choice(phases)
     of_it = [one for one in save if phase_of(one) == phase]
@@ -126,7 +128,9 @@ def checkpoint_of(operation: Operation) -> str:
 def moment_of(done: list[Operation], is_half_written: bool, aimed_at: str | None = None) -> str:
     """The phase that had not ended; of several at once the one that was aimed at, or else the rarest."""
     cut = {phase_of(one) for one in done if one.ended is None}
-    return next((what for what in (aimed_at, *RAREST_FIRST) if what in cut), None) or (ELSE if is_half_written else BETWEEN)
+    return next((what for what in (aimed_at, *RAREST_FIRST) if what in cut), None) or (
+        ELSE if is_half_written else BETWEEN
+    )
 
 
 def half_written(run: TrialRun) -> bool:

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.faults.page`: the tables of docs/reliability.md, made from benchmarks/results/faults.json between two markers."""
+"""`python -m benchmarks.faults.page`: the tables of docs/reliability.md, made from benchmarks/results/faults.json
+between two markers."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- python -m benchmarks.faults.page: begin -->\n", "<!-- python -m benchmarks.faults.page: end -->\n"
 STARTS = """Nine starts in ten are forks of a process that has everything imported (`benchmarks/faults/forked.py`), torchrun's processes
 too, the tenth is the command itself; supervised runs are always started by their command.
-"""
+"""  # noqa: E501
 MOST_OUTCOMES = 3
 Row = dict[str, Any]
 
@@ -34,7 +35,11 @@ def tables(results: dict[str, Any]) -> str:
     shown = [f"{results['device']}; {versions}. {codes_of(parts)}\n", STARTS, target_table(results["measurements"])]
     if "kills" in parts:
         shown.append(kill_table(parts["kills"]["found"]))
-    rows = [row for part in ("damage", "signals", "steps", "disks", "processes") for row in parts.get(part, {}).get("found", [])]
+    rows = [
+        row
+        for part in ("damage", "signals", "steps", "disks", "processes")
+        for row in parts.get(part, {}).get("found", [])
+    ]
     if rows:
         shown.append(fault_table(rows))
     return "\n".join(shown)
@@ -89,21 +94,27 @@ def kill_table(found: list[Row]) -> str:
 
 
 def fault_table(found: list[Row]) -> str:
-    """A row for each fault in each kind of run: ours, then the plain Trainer; faults of a kind that came out alike share one."""
+    """A row for each fault in each kind of run: ours, then the plain Trainer; faults of a kind that came out alike
+    share one."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for fault, run in dict.fromkeys((row["fault"], row["run"]) for row in found):
         cells = [
-            [row for row in found if (row["fault"], row["run"], row["system"]) == (fault, run, system)] for system in ("cpt", "trainer")
+            [row for row in found if (row["fault"], row["run"], row["system"]) == (fault, run, system)]
+            for system in ("cpt", "trainer")
         ]
         what, separator, rest = fault.partition(" to " if fault.startswith("SIG") else ": ")
-        alike.setdefault((f"{separator}{rest}", run, *(cell(some[0]) if some else "" for some in cells)), []).append(what)
+        alike.setdefault((f"{separator}{rest}", run, *(cell(some[0]) if some else "" for some in cells)), []).append(
+            what
+        )
     rows = [[f"{', '.join(faults)}{rest}", run, *cells] for (rest, run, *cells), faults in alike.items()]
     return table(["fault", "run", "cpt", "plain Trainer"], rows)
 
 
 def cell(row: Row) -> str:
     """How many trials came out well, and how they came out."""
-    outcomes = [f"{what}{f' ({count})' if count > 1 else ''}" for what, count in list(row["outcomes"].items())[:MOST_OUTCOMES]]
+    outcomes = [
+        f"{what}{f' ({count})' if count > 1 else ''}" for what, count in list(row["outcomes"].items())[:MOST_OUTCOMES]
+    ]
     more = len(row["outcomes"]) - MOST_OUTCOMES
     told = "; ".join(outcomes) + (f"; {more} more" if more > 0 else "")
     return f"**{row['good']} of {row['trials']}**: {told}".replace("|", "\\|")

@@ -1,4 +1,5 @@
-"""The control: what a careful user writes with the plain Trainer, over the same model and rows: `python -m benchmarks.faults.plain RECIPE`.
+"""The control: what a careful user writes with the plain Trainer, over the same model and rows: `python -m
+benchmarks.faults.plain RECIPE`.
 
 It goes on from `get_last_checkpoint`, as every example of Hugging Face does. Faults are injected into it as into ours.
 """

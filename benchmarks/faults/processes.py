@@ -1,4 +1,5 @@
-"""Processes that die, stand still or are of another number; a run that is finished already; a checkpoint with a program hidden in it."""
+"""Processes that die, stand still or are of another number; a run that is finished already; a checkpoint with a
+program hidden in it."""
 
 import os
 import shutil
@@ -61,7 +62,9 @@ def without_a_rank(suite: Suite, system: System, stage: int, number: signal.Sign
             return Outcome(False, f"ended with code {code}: {last_error(run.said())}")
         outcome, seconds = against(run, straight), min(back) - began
         in_time = f"trains again within {limit:.0f} s" if seconds <= limit else f"trains again after {seconds:.0f} s"
-        return Outcome(outcome.good and seconds <= limit and steps_lost(run) <= EVERY + 1, f"{in_time}; {outcome.what}")
+        return Outcome(
+            outcome.good and seconds <= limit and steps_lost(run) <= EVERY + 1, f"{in_time}; {outcome.what}"
+        )
     try:
         code = process.wait(PATIENCE_WITH_THE_TRAINER)
     except subprocess.TimeoutExpired:
@@ -89,7 +92,9 @@ def other_number(suite: Suite, system: System, stage: int) -> Outcome:
     if wrong := wrong_samples(run, straight):
         return Outcome(False, f"{wrong} steps with other rows")
     near = most_apart(run, straight) <= 1e-3
-    return Outcome(near, "the same rows in the same steps, losses " + ("within 0.1 %" if near else "more than 0.1 % apart"))
+    return Outcome(
+        near, "the same rows in the same steps, losses " + ("within 0.1 %" if near else "more than 0.1 % apart")
+    )
 
 
 def finished_already(suite: Suite, system: System, stage: int) -> Outcome:
@@ -136,7 +141,9 @@ def planted_pickle(suite: Suite, system: System, stage: int) -> Outcome:
     if mark.exists():
         shutil.rmtree(mark)
         return Outcome(False, "the program ran")
-    return Outcome(code != 0, "refused, the program did not run" if code != 0 else "the program did not run, nor was it noticed")
+    return Outcome(
+        code != 0, "refused, the program did not run" if code != 0 else "the program did not run, nor was it noticed"
+    )
 
 
 FAULTS: dict[str, Trial] = {

@@ -23,7 +23,8 @@ Row = dict[str, Any]
 
 
 def keep(results: Path, part: str, found: list[Row], seconds: float, *, anew: bool = False) -> None:
-    """Add a part's findings to those of the same code of ours; those of another code are replaced, kinds of runs left out stay.
+    """Add a part's findings to those of the same code of ours; those of another code are replaced, kinds of runs left
+    out stay.
 
     Args:
         anew: replace those of the same code too.
@@ -118,7 +119,9 @@ def of_kills(runs: list[Row]) -> list[Row]:
         measurement("the shortest save", ">= 2", seconds, "s", seconds >= 2),
         none_of("failed resumes after a kill", sum(one["failed_resumes"] for one in runs)),
         none_of("steps with lost or repeated rows", sum(one["wrong_samples"] for one in runs)),
-        none_of("killed runs with other weights or losses", sum(one["other_weights"] + one["other_losses"] for one in runs)),
+        none_of(
+            "killed runs with other weights or losses", sum(one["other_weights"] + one["other_losses"] for one in runs)
+        ),
         none_of("killed runs that did not come to their end", sum(one["unfinished"] for one in runs)),
     ]
 
@@ -136,13 +139,22 @@ def of_time(rows: list[Row]) -> list[Row]:
     costs = [cost_of(job) for job in jobs if job["failures"] and not job["failed"]]
     failures, failed = sum(job["failures"] for job in jobs), sum(job["failed"] for job in jobs)
     cost = fmean(costs) if costs else float("nan")
-    rates = f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours, a save every {SECONDS_BETWEEN_SAVES / 60:.0f} minutes"
+    rates = (
+        f"a failure every {SECONDS_BETWEEN_FAILURES / 3600:.1f} hours, a save every {SECONDS_BETWEEN_SAVES / 60:.0f}"
+        " minutes"
+    )
     share, jobs_failed = effective(cost), failed / len(jobs)
     return [
         measurement(f"seconds that a failure costs, mean of {failures}", None, round(cost, 1), "s", None),
         measurement("the same in the worst job", None, round(max(costs, default=cost), 1), "s", None),
         measurement(f"effective training time at {rates}", ">= 97", round(100 * share, 2), "%", share >= 0.97),
-        measurement(f"failed jobs, of {len(jobs)} with {failures} failures", "< 1", round(100 * jobs_failed, 2), "%", jobs_failed < 0.01),
+        measurement(
+            f"failed jobs, of {len(jobs)} with {failures} failures",
+            "< 1",
+            round(100 * jobs_failed, 2),
+            "%",
+            jobs_failed < 0.01,
+        ),
     ]
 
 

@@ -57,7 +57,12 @@ def prepare(work: Path, hub: Hub | None = None) -> None:
 def environment_of(work: Path) -> dict[str, str]:
     """What every process of a run finds in its environment."""
     data: dict[str, Any] = json.loads((work / DATA).read_text())
-    common = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    common = {
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(ROOT),
+    }
     return {**common, **data["environment"]}
 
 
@@ -135,9 +140,16 @@ class TrialRun:
 
     def content(self) -> dict[str, Any]:
         """The recipe."""
-        training: dict[str, Any] = {"per_device_train_batch_size": self.micro_batch, "logging_steps": 1, **self.training}
+        training: dict[str, Any] = {
+            "per_device_train_batch_size": self.micro_batch,
+            "logging_steps": 1,
+            **self.training,
+        }
         if self.stage:
-            training |= {"bf16": True, **({"fsdp": True} if self.stage == FSDP else {"deepspeed": zero_profile(self.home, self.stage)})}
+            training |= {
+                "bf16": True,
+                **({"fsdp": True} if self.stage == FSDP else {"deepspeed": zero_profile(self.home, self.stage)}),
+            }
         return {
             "name": "run",
             "stage": "benchmarks.faults.stage",
@@ -152,18 +164,28 @@ class TrialRun:
             **self.sections,
         }
 
-    # --- starting it --------------------------------------------------------------------------------------------------------------------
+    # --- starting it -------------------------------------------------------------------------------------------------
 
     def words(self, arguments: Sequence[str] = (), supervised: bool = False) -> list[str]:
         """The command."""
         python = [sys.executable]
         if supervised:
-            return [*python, "cpt/train.py", str(self.recipe), "--supervise", "--processes", str(self.processes), *arguments]
+            return [
+                *python,
+                "cpt/train.py",
+                str(self.recipe),
+                "--supervise",
+                "--processes",
+                str(self.processes),
+                *arguments,
+            ]
         torchrun = [*python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
         program = ["cpt/train.py"] if self.system == "cpt" else ["-m", "benchmarks.faults.plain"]
         return [*(torchrun if self.processes > 1 or self.stage else python), *program, str(self.recipe), *arguments]
 
-    def start(self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False) -> Started:
+    def start(
+        self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False
+    ) -> Started:
         """The run, in a process group of its own."""
         kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
         environment = {**kept, **self.told(faults), **self.environment}
@@ -171,7 +193,9 @@ class TrialRun:
         if self.forked and not supervised and random.random() > EXECUTED:
             return fork(words, environment, self.output, ROOT)
         with self.output.open("a") as output:
-            return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            return subprocess.Popen(
+                words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def told(self, faults: Iterable[Mapping[str, Any]] = ()) -> dict[str, str]:
         """What the next start finds in its environment."""
@@ -195,7 +219,7 @@ class TrialRun:
             raise RuntimeError(f"{self.name} fails without any fault:\n{self.said()}")
         return self
 
-    # --- what it leaves -----------------------------------------------------------------------------------------------------------------
+    # --- what it leaves ----------------------------------------------------------------------------------------------
 
     def said(self) -> str:
         """The end of its output."""
@@ -251,7 +275,11 @@ class TrialRun:
 
     def checkpoints(self) -> list[int]:
         """The steps of its checkpoint-N."""
-        return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit())
+        return sorted(
+            int(path.name.split("-")[1])
+            for path in self.folder.glob("checkpoint-*")
+            if path.name.split("-")[1].isdigit()
+        )
 
 
 def await_step(run: TrialRun, process: Started, step: int, seconds: float = 300.0) -> bool:

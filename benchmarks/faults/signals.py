@@ -1,4 +1,5 @@
-"""Signals that ask a run to stop, to one of its processes, to their launcher or to all: the run must save where it stands and go on."""
+"""Signals that ask a run to stop, to one of its processes, to their launcher or to all: the run must save where it
+stands and go on."""
 
 import itertools
 import os
@@ -26,12 +27,17 @@ def send_signals(suite: Suite) -> list[dict[str, Any]]:
     found = []
     for stage in suite.stages:
         for number, (processes, name, send) in itertools.product(NUMBERS, ways_of(stage)):
-            fault, kind = f"{number.name} to {name}", suite.kind(stage).replace("plain", "plain" if processes == 1 else "DDP x 2")
+            fault, kind = (
+                f"{number.name} to {name}",
+                suite.kind(stage).replace("plain", "plain" if processes == 1 else "DDP x 2"),
+            )
             if suite.faults and fault not in suite.faults:
                 continue
             for system in suite.systems:
                 times = suite.signals if system == "cpt" else min(1, suite.signals)
-                found.append(told(fault, kind, system, signalled_so_often(suite, system, stage, processes, number, send, times)))
+                found.append(
+                    told(fault, kind, system, signalled_so_often(suite, system, stage, processes, number, send, times))
+                )
     return found
 
 
@@ -55,7 +61,8 @@ def signalled_so_often(
 def signalled(
     suite: Suite, system: System, stage: int, processes: int, number: signal.Signals, send: "Send", times: int = 1
 ) -> list[Outcome]:
-    """Send it in the middle of steps drawn at random, each to the next start, and hold the run against the undisturbed one at its end."""
+    """Send it in the middle of steps drawn at random, each to the next start, and hold the run against the undisturbed
+    one at its end."""
     options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": processes}
     straight = suite.straight(f"signals-{processes}", system, stage, **options)
     run = suite.run(f"signal-{number.name}", system, stage, **options)
@@ -68,7 +75,9 @@ def signalled(
         ended = max(run.made())
     end = resumed(run, straight) if not run.is_done() else against(run, straight)
     again = steps_made_again(run)
-    good = [one == SAVED and end.good and not lost for one, lost in zip(said, [*again, *([0] * len(said))], strict=False)]
+    good = [
+        one == SAVED and end.good and not lost for one, lost in zip(said, [*again, *([0] * len(said))], strict=False)
+    ]
     return [Outcome(fine, f"{one}; then {end.what}") for fine, one in zip(good, said, strict=True)]
 
 
@@ -113,8 +122,12 @@ def ranks(process: Started) -> list[psutil.Process]:
     found: dict[int, tuple[int, psutil.Process]] = {}
     with suppress(psutil.NoSuchProcess):
         leader = psutil.Process(process.pid)
-        if isinstance(process, Forked):  # whose environment is not to be seen from outside; torchrun starts them in sessions of their own
-            return sorted((one for one in leader.children() if is_of_its_own(one)), key=lambda one: one.pid) or [leader]
+        if isinstance(
+            process, Forked
+        ):  # whose environment is not to be seen from outside; torchrun starts them in sessions of their own
+            return sorted((one for one in leader.children() if is_of_its_own(one)), key=lambda one: one.pid) or [
+                leader
+            ]
         for one in (leader, *leader.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if "LOCAL_RANK" in (environment := one.environ()) and one.ppid() not in found:
@@ -146,7 +159,8 @@ def to_group(process: Started, number: signal.Signals) -> None:
 
 
 def to_all(process: Started, number: signal.Signals) -> None:
-    """The launcher and each process that trains: what a scheduler reaches, and what launchers pass on comes a second time."""
+    """The launcher and each process that trains: what a scheduler reaches, and what launchers pass on comes a second
+    time."""
     for one in (*ranks(process), psutil.Process(process.pid)):
         with suppress(psutil.NoSuchProcess):
             one.send_signal(number)

@@ -15,4 +15,6 @@ class FaultyTrainer(InjectedFaults, CPTTrainer):
 
 def build_trainer(recipe: Any, model: Any, tokenizer: Any, data: Any, arguments: Any, length: Any) -> FaultyTrainer:
     """The trainer of this stage."""
-    return FaultyTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return FaultyTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )

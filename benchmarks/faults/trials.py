@@ -1,4 +1,5 @@
-"""What the parts of the suite share: undisturbed runs to compare with, and how a trial came out, in the same words for both systems."""
+"""What the parts of the suite share: undisturbed runs to compare with, and how a trial came out, in the same words for
+both systems."""
 
 import re
 import traceback
@@ -84,7 +85,8 @@ def tried(suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | Non
 
 
 def tried_once(trial: Callable[..., Any], *arguments: Any) -> Any:
-    """One trial; a mistake in the suite itself counts as a bad outcome, and does not cost the hours of the trials before it."""
+    """One trial; a mistake in the suite itself counts as a bad outcome, and does not cost the hours of the trials
+    before it."""
     try:
         return trial(*arguments)
     except Exception as problem:
@@ -128,7 +130,12 @@ def resumed(run: TrialRun, straight: TrialRun) -> Outcome:
 
 
 def last_error(text: str) -> str:
-    """What Python says of the last error that a launcher did not make of another, without what is another in each trial."""
-    named = [error for error in re.findall(r"[\w.]+(?:Error|Exception)(?:: .+|$)", text, re.MULTILINE) if "ChildFailedError" not in error]
+    """What Python says of the last error that a launcher did not make of another, without what is another in each
+    trial."""
+    named = [
+        error
+        for error in re.findall(r"[\w.]+(?:Error|Exception)(?:: .+|$)", text, re.MULTILINE)
+        if "ChildFailedError" not in error
+    ]
     last = (named or text.splitlines() or [""])[-1]
     return re.sub(r"\bpid \d+", "pid", re.sub(r"(?:/[\w.-]+)+/runs/run", "run", last))[:200]

@@ -140,7 +140,13 @@ def tiny(case: Case) -> Case:
     if case.config["model_type"] == "gpt2":
         narrow = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 512}
     else:
-        narrow = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+        narrow = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+        }
         narrow |= {"vocab_size": 512} | ({"head_dim": 8} if "head_dim" in case.config else {})
     rows = min(case.rows, max(2, case.equal_parts))
     return replace(case, config={**case.config, **narrow}, tokens=64, rows=rows, steps=18, documents=3, gib=None)

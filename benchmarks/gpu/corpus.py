@@ -1,6 +1,7 @@
 """The rows that all systems train on: Python's own standard library, word by word.
 
-Random words would do for speed, but their loss falls no lower than ln W: errors of rounding in the loss or its gradient would not show.
+Random words would do for speed, but their loss falls no lower than ln W: errors of rounding in the loss or its
+gradient would not show.
 """
 
 import hashlib
@@ -39,7 +40,9 @@ def prepare(case: Case, folder: Path) -> None:
     plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     folder.mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="<eos>").save_pretrained(folder / "tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="<eos>").save_pretrained(
+        folder / "tokenizer"
+    )
     at = 0
     with (folder / "corpus.jsonl").open("w") as file:
         for length in lengths:
@@ -54,7 +57,11 @@ def words_of_python() -> list[str]:
     library = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
     files = sorted(path for path in library.rglob("*.py") if not skipped.intersection(path.relative_to(library).parts))
-    return [word for path in files for word in re.findall(r"\w+|[^\w\s]", path.read_text(encoding="utf-8", errors="ignore"))]
+    return [
+        word
+        for path in files
+        for word in re.findall(r"\w+|[^\w\s]", path.read_text(encoding="utf-8", errors="ignore"))
+    ]
 
 
 def lengths_of(case: Case, draw: random.Random) -> list[int]:
@@ -70,9 +77,13 @@ def lengths_of(case: Case, draw: random.Random) -> list[int]:
 
 
 def split(row: Row) -> list[Row]:
-    """Split a row at its documents, which begin where positions are 0. The last one may be padding, which has no labels."""
+    """Split a row at its documents, which begin where positions are 0. The last one may be padding, which has no
+    labels."""
     begins = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["input_ids"])]
-    return [{name: row[name][at:end] for name in ("input_ids", "labels")} for at, end in zip(begins, begins[1:], strict=False)]
+    return [
+        {name: row[name][at:end] for name in ("input_ids", "labels")}
+        for at, end in zip(begins, begins[1:], strict=False)
+    ]
 
 
 def has_labels(document: Row) -> bool:
@@ -109,7 +120,8 @@ class Flattened:
     """Join packed rows to one sequence without padding, with transformers' own collator.
 
     Args:
-        tokens: the length of a row, passed as the longest document: a number that changed would compile the model again.
+        tokens: the length of a row, passed as the longest document: a number that changed would compile the model
+            again.
     """
 
     def __init__(self, tokens: int) -> None:

@@ -1,7 +1,7 @@
 """Floating-point operations of a token, without those of recomputation (arXiv 2204.02311, appendix B).
 
-6 for each weight of a matrix (the head once, the embedding's lookup not at all), and causal attention over the positions that
-a token really sees.
+6 for each weight of a matrix (the head once, the embedding's lookup not at all), and causal attention over the
+positions that a token really sees.
 """
 
 from collections.abc import Mapping, Sequence

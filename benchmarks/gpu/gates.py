@@ -1,7 +1,7 @@
 """Which targets are reached.
 
-Speed is compared where each system is fastest, memory only at equal micro-batches. A moonshot is out of reach in bfloat16 by the forecast
-(`python -m benchmarks.gpu.roofline`).
+Speed is compared where each system is fastest, memory only at equal micro-batches. A moonshot is out of reach in
+bfloat16 by the forecast (`python -m benchmarks.gpu.roofline`).
 """
 
 from collections.abc import Callable
@@ -64,10 +64,33 @@ def all_gates() -> list[Gate]:
             Gate("strict MFU (moonshot)", case, ("cpt",), value("mfu"), moonshot),
             Gate("speed / bare loop", case, ("cpt", "bare"), ratio("tokens_per_second"), 1.0),
             Gate("speed / expert's Trainer", case, ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
-            Gate("speed / default Trainer, equal rows", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.4, equal_rows=True),
-            Gate("speed / default Trainer, each at its best", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.5),
-            Gate("memory / default Trainer, equal rows", case, ("cpt", "trainer"), ratio("peak_allocated"), most=0.7, equal_rows=True),
-            Gate("memory / Trainer + Liger, equal rows", case, ("cpt", "liger"), ratio("peak_allocated"), most=1.0, equal_rows=True),
+            Gate(
+                "speed / default Trainer, equal rows",
+                case,
+                ("cpt", "trainer"),
+                ratio("tokens_per_second"),
+                1.4,
+                equal_rows=True,
+            ),
+            Gate(
+                "speed / default Trainer, each at its best", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.5
+            ),
+            Gate(
+                "memory / default Trainer, equal rows",
+                case,
+                ("cpt", "trainer"),
+                ratio("peak_allocated"),
+                most=0.7,
+                equal_rows=True,
+            ),
+            Gate(
+                "memory / Trainer + Liger, equal rows",
+                case,
+                ("cpt", "liger"),
+                ratio("peak_allocated"),
+                most=1.0,
+                equal_rows=True,
+            ),
             Gate("host waits a step", case, ("cpt",), value("waits_per_step"), most=0),
             *(
                 Gate(f"losses apart from {other}", case, ("cpt", other), losses_apart, most=SAME_LOSS)
@@ -110,7 +133,9 @@ def evaluate(gate: Gate, results: list[Result]) -> float | None:
 
 def fastest(results: list[Result], case: str, system: str, parts: int | None = None) -> Result | None:
     """The fastest of the newest results, one for each number of micro-batches; or the newest with `parts` of them."""
-    newest = {one["parts"]: one for one in results if "failed" not in one and (one["case"], one["system"]) == (case, system)}
+    newest = {
+        one["parts"]: one for one in results if "failed" not in one and (one["case"], one["system"]) == (case, system)
+    }
     if parts is not None:
         return newest.get(parts)
     return max(newest.values(), key=lambda one: float(one["tokens_per_second"]), default=None)

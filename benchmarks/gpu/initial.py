@@ -15,7 +15,8 @@ WEIGHTS = "weights"
 
 
 def write_initial(cases: Mapping[str, Case], folder: Path) -> None:
-    """Write bfloat16, whose numbers fp32 can hold, so that all start from the same. Cases of one shape share a folder."""
+    """Write bfloat16, whose numbers fp32 can hold, so that all start from the same. Cases of one shape share a
+    folder."""
     written: dict[str, Case] = {}
     for name, case in cases.items():
         place = folder / name / WEIGHTS
@@ -32,4 +33,6 @@ def write_initial(cases: Mapping[str, Case], folder: Path) -> None:
 
 if __name__ == "__main__":
     names = [word for word in sys.argv[2:] if word in CASES]
-    write_initial({name: tiny(CASES[name]) if "--dry-run" in sys.argv else CASES[name] for name in names}, Path(sys.argv[1]))
+    write_initial(
+        {name: tiny(CASES[name]) if "--dry-run" in sys.argv else CASES[name] for name in names}, Path(sys.argv[1])
+    )

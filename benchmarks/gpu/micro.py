@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu.micro RESULTS`: single kernels and copies, each with its prediction; about 90 seconds.
 
-Appends a line to RESULTS for each measurement. One that fails says why, and the next one follows. `--dry-run` uses tiny shapes on a CPU.
+Appends a line to RESULTS for each measurement. One that fails says why, and the next one follows. `--dry-run` uses
+tiny shapes on a CPU.
 """
 
 import argparse
@@ -46,7 +47,8 @@ class Bench:
         return torch.randn(*shape, dtype=torch.bfloat16, device=self.device, requires_grad=grad)
 
     def seconds(self, function: Callable[[], Any], *, warmup: int = 3, repeats: int = 10) -> float:
-        """The median time of a call, the launch of its kernels included: 10 microseconds, of a millisecond and more."""
+        """The median time of a call, the launch of its kernels included: 10 microseconds, of a millisecond and
+        more."""
         times = []
         for _ in range(warmup + repeats):
             self.wait()
@@ -70,11 +72,21 @@ def all_measurements(bench: Bench) -> Iterator[Measurement]:
     for name in ("A", "B", "C"):
         yield from loss_measurements(bench, bench.case(name))
     for name, moved in {"adamw": "master", "adamw_8bit": "8-bit"}.items():
-        yield f"{name}, bf16 weights", "ns a weight", 1e9 * OPTIMIZER_BYTES[moved] / BANDWIDTH, partial(update, bench, name)
+        yield (
+            f"{name}, bf16 weights",
+            "ns a weight",
+            1e9 * OPTIMIZER_BYTES[moved] / BANDWIDTH,
+            partial(update, bench, name),
+        )
     for way, predicted in PINNED.items():
         yield f"pinned copy {way}", "GB/s", predicted, partial(pinned, bench, megabytes, way)
     yield "first step of compiled layers (C)", "s", COMPILE_SECONDS, lambda: first_compiled_step(bench)
-    yield "graphs of compiled layers (C)", "", 1.0, lambda: float(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    yield (
+        "graphs of compiled layers (C)",
+        "",
+        1.0,
+        lambda: float(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+    )
 
 
 def product(bench: Bench, size: int) -> float:
@@ -103,7 +115,10 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
         return 1e3 * bench.seconds(lambda: torch.autograd.grad(forward(*tensors), tensors, gradient))
 
     def flat(kernel: Callable[..., torch.Tensor]) -> float:
-        return both_ways(lambda *given: kernel(*given, bounds, tokens, width**-0.5, None), states(lambda count: (rows * tokens, count)))
+        return both_ways(
+            lambda *given: kernel(*given, bounds, tokens, width**-0.5, None),
+            states(lambda count: (rows * tokens, count)),
+        )
 
     def sdpa(*backends: SDPBackend) -> float:
         forward = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=heads != groups)
@@ -111,22 +126,41 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
             return both_ways(forward, states(lambda count: (rows, count, tokens)))
 
     def choice() -> float:
-        return float(torch._fused_sdp_choice(*states(lambda count: (rows, count, tokens)), is_causal=True, enable_gqa=heads != groups))
+        return float(
+            torch._fused_sdp_choice(
+                *states(lambda count: (rows, count, tokens)), is_causal=True, enable_gqa=heads != groups
+            )
+        )
 
     def predicted(kernel: str) -> float | None:
-        return 1e3 * attention_seconds(kernel, width, 2 * heads * width * tokens**2 * rows) if (kernel, width) in ATTENTION else None
+        return (
+            1e3 * attention_seconds(kernel, width, 2 * heads * width * tokens**2 * rows)
+            if (kernel, width) in ATTENTION
+            else None
+        )
 
     of = f"attention {case.name}"
     yield f"{of}, varlen FA2", "ms", predicted("fa2"), lambda: flat(torch_kernel)
     yield f"{of}, varlen cuDNN", "ms", predicted("fa3"), lambda: flat(cudnn_varlen)
     yield f"{of}, SDPA by default", "ms", predicted("fa3"), sdpa
-    yield f"{of}, SDPA's choice", "(0 math, 1 flash, 2 efficient, 3 cuDNN)", float(SDPBackend.CUDNN_ATTENTION.value), choice
+    yield (
+        f"{of}, SDPA's choice",
+        "(0 math, 1 flash, 2 efficient, 3 cuDNN)",
+        float(SDPBackend.CUDNN_ATTENTION.value),
+        choice,
+    )
     yield f"{of}, SDPA cuDNN", "ms", predicted("fa3"), lambda: sdpa(SDPBackend.CUDNN_ATTENTION)
     yield f"{of}, SDPA flash", "ms", predicted("fa2"), lambda: sdpa(SDPBackend.FLASH_ATTENTION)
 
 
 def cudnn_varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, tokens: int, scale: float, window: None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    tokens: int,
+    scale: float,
+    window: None,
 ) -> torch.Tensor:
     """cuDNN's attention within documents, which no public function of torch calls with `is_causal`."""
     forward = torch.ops.aten._cudnn_attention_forward
@@ -159,18 +193,29 @@ def loss_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
         loss = make()
         hidden, weight = bench.random(tokens, width, grad=True), bench.random(vocabulary, width, grad=True)
         targets = torch.randint(vocabulary, (tokens,), device=bench.device)
-        return 1e3 * bench.seconds(lambda: torch.autograd.grad(loss(hidden, weight, targets), [hidden, weight]), warmup=2, repeats=5)
+        return 1e3 * bench.seconds(
+            lambda: torch.autograd.grad(loss(hidden, weight, targets), [hidden, weight]), warmup=2, repeats=5
+        )
 
-    losses: Mapping[str, Callable[[], Loss]] = {"eager": lambda: eager, "compiled": compiled, "liger": liger, "own": lambda: own}
+    losses: Mapping[str, Callable[[], Loss]] = {
+        "eager": lambda: eager,
+        "compiled": compiled,
+        "liger": liger,
+        "own": lambda: own,
+    }
     for kind, make in losses.items():
-        predicted = None if kind == "liger" else 1e3 * head_and_loss(tokens, width, vocabulary, Setting("master", loss=kind))
+        predicted = (
+            None if kind == "liger" else 1e3 * head_and_loss(tokens, width, vocabulary, Setting("master", loss=kind))
+        )
         yield f"loss {case.name}, {kind}", "ms", predicted, partial(measure, make)
 
 
 def update(bench: Bench, name: str) -> float:
     """An optimizer's step over bfloat16 matrices."""
     size, count = ((64, 256), 2) if bench.is_dry else ((2048, 8192), 16)
-    model = nn.Sequential(*(nn.Linear(*size, bias=False, dtype=torch.bfloat16, device=bench.device) for _ in range(count)))
+    model = nn.Sequential(
+        *(nn.Linear(*size, bias=False, dtype=torch.bfloat16, device=bench.device) for _ in range(count))
+    )
     optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-5), model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
@@ -203,7 +248,9 @@ def first_compiled_step(bench: Bench) -> float:
         model = AutoModelForCausalLM.from_config(config_from(dict(case.config)), dtype=torch.bfloat16).train()
         ids = torch.randint(case.config["vocab_size"], (1, case.tokens))
     compile_layers(model, Compiling(bench.backend))
-    return bench.seconds(lambda: model(input_ids=ids, labels=ids, use_cache=False).loss.backward(), warmup=0, repeats=1)
+    return bench.seconds(
+        lambda: model(input_ids=ids, labels=ids, use_cache=False).loss.backward(), warmup=0, repeats=1
+    )
 
 
 def main() -> None:
@@ -213,7 +260,9 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     bench = Bench(options.dry_run)
-    known = {line["name"] for line in read_lines(options.results) if line.get("step") == "micro" and "measured" in line}
+    known = {
+        line["name"] for line in read_lines(options.results) if line.get("step") == "micro" and "measured" in line
+    }
     for name, unit, predicted, measure in all_measurements(bench):
         if name in known:
             continue

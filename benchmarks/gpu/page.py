@@ -27,17 +27,23 @@ def main() -> None:
 
 
 def format_results(lines: Sequence[Line]) -> str:
-    """All results as text: machines, tests, small measurements with their predictions, runs with their forecast, gates."""
+    """All results as text: machines, tests, small measurements with their predictions, runs with their forecast,
+    gates."""
     runs = [line for line in lines if "system" in line]
     versions = [f"{line['device']}: {format_versions(line['libraries'])}" for line in lines if "device" in line]
-    tests = ["\n  failed: ".join([f"tests, {one['name']}: {one['summary']}", *one["failed_tests"]]) for one in newest(lines, "tests")]
+    tests = [
+        "\n  failed: ".join([f"tests, {one['name']}: {one['summary']}", *one["failed_tests"]])
+        for one in newest(lines, "tests")
+    ]
     small = [
         [one["name"], number(one["predicted"]), number(one.get("measured")), one.get("failed", one["unit"])[:60]]
         for one in newest(lines, "micro")
     ]
     last = {(line["case"], line["system"], line["parts"]): line for line in runs}
     table = [[column(last[key]) for column in COLUMNS.values()] for key in sorted(last)]
-    traced = [line["kernels"] for line in runs if (line["case"], line["system"]) == ("C", "cpt") and "kernels" in line][:1]
+    traced = [
+        line["kernels"] for line in runs if (line["case"], line["system"]) == ("C", "cpt") and "kernels" in line
+    ][:1]
     kernels = [f"{time:8.3f} ms {calls:5} x {name}" for found in traced for name, calls, time in found]
     parts = [
         "\n".join(dict.fromkeys(versions)),
@@ -61,7 +67,10 @@ def format_versions(libraries: dict[str, str]) -> str:
 
 def format_table(heads: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [heads, *rows]
+    ]
     return "\n".join(lines) if rows else ""
 
 

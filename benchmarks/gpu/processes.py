@@ -1,4 +1,5 @@
-"""Each run in a process of its own. The next process imports what it needs while the present one trains, and waits for its turn."""
+"""Each run in a process of its own. The next process imports what it needs while the present one trains, and waits for
+its turn."""
 
 import json
 import os
@@ -17,7 +18,9 @@ from benchmarks.gpu.run import OUT_OF_MEMORY, machine
 from cpt.hardware import find_gpus
 
 ROOT = Path(__file__).parents[2]
-CACHE = Path("/tmp/cpt-gpu-cache")  # the same path on every machine, so that a packed cache can be used on the next one
+CACHE = Path(
+    "/tmp/cpt-gpu-cache"
+)  # the same path on every machine, so that a packed cache can be used on the next one
 SHORTEST = 20  # seconds that a run takes at least
 LARGE = 120  # GiB: a card on which case F fits
 Result = dict[str, Any]
@@ -91,7 +94,10 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, end: float, limit: float, wri
         following = begin_next(waiting, folder, write)
         result = run_job(started, job, min(limit, left))
         append(result, write)
-        what = result.get("failed") or f"{result['tokens_per_second']:,.0f} tokens/s, {result['parts']} micro-batches a step"
+        what = (
+            result.get("failed")
+            or f"{result['tokens_per_second']:,.0f} tokens/s, {result['parts']} micro-batches a step"
+        )
         print(f"{job.case} by {job.system}: {what}", flush=True)
 
 
@@ -102,7 +108,14 @@ def prepare_all(jobs: Sequence[Job], folder: Path, seconds: float) -> None:
     for name, case in cases.items():
         prepare(case, folder / name)
     if cases:
-        words = [sys.executable, "-m", "benchmarks.gpu.initial", str(folder), *cases, *(["--dry-run"] if jobs[0].is_dry else [])]
+        words = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.initial",
+            str(folder),
+            *cases,
+            *(["--dry-run"] if jobs[0].is_dry else []),
+        ]
         subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), check=True, timeout=max(1.0, seconds))
 
 
@@ -118,13 +131,26 @@ def begin(job: Job, folder: Path, *, parts: int | None = None) -> Started:
     out.unlink(missing_ok=True)
     words, pipe = words_of(job, parts, folder, out), subprocess.PIPE
     with log.open("w") as file:
-        process = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), text=True, stdin=pipe, stdout=file, stderr=file)
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment_of_a_run(), text=True, stdin=pipe, stdout=file, stderr=file
+        )
     return Started(process, out, log, {**job.about, "parts": parts})
 
 
 def words_of(job: Job, parts: int, folder: Path, out: Path) -> list[str]:
     dry = ["--dry-run"] if job.is_dry else []
-    return [sys.executable, "-m", "benchmarks.gpu.run", job.case, job.system, str(folder), str(out), "--parts", str(parts), *dry]
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.run",
+        job.case,
+        job.system,
+        str(folder),
+        str(out),
+        "--parts",
+        str(parts),
+        *dry,
+    ]
 
 
 def first_parts(job: Job) -> int:
@@ -138,10 +164,13 @@ def has_large_gpu() -> bool:
 
 
 def run_job(started: Started, job: Job, seconds: float) -> Result:
-    """Run it, and where memory is not enough, again with more and smaller micro-batches, unless their number is given."""
+    """Run it, and where memory is not enough, again with more and smaller micro-batches, unless their number is
+    given."""
     end = time.monotonic() + seconds
     result, case = let_run(started, seconds), CASES[job.case]
-    releases = job.system == "cpt" and case.optimizer.get("release_gradients")  # released gradients cannot be accumulated
+    releases = job.system == "cpt" and case.optimizer.get(
+        "release_gradients"
+    )  # released gradients cannot be accumulated
     while result.get("failed") == OUT_OF_MEMORY and not job.parts and not releases and result["parts"] < case.rows:
         if time.monotonic() > end - SHORTEST:
             break
@@ -177,7 +206,9 @@ def append(result: Mapping[str, Any], path: Path) -> None:
 def has_result(known: Sequence[Result], job: Job) -> bool:
     """Whether the job succeeded on this device with these versions."""
     wanted = {**job.about, **here()}
-    same = [one for one in known if "failed" not in one and all(one.get(name) == value for name, value in wanted.items())]
+    same = [
+        one for one in known if "failed" not in one and all(one.get(name) == value for name, value in wanted.items())
+    ]
     return any(one["best"] if job.parts is None else one["parts"] == job.parts for one in same)
 
 

@@ -1,9 +1,12 @@
-"""`python -m benchmarks.gpu.roofline`: how long a step should take on one H100, item by item, before anything is measured.
+"""`python -m benchmarks.gpu.roofline`: how long a step should take on one H100, item by item, before anything is
+measured.
 
-Writes benchmarks/results/gpu_forecast.json and prints it as a table. The first day on a GPU is a comparison with this forecast: where a
-number is far off, either the model below or the code is wrong, and the parts say where to look. Expect +-4 points of MFU.
+Writes benchmarks/results/gpu_forecast.json and prints it as a table. The first day on a GPU is a comparison with this
+forecast: where a number is far off, either the model below or the code is wrong, and the parts say where to look.
+Expect +-4 points of MFU.
 
-The model adds up matrix products, attention, elementwise kernels, the head with its loss, and the optimizer. Nothing overlaps.
+The model adds up matrix products, attention, elementwise kernels, the head with its loss, and the optimizer. Nothing
+overlaps.
 """
 
 import json
@@ -22,15 +25,17 @@ LARGE_PRODUCT = 0.76  # share of the peak for a large product with long K; 8192^
 PROLOGUE = 220  # columns of K that the start and the end of a product cost
 TILE, MULTIPROCESSORS = (128, 256), 132
 LAUNCHES = {True: 1.5e-3, False: 3e-3}  # seconds of a step between kernels: compiled, eager
-# FLOP/s of causal attention, forward and backward, by kernel and width of a head: papers of FlashAttention 2 and 3; cuDNN is like 3.
+# FLOP/s of causal attention, forward and backward, by kernel and width of a head: papers of FlashAttention 2 and 3;
+# cuDNN is like 3.
 ATTENTION = {
     ("fa2", 64): (300e12, 235e12),
     ("fa2", 128): (370e12, 300e12),
     ("fa3", 64): (420e12, 360e12),
     ("fa3", 128): (560e12, 470e12),
 }
-# Bytes that a token moves through elementwise kernels in a layer, forward and backward, in numbers of each width: of the residual stream,
-# of queries, keys and values, and of the MLP with and without a gate. Counted in traces of compiled and eager layers.
+# Bytes that a token moves through elementwise kernels in a layer, forward and backward, in numbers of each width: of
+# the residual stream, of queries, keys and values, and of the MLP with and without a gate. Counted in traces of
+# compiled and eager layers.
 ELEMENTWISE = {True: (26, 6, 11, 8), False: (95, 20, 19, 26)}
 LOSS_BYTES = {"eager": 42, "compiled": 14, "own": 8}  # a logit
 CONVERTED_BYTES = 6  # a logit more where accelerate converts the outputs of autocast to fp32
@@ -73,9 +78,12 @@ def settings_of(case: str) -> dict[str, Setting]:
 
 
 def share_of_peak(m: int, n: int, k: int) -> float:
-    """The share of the peak that an [m, k] x [k, n] product reaches: less with short K, and if tiles do not fill the GPU."""
+    """The share of the peak that an [m, k] x [k, n] product reaches: less with short K, and if tiles do not fill the
+    GPU."""
     waves = math.ceil(m / TILE[0]) * math.ceil(n / TILE[1]) / MULTIPROCESSORS
-    filled = max(0.80, waves / math.ceil(waves)) if waves > 1 else 0.62  # kernels that split K recover a part of a wave that is not full
+    filled = (
+        max(0.80, waves / math.ceil(waves)) if waves > 1 else 0.62
+    )  # kernels that split K recover a part of a wave that is not full
     return LARGE_PRODUCT * k / (k + PROLOGUE) * (0.5 + 0.5 * filled)
 
 
@@ -106,7 +114,9 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
     attention = layers * attention_seconds(setting.attention, head_width, 2 * queries * row * tokens)
     residual, states, gated, ungated = ELEMENTWISE[setting.compiled]
     moved = (
-        (4 if setting.autocast else 2) * width * residual + 2 * (queries + 2 * keys) * states + 2 * inner * (ungated if is_gpt2 else gated)
+        (4 if setting.autocast else 2) * width * residual
+        + 2 * (queries + 2 * keys) * states
+        + 2 * inner * (ungated if is_gpt2 else gated)
     )
     elementwise = layers * tokens * moved / BANDWIDTH
     weights = matrices_of(config)[0] + (0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width)
@@ -143,9 +153,16 @@ def main() -> None:
         case = CASES[name]
         for label, setting in settings_of(name).items():
             one = forecast(case.config, case.tokens * case.rows, case.tokens, setting)
-            results.append({"name": f"{name}: {label}", "measured": one.mfu, "unit": "strict MFU, forecast", **asdict(one)})
-            times = "".join(f"{part:7.0f}" for part in (one.matrices, one.attention, one.elementwise, one.head_and_loss, one.optimizer))
-            print(f"{f'{name}: {label}':28}{times}{one.step:8.0f}   {one.tokens_per_second:11,.0f}{100 * one.mfu:6.1f} %")
+            results.append(
+                {"name": f"{name}: {label}", "measured": one.mfu, "unit": "strict MFU, forecast", **asdict(one)}
+            )
+            times = "".join(
+                f"{part:7.0f}"
+                for part in (one.matrices, one.attention, one.elementwise, one.head_and_loss, one.optimizer)
+            )
+            print(
+                f"{f'{name}: {label}':28}{times}{one.step:8.0f}   {one.tokens_per_second:11,.0f}{100 * one.mfu:6.1f} %"
+            )
     content = {"device": "H100 or H200, a model of it", "unit": "milliseconds", "results": results}
     FORECAST.write_text(json.dumps(content, indent=1) + "\n")
 

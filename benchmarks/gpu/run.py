@@ -1,4 +1,5 @@
-"""Run one case by one system when a line arrives on standard input: CASE SYSTEM FOLDER OUT. Writes its results as JSON."""
+"""Run one case by one system when a line arrives on standard input: CASE SYSTEM FOLDER OUT. Writes its results as
+JSON."""
 
 import argparse
 import json
@@ -23,7 +24,17 @@ from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 from cpt.planner.setup import attention_on_gpu, setup_of
 
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "liger-kernel", "triton", "bitsandbytes", "deepspeed")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "trl",
+    "liger-kernel",
+    "triton",
+    "bitsandbytes",
+    "deepspeed",
+)
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -66,7 +77,9 @@ def planned_peak(start: Start) -> float:
     config = config_from(dict(start.case.config))
     attention = attention_on_gpu(start.recipe, config) if start.on_gpu else "sdpa"
     setup = setup_of(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
-    return plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)).model_alone
+    return plan_memory(
+        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+    ).model_alone
 
 
 def machine() -> dict[str, Any]:

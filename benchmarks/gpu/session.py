@@ -1,9 +1,10 @@
-"""`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on rented machines.
+"""`python -m benchmarks.gpu.session PHASE`: all GPU measurements in five commands of at most ten minutes, on rented
+machines.
 
-Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier calls (`--from`).
-A run that failed is repeated, last. At 9:15 the phase stops, prints a table, and packs the compiled kernels for the next machine.
-Repeat a phase that was cut off. The commands are in benchmarks/README.md. `--cases A B --systems cpt bare` runs those instead of a phase.
-`--dry-run` uses tiny shapes on a CPU.
+Each result is a line of OUT/results.jsonl as soon as it is there. A phase skips what has a result, also one of earlier
+calls (`--from`). A run that failed is repeated, last. At 9:15 the phase stops, prints a table, and packs the compiled
+kernels for the next machine. Repeat a phase that was cut off. The commands are in benchmarks/README.md. `--cases A B
+--systems cpt bare` runs those instead of a phase. `--dry-run` uses tiny shapes on a CPU.
 """
 
 import argparse
@@ -66,14 +67,23 @@ FILES = ("loss", "varlen", "optimizers", "scaled_updates", "recomputing", "steps
 KERNELS = Tests("kernels", tuple(f"tests/gpu/test_{name}.py" for name in FILES))
 WHOLE_RUNS = Tests(
     "whole runs",
-    ("tests/gpu/test_training.py", "tests/gpu/test_stages.py", "-k", "resumes_bit_for_bit and 2 or overlap or zero1 or sft"),
+    (
+        "tests/gpu/test_training.py",
+        "tests/gpu/test_stages.py",
+        "-k",
+        "resumes_bit_for_bit and 2 or overlap or zero1 or sft",
+    ),
     limit=500,
 )
 
 
 def by(system: str, cases: Iterable[str], *, equal: bool = False) -> list[Job]:
     """Runs of some cases by a system, where it is fastest or at equal micro-batches."""
-    return [Job(case, system, CASES[case].equal_parts if equal else None) for case in cases if system in CASES[case].systems]
+    return [
+        Job(case, system, CASES[case].equal_parts if equal else None)
+        for case in cases
+        if system in CASES[case].systems
+    ]
 
 
 PHASES: dict[int, list[Step]] = {
@@ -112,11 +122,14 @@ class Session:
         append({**line, "dry_run": self.is_dry}, self.results)
 
     def command(self, words: Sequence[str], log: str, limit: float) -> tuple[int, str]:
-        """Run a command within a limit and the deadline, with a log in OUT. Returns its exit code, or 124, and its output."""
+        """Run a command within a limit and the deadline, with a log in OUT. Returns its exit code, or 124, and its
+        output."""
         path = self.out / log
         with path.open("a") as file:
             began = file.tell()
-            process = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True)
+            process = subprocess.Popen(
+                words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True
+            )
             try:
                 code = process.wait(max(1.0, min(limit, self.left)))
             except subprocess.TimeoutExpired:
@@ -126,16 +139,20 @@ class Session:
         return code, path.read_text(errors="replace")[began:]
 
     def jobs(self, steps: Sequence[Step]) -> list[Job]:
-        """Runs without a result; those that failed in an earlier call come last. F takes one row where memory is small."""
+        """Runs without a result; those that failed in an earlier call come last. F takes one row where memory is
+        small."""
         jobs = [replace(step, is_dry=self.is_dry) for step in steps if isinstance(step, Job)]
         if not has_large_gpu():
             jobs = [replace(job, case="F1") if job.case == "F" else job for job in jobs]
         known = read_lines(self.results)
         failed = {(one["case"], one["system"]) for one in known if "failed" in one and "system" in one}
-        return sorted((job for job in jobs if not has_result(known, job)), key=lambda job: (job.case, job.system) in failed)
+        return sorted(
+            (job for job in jobs if not has_result(known, job)), key=lambda job: (job.case, job.system) in failed
+        )
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Run the steps in order, all runs of cases in one go. A step that fails is reported, and the next one follows."""
+        """Run the steps in order, all runs of cases in one go. A step that fails is reported, and the next one
+        follows."""
         for step in steps:
             if isinstance(step, Tests):
                 self.attempt(step.name, lambda step=step: self.run_tests(step))
@@ -159,10 +176,25 @@ class Session:
 
     def run_tests(self, tests: Tests) -> None:
         """pytest, unless all of them passed before."""
-        if any(line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0 for line in read_lines(self.results)):
+        if any(
+            line.get("step") == "tests" and line["name"] == tests.name and line["code"] == 0
+            for line in read_lines(self.results)
+        ):
             return
         dry = ["--collect-only"] if self.is_dry else []
-        words = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider", *dry, *tests.words]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "-q",
+            "-rf",
+            "-p",
+            "no:cacheprovider",
+            *dry,
+            *tests.words,
+        ]
         code, output = self.command(words, "tests.log", tests.limit)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*)$", output, re.MULTILINE)
         last = [line for line in output.splitlines() if line.strip()][-1:]
@@ -181,8 +213,18 @@ def main() -> None:
     parser.add_argument("phase", type=int, choices=PHASES, nargs="?")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="instead of a phase")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="of the cases")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"), help="default: $OUT, or build/gpu")
-    parser.add_argument("--from", dest="earlier", type=Path, nargs="*", default=[], metavar="FILE", help="results.jsonl, kernels.tar.xz")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"), help="default: $OUT, or build/gpu"
+    )
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="results.jsonl, kernels.tar.xz",
+    )
     parser.add_argument("--minutes", type=float, default=MINUTES, help="deadline of the whole command")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on a CPU")
     options = parser.parse_args()
@@ -223,9 +265,14 @@ def take_earlier(files: Sequence[Path], session: Session) -> None:
 
 
 def pack(cache: Path, target: Path, seconds: float) -> None:
-    """Pack compiled graphs first, then kernels, until the archive is full or the time is over. The rest is compiled again."""
+    """Pack compiled graphs first, then kernels, until the archive is full or the time is over. The rest is compiled
+    again."""
     end = time.monotonic() + max(5.0, seconds)
-    folders = [path for path in (cache / "inductor" / "fxgraph", cache / "inductor" / "aotautograd", cache / "triton") if path.exists()]
+    folders = [
+        path
+        for path in (cache / "inductor" / "fxgraph", cache / "inductor" / "aotautograd", cache / "triton")
+        if path.exists()
+    ]
     others = [path for path in (cache / "inductor").glob("*") if path not in folders]
     partial = target.with_suffix(".partial")
     with tarfile.open(partial, "w:xz", preset=1) as archive:

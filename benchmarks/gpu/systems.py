@@ -1,9 +1,10 @@
 """The five systems, each from the same weights over the same rows. A system is a function of a `Start`.
 
-An expert's Trainer has bf16 weights with an fp32 master copy (no autocast), a model compiled as a whole, Liger's kernels with their
-defaults, workers that read ahead, and SDPA with `is_causal` and without a mask: under `torch.compile` transformers cannot see that rows are
-whole, and builds one. Packed rows are flattened by transformers' own collator and go through torch's kernel for documents of varying
-lengths. LoRA runs under autocast, because peft keeps adapters in fp32. 8-bit moments are bitsandbytes'. The bare loop is plain torch.
+An expert's Trainer has bf16 weights with an fp32 master copy (no autocast), a model compiled as a whole, Liger's
+kernels with their defaults, workers that read ahead, and SDPA with `is_causal` and without a mask: under
+`torch.compile` transformers cannot see that rows are whole, and builds one. Packed rows are flattened by transformers'
+own collator and go through torch's kernel for documents of varying lengths. LoRA runs under autocast, because peft
+keeps adapters in fp32. 8-bit moments are bitsandbytes'. The bare loop is plain torch.
 """
 
 import importlib.util
@@ -60,7 +61,8 @@ class Start:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """cpt's recipe: its defaults on a GPU, guards, monitors and the loader included, which a dry run asks for by name."""
+        """cpt's recipe: its defaults on a GPU, guards, monitors and the loader included, which a dry run asks for by
+        name."""
         case = self.case
         on_cpu = {"use_cpu": True, "torch_compile": True, "torch_compile_backend": self.backend}
         model = {"path": str(self.folder / WEIGHTS), "lora": case.lora, **case.model}
@@ -71,7 +73,11 @@ class Start:
             "output_dir": str(self.folder / "runs"),
             "model": model if self.on_gpu else {**model, "dtype": "bfloat16", "fused_loss": True},
             "tokenizer": {"path": str(self.folder / "tokenizer")},
-            "data": {"sequence_length": case.tokens, "packing": "best_fit", "sources": [{"path": str(self.folder / "corpus.jsonl")}]},
+            "data": {
+                "sequence_length": case.tokens,
+                "packing": "best_fit",
+                "sources": [{"path": str(self.folder / "corpus.jsonl")}],
+            },
             "budget": {"tokens": case.steps * case.rows * case.tokens},
             "optimizer": {"learning_rate": RATE, "betas": list(BETAS), "weight_decay": DECAY, **case.optimizer},
             "schedule": {"name": "constant"},
@@ -140,7 +146,11 @@ def expert(start: Start) -> None:
         "logging_nan_inf_filter": False,
     }
     if start.on_gpu:
-        options |= {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 4}
+        options |= {
+            "dataloader_num_workers": 2,
+            "dataloader_persistent_workers": True,
+            "dataloader_prefetch_factor": 4,
+        }
     run_trainer(start, options, is_expert=True)
 
 
@@ -150,7 +160,8 @@ def has_liger(start: Start) -> bool:
 
 
 def run_trainer(start: Start, options: dict[str, Any], *, is_expert: bool = False) -> None:
-    """Train with Hugging Face's Trainer on the same rows. Without an expert, documents of packed rows come one at a time, padded."""
+    """Train with Hugging Face's Trainer on the same rows. Without an expert, documents of packed rows come one at a
+    time, padded."""
     case = start.case
     register_attention()
     in_bfloat16 = is_expert or case.in_8_bit or case.lora is not None
@@ -188,13 +199,20 @@ def run_trainer(start: Start, options: dict[str, Any], *, is_expert: bool = Fals
         chosen["data_collator"] = Flattened(case.tokens) if is_expert else padded
     if is_expert and case.lora is None and not case.in_8_bit:
         chosen["optimizer_cls_and_kwargs"] = (MasterAdamW, {"lr": RATE, "betas": BETAS, "weight_decay": DECAY})
-    plain = Trainer(model, arguments, train_dataset=kind(start.data.rows, case.steps * case.rows), callbacks=[start.watch], **chosen)
+    plain = Trainer(
+        model,
+        arguments,
+        train_dataset=kind(start.data.rows, case.steps * case.rows),
+        callbacks=[start.watch],
+        **chosen,
+    )
     start.watch.keep_losses_of(plain)
     plain.train()
 
 
 def bare(start: Start) -> None:
-    """Nothing but the step, in plain torch: bf16 weights with an fp32 master copy, the model compiled as a whole, and its loss too."""
+    """Nothing but the step, in plain torch: bf16 weights with an fp32 master copy, the model compiled as a whole, and
+    its loss too."""
     case = start.case
     register_attention()
     model = start.initial_model(torch.bfloat16, CAUSAL).to(start.device).train()
@@ -208,7 +226,9 @@ def bare(start: Start) -> None:
         for part in range(start.parts):
             first = step * case.rows + part * size
             batch = [torch.stack([rows[first + n][name] for n in range(size)]) for name in ("input_ids", "labels")]
-            ids, labels = ((one.pin_memory() if start.on_gpu else one).to(start.device, non_blocking=True) for one in batch)
+            ids, labels = (
+                (one.pin_memory() if start.on_gpu else one).to(start.device, non_blocking=True) for one in batch
+            )
             loss = loss_of(layers(input_ids=ids).last_hidden_state, head, labels) / start.parts
             loss.backward()
             start.watch.losses.append(loss.detach())
@@ -225,14 +245,17 @@ def loss_of_head(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tenso
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """torch's fused AdamW over fp32 copies of bf16 weights. It is not cpt's, so that changes there do not change the opponents."""
+    """torch's fused AdamW over fp32 copies of bf16 weights. It is not cpt's, so that changes there do not change the
+    opponents."""
 
     def __init__(self, params: Iterable[Any], **options: Any) -> None:
         groups = [group if isinstance(group, dict) else {"params": [group]} for group in params]
         self.trained = [parameter for group in groups for parameter in group["params"]]
         self.masters = [parameter.detach().float().clone() for parameter in self.trained]
         copies = iter(self.masters)
-        super().__init__([{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], fused=True, **options)
+        super().__init__(
+            [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], fused=True, **options
+        )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for master, parameter in zip(self.masters, self.trained, strict=True):
@@ -255,22 +278,42 @@ def register_attention() -> None:
 
 
 def causal_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float | None = None, **_: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """SDPA over whole rows, with keys and values of grouped heads as they are. Tensors are [rows, heads, tokens, width]."""
+    """SDPA over whole rows, with keys and values of grouped heads as they are. Tensors are [rows, heads, tokens,
+    width]."""
     grouped = key.shape[1] != query.shape[1]
     output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return output.transpose(1, 2).contiguous(), None
 
 
 def flattened_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float | None = None, **options: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """torch's kernel for documents of varying lengths, over one flattened row with the bounds that the collator passes."""
+    """torch's kernel for documents of varying lengths, over one flattened row with the bounds that the collator
+    passes."""
     tensors = (states.transpose(1, 2)[0].contiguous() for states in (query, key, value))
     attend = torch_kernel if has_kernel(query, query.dtype) else attend_each
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(*tensors, options["cu_seq_lens_q"], options["max_length_q"], scale, None)[None], None
 
 
-RUN: dict[str, Callable[[Start], None]] = {"bare": bare, "cpt": cpt, "trainer": trainer, "liger": liger, "expert": expert}
+RUN: dict[str, Callable[[Start], None]] = {
+    "bare": bare,
+    "cpt": cpt,
+    "trainer": trainer,
+    "liger": liger,
+    "expert": expert,
+}

@@ -1,4 +1,5 @@
-"""The cost of a training step: its time on the GPU's clock, peak memory, kernels, waits of the host and idle time of the GPU."""
+"""The cost of a training step: its time on the GPU's clock, peak memory, kernels, waits of the host and idle time of
+the GPU."""
 
 import subprocess
 import time
@@ -90,7 +91,10 @@ class Watch(TrainerCallback):
             self.found["peak_allocated"] = torch.cuda.max_memory_allocated()
             self.found["peak_reserved"] = torch.cuda.max_memory_reserved()
             free, total = torch.cuda.mem_get_info()
-            self.found |= {"used_on_device": total - free, "nvidia_smi": nvidia_smi("clocks.sm,clocks.mem,power.draw,memory.used")}
+            self.found |= {
+                "used_on_device": total - free,
+                "nvidia_smi": nvidia_smi("clocks.sm,clocks.mem,power.draw,memory.used"),
+            }
         self.found["host_memory"] = psutil.Process().memory_info().rss
 
     def count_waits(self) -> None:
@@ -114,7 +118,12 @@ class Watch(TrainerCallback):
         seconds = [self.between(one, other) for one, other in zip(self.marks, self.marks[1:], strict=False)]
         timed = seconds[self.warmup - 1 : self.warmup - 1 + self.timed]
         losses = torch.stack([loss.float().cpu() for loss in self.losses]).view(-1, micro_batches).sum(1).tolist()
-        return {**self.found, **times_of(timed), "losses": [round(loss, 5) for loss in losses], "first_step": self.warmup}
+        return {
+            **self.found,
+            **times_of(timed),
+            "losses": [round(loss, 5) for loss in losses],
+            "first_step": self.warmup,
+        }
 
     def between(self, one: Any, other: Any) -> float:
         return float(one.elapsed_time(other) / 1e3 if self.on_gpu else other - one)
@@ -133,7 +142,11 @@ def times_of(seconds: Sequence[float]) -> dict[str, Any]:
 
 def host_gap(profiler: Any) -> float:
     """The share of the time between the first kernel and the last in which none ran."""
-    spans = sorted((event.time_range.start, event.time_range.end) for event in profiler.events() if event.device_type == DeviceType.CUDA)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    )
     return idle_share(spans)
 
 
@@ -159,7 +172,9 @@ def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
 def limit_memory(gib: float | None) -> None:
     """Let this process use no more of the GPU's memory than that."""
     if gib is not None and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / torch.cuda.get_device_properties(0).total_memory))
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+        )
 
 
 def nvidia_smi(query: str) -> str:

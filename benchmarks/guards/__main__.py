@@ -1,7 +1,7 @@
 """`python -m benchmarks.guards`: what loss guard, votes, heartbeats and signals cost in a step: 5 minutes on 2 cores.
 
-Steps with and without them take turns in the same run. Their cost is measured on a small model, of which it is a large part, and held
-against a step of a larger one. Writes benchmarks/results/guards.json.
+Steps with and without them take turns in the same run. Their cost is measured on a small model, of which it is a large
+part, and held against a step of a larger one. Writes benchmarks/results/guards.json.
 """
 
 import argparse
@@ -44,7 +44,10 @@ def measure(folder: Path, steps: int) -> dict[str, dict[str, Samples]]:
     """Samples of each way to run, by the model's size."""
     prepare(folder)
     return {
-        name: {size: run(folder, processes, size, count) for size, count in {"small": steps, "medium": max(20, steps // 20)}.items()}
+        name: {
+            size: run(folder, processes, size, count)
+            for size, count in {"small": steps, "medium": max(20, steps // 20)}.items()
+        }
         for name, processes in WAYS.items()
     }
 
@@ -53,7 +56,14 @@ def run(folder: Path, processes: int, size: str, steps: int) -> Samples:
     """One run in processes of its own."""
     out = folder / f"{size}-{processes}.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    words = [*(launcher if processes > 1 else [sys.executable]), str(Path(program.__file__)), str(folder), str(out), size, str(steps)]
+    words = [
+        *(launcher if processes > 1 else [sys.executable]),
+        str(Path(program.__file__)),
+        str(folder),
+        str(out),
+        size,
+        str(steps),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
     samples: Samples = json.loads(out.read_text())
@@ -65,11 +75,24 @@ def results_of(samples: dict[str, dict[str, Samples]]) -> dict[str, Any]:
     rows = []
     for name, by_size in samples.items():
         for clock in ("processor", "wall"):
-            costs, step = added(by_size["small"], clock), median(one[clock] for one in by_size["medium"] if not one["guarded"])
+            costs, step = (
+                added(by_size["small"], clock),
+                median(one[clock] for one in by_size["medium"] if not one["guarded"]),
+            )
             shares = [100 * cost / step for cost in costs]
             rows += [
-                measurement(f"{name}: guards and flags, share of a step of {1e3 * step:.0f} ms ({clock} time)", TARGET, shares, "%"),
-                measurement(f"{name}: guards and flags in a step ({clock} time)", None, [1e6 * cost for cost in costs], "microseconds"),
+                measurement(
+                    f"{name}: guards and flags, share of a step of {1e3 * step:.0f} ms ({clock} time)",
+                    TARGET,
+                    shares,
+                    "%",
+                ),
+                measurement(
+                    f"{name}: guards and flags in a step ({clock} time)",
+                    None,
+                    [1e6 * cost for cost in costs],
+                    "microseconds",
+                ),
             ]
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",

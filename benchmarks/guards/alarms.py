@@ -1,8 +1,9 @@
 """`python -m benchmarks.guards.alarms`: how often the loss guard skips steps of healthy runs: two hours on one core.
 
-The runs train small models of several families from scratch on the standard library's code and prose, each with a shape, learning rate,
-batch and seed drawn at random. The guard's constants were fixed before any of them was made. A run in which nothing is injected has no step
-that should be skipped, so each skipped step counts as a false alarm. Writes benchmarks/results/guards_alarms.json.
+The runs train small models of several families from scratch on the standard library's code and prose, each with a
+shape, learning rate, batch and seed drawn at random. The guard's constants were fixed before any of them was made. A
+run in which nothing is injected has no step that should be skipped, so each skipped step counts as a false alarm.
+Writes benchmarks/results/guards_alarms.json.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         corpus = build_corpus(work)
-        texts = [json.loads(line)["text"] for kind in ("domain", "general") for line in corpus.files[kind, "train"].open()]
+        texts = [
+            json.loads(line)["text"] for kind in ("domain", "general") for line in corpus.files[kind, "train"].open()
+        ]
         train_bpe(texts, VOCABULARY, work / "tokenizer")
         made: list[dict[str, Any]] = []
         for number in range(asked.runs):
@@ -60,7 +63,10 @@ def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, A
         "output_dir": str(work / "runs"),
         "model": {"from_scratch": True, "config": shape(family, width, layers)},
         "tokenizer": {"path": str(work / "tokenizer")},
-        "data": {"sequence_length": SEQUENCE, "sources": [{"path": str(work / kind / "train.jsonl"), "name": kind} for kind in kinds]},
+        "data": {
+            "sequence_length": SEQUENCE,
+            "sources": [{"path": str(work / kind / "train.jsonl"), "name": kind} for kind in kinds],
+        },
         "budget": {"tokens": steps * rows * SEQUENCE, "global_batch_tokens": rows * SEQUENCE},
         "optimizer": {"learning_rate": rate},
         "schedule": {"name": "cosine", "warmup_tokens": steps * rows * SEQUENCE // 20, "floor": 0.1},
@@ -70,8 +76,17 @@ def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, A
     path = work / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "cpt/train.py", str(path)], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-    about = {"family": family, "width": width, "layers": layers, "rows": rows, "learning_rate": float(f"{rate:.2g}"), "seed": seed}
+    subprocess.run(
+        [sys.executable, "cpt/train.py", str(path)], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    about = {
+        "family": family,
+        "width": width,
+        "layers": layers,
+        "rows": rows,
+        "learning_rate": float(f"{rate:.2g}"),
+        "seed": seed,
+    }
     return {**about, "texts": "+".join(kinds), "steps": steps, **alarms(work / "runs" / name)}
 
 
@@ -79,8 +94,21 @@ def shape(family: str, width: int, layers: int) -> dict[str, Any]:
     """A model's config."""
     common = {"model_type": family, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE}
     if family == "gpt2":
-        return {"model_type": family, "vocab_size": VOCABULARY, "n_positions": SEQUENCE, "n_embd": width, "n_layer": layers, "n_head": 4}
-    shared = {**common, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 3 * width}
+        return {
+            "model_type": family,
+            "vocab_size": VOCABULARY,
+            "n_positions": SEQUENCE,
+            "n_embd": width,
+            "n_layer": layers,
+            "n_head": 4,
+        }
+    shared = {
+        **common,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "intermediate_size": 3 * width,
+    }
     return shared if family == "gpt_neox" else {**shared, "num_key_value_heads": 2, "head_dim": width // 4}
 
 
@@ -90,15 +118,27 @@ def alarms(folder: Path) -> dict[str, Any]:
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     skipped = [event for event in events if event["kind"] in ("spike_skipped", "nan_skipped")]
     rolled_back = sum(event["kind"] == "rolled_back" for event in events)
-    loss = [line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if "loss" in line][-1]
-    return {"skipped": len(skipped), "rolled_back": rolled_back, "last_loss": loss, "said": [event["message"] for event in skipped]}
+    loss = [
+        line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if "loss" in line
+    ][-1]
+    return {
+        "skipped": len(skipped),
+        "rolled_back": rolled_back,
+        "last_loss": loss,
+        "said": [event["message"] for event in skipped],
+    }
 
 
 def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
     """Over all runs."""
     steps, skipped = sum(one["steps"] for one in made), sum(one["skipped"] for one in made)
     runs, most = sum(one["skipped"] > 0 for one in made), upper_limit(skipped) / steps
-    share = {"target": f"<= {TARGET:g}", "measured": skipped / steps, "unit": "share of the steps", "met": skipped / steps <= TARGET}
+    share = {
+        "target": f"<= {TARGET:g}",
+        "measured": skipped / steps,
+        "unit": "share of the steps",
+        "met": skipped / steps <= TARGET,
+    }
     rolled_back = sum(one["rolled_back"] for one in made)
     measurements = [
         {"name": f"false alarms of the loss guard: {skipped} in {steps} steps of {len(made)} runs", **share},
@@ -110,7 +150,13 @@ def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
             "met": None,
         },
         {"name": "runs with a false alarm", "target": None, "measured": runs, "unit": f"of {len(made)}", "met": None},
-        {"name": "runs that went back for it", "target": "0", "measured": rolled_back, "unit": "", "met": rolled_back == 0},
+        {
+            "name": "runs that went back for it",
+            "target": "0",
+            "measured": rolled_back,
+            "unit": "",
+            "met": rolled_back == 0,
+        },
     ]
     return {"device": f"{platform.machine()}, {os.cpu_count()} cores", "measurements": measurements, "runs": made}
 

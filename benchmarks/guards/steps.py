@@ -1,4 +1,5 @@
-"""Train with and without guards by turns, and write how long each step took: FOLDER OUT SIZE STEPS; by torchrun for several processes."""
+"""Train with and without guards by turns, and write how long each step took: FOLDER OUT SIZE STEPS; by torchrun for
+several processes."""
 
 import json
 import random
@@ -24,13 +25,17 @@ from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
 
 ROWS_PER_STEP, TOKENS_PER_ROW = 8, 128
-SIZES = {"small": 32, "medium": 512}  # width; what guards cost does not depend on it, and shows where all else is little
+SIZES = {
+    "small": 32,
+    "medium": 512,
+}  # width; what guards cost does not depend on it, and shows where all else is little
 VOCABULARY_SIZE = 512
 GUARDS = (LastWord, Heartbeat, Preemption)
 
 
 class ByTurns(TrainerCallback):
-    """Takes the guards out of every other step and puts them back, and keeps wall-clock and processor seconds of all steps."""
+    """Takes the guards out of every other step and puts them back, and keeps wall-clock and processor seconds of all
+    steps."""
 
     def __init__(self, trainer: CPTTrainer) -> None:
         self.trainer = trainer
@@ -80,7 +85,10 @@ def recipe_of(folder: Path, size: str, steps: int) -> Recipe:
         "model": {"from_scratch": True, "config": config},
         "tokenizer": {"path": str(tokenizer)},
         "data": {"sequence_length": TOKENS_PER_ROW, "sources": [{"path": str(corpus)}]},
-        "budget": {"tokens": steps * ROWS_PER_STEP * TOKENS_PER_ROW, "global_batch_tokens": ROWS_PER_STEP * TOKENS_PER_ROW},
+        "budget": {
+            "tokens": steps * ROWS_PER_STEP * TOKENS_PER_ROW,
+            "global_batch_tokens": ROWS_PER_STEP * TOKENS_PER_ROW,
+        },
         "training": {"per_device_train_batch_size": 2, "logging_steps": 10**6, "use_cpu": True},
     }
     return Recipe.model_validate(sections)

@@ -1,8 +1,9 @@
 """`python -m benchmarks.monitoring`: what watching a run costs in a step: 8 minutes on one core.
 
-Turns of steps with and without all that watches follow each other in the same run. A small model, of which the cost is a large part, shows
-all of it but what grows with the model: the losses of single rows. These are timed by themselves in a larger model, of whose step the sum
-is a share. Writes benchmarks/results/monitoring.json.
+Turns of steps with and without all that watches follow each other in the same run. A small model, of which the cost is
+a large part, shows
+all of it but what grows with the model: the losses of single rows. These are timed by themselves in a larger model, of
+whose step the sum is a share. Writes benchmarks/results/monitoring.json.
 """
 
 import argparse
@@ -30,12 +31,17 @@ Samples = list[dict[str, float]]
 def main() -> None:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.monitoring", description=__doc__)
-    parser.add_argument("--turns", type=int, default=240, help="of the small model, one in two watched; a twentieth of the medium one")
+    parser.add_argument(
+        "--turns", type=int, default=240, help="of the small model, one in two watched; a twentieth of the medium one"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)
-        samples = {size: run(folder, size, turns) for size, turns in {"small": asked.turns, "medium": max(5, asked.turns // 20)}.items()}
+        samples = {
+            size: run(folder, size, turns)
+            for size, turns in {"small": asked.turns, "medium": max(5, asked.turns // 20)}.items()
+        }
     results = results_of(samples)
     RESULTS.with_name("monitoring_samples.json").write_text(json.dumps(results.pop("samples")) + "\n")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
@@ -63,13 +69,22 @@ def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
         of_the_model = max(0.0, median(inside["medium"]) - median(inside["small"]))  # what grows with it
         shares = [100 * (cost + of_the_model) / step for cost in costs]
         rows += [
-            measurement(f"all that watches, share of a step of {1e3 * step:.0f} ms ({clock} time)", TARGET, shares, "%"),
             measurement(
-                f"all that watches, in a step of the small model ({clock} time)", None, [1e6 * cost for cost in costs], "microseconds"
+                f"all that watches, share of a step of {1e3 * step:.0f} ms ({clock} time)", TARGET, shares, "%"
+            ),
+            measurement(
+                f"all that watches, in a step of the small model ({clock} time)",
+                None,
+                [1e6 * cost for cost in costs],
+                "microseconds",
             ),
         ]
     shares = [100 * seconds / step for seconds in inside["medium"]]
-    rows.append(measurement("of it in the callbacks and the model's hook, timed in the medium model's steps", TARGET, shares, "%"))
+    rows.append(
+        measurement(
+            "of it in the callbacks and the model's hook, timed in the medium model's steps", TARGET, shares, "%"
+        )
+    )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],

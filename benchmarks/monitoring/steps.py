@@ -23,13 +23,17 @@ from cpt.stages.trainer import CPTTrainer
 from cpt.tokenizer.load import load_tokenizer
 
 ROWS_PER_STEP, TOKENS_PER_ROW = 8, 128
-SIZES = {"small": (32, 512), "medium": (512, 8192)}  # width, vocabulary; the head has a third of the medium one's weights
+SIZES = {
+    "small": (32, 512),
+    "medium": (512, 8192),
+}  # width, vocabulary; the head has a third of the medium one's weights
 STEPS_OF_A_TURN = {"small": 20, "medium": 20}
 LOG_EVERY = 10  # Hugging Face's and our default
 
 
 class ByTurns(TrainerCallback):
-    """Takes all that watches out for so many steps and puts it back for as many, and keeps the seconds of a step of each turn."""
+    """Takes all that watches out for so many steps and puts it back for as many, and keeps the seconds of a step of
+    each turn."""
 
     def __init__(self, trainer: CPTTrainer, steps: int) -> None:
         self.trainer, self.steps = trainer, steps
@@ -70,7 +74,9 @@ class ByTurns(TrainerCallback):
         now = (time.perf_counter(), time.process_time())
         if state.global_step > self.steps:  # the first turn warms up
             wall, processor = ((after - before) / self.steps for after, before in zip(now, self.began, strict=True))
-            self.samples.append({"watched": self.watches, "wall": wall, "processor": processor, "inside": self.inside / self.steps})
+            self.samples.append(
+                {"watched": self.watches, "wall": wall, "processor": processor, "inside": self.inside / self.steps}
+            )
         self.watches = not self.watches
         handler = self.trainer.callback_handler
         others = [callback for callback in handler.callbacks if callback not in self.watchers]
@@ -106,7 +112,10 @@ def recipe_of(folder: Path, size: str, steps: int) -> Recipe:
         "output_dir": str(folder / "runs"),
         "model": {"from_scratch": True, "config": config},
         "tokenizer": {"path": str(folder / "tokenizer")},
-        "data": {"sequence_length": TOKENS_PER_ROW, "sources": [{"path": str(folder / f"{name}.jsonl")} for name in ("one", "other")]},
+        "data": {
+            "sequence_length": TOKENS_PER_ROW,
+            "sources": [{"path": str(folder / f"{name}.jsonl")} for name in ("one", "other")],
+        },
         "budget": {"tokens": steps * tokens_per_step, "global_batch_tokens": tokens_per_step},
         "monitoring": {"callbacks": callbacks},
         "training": {"per_device_train_batch_size": 2, "logging_steps": LOG_EVERY, "use_cpu": True},

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.mutations`: break each of the guarded lines alone, and run the tests that must notice: minutes on a core.
+"""`python -m benchmarks.mutations`: break each of the guarded lines alone, and run the tests that must notice: minutes
+on a core.
 
-It works on a copy of the repository. The test that noticed runs once more with nothing broken, for one that fails anyway proves nothing.
-Ends with exit code 1 where a broken line went unnoticed. Writes benchmarks/results/mutations.json.
+It works on a copy of the repository. The test that noticed runs once more with nothing broken, for one that fails
+anyway proves nothing. Ends with exit code 1 where a broken line went unnoticed. Writes
+benchmarks/results/mutations.json.
 """
 
 import argparse
@@ -22,15 +24,35 @@ from benchmarks.mutations.lines import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
-LEFT_AT_HOME = (".git", ".venv*", "__pycache__", ".*_cache", "runs", "demo_runs", "*.egg-info", "results", "dist", "build")
-IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # none of ours: that is what is broken
+LEFT_AT_HOME = (
+    ".git",
+    ".venv*",
+    "__pycache__",
+    ".*_cache",
+    "runs",
+    "demo_runs",
+    "*.egg-info",
+    "results",
+    "dist",
+    "build",
+)
+IMPORTED_ONCE = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "peft",
+    "trl",
+)  # none of ours: that is what is broken
 SECONDS = 300
 
 
 def main() -> None:
     """Break, run, tell, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument("--only", default="", help="those whose file or subject contains this; of the others the results stay")
+    parser.add_argument(
+        "--only", default="", help="those whose file or subject contains this; of the others the results stay"
+    )
     asked = parser.parse_args()
     chosen = [one for one in MUTATIONS if asked.only in f"{one.about} {one.file}"]
     sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
@@ -57,12 +79,22 @@ def tried(copy: Path, mutation: Mutation) -> dict[str, str | None]:
     if noticed_by and run_tests(copy, [noticed_by]):
         print(f"{noticed_by} fails with nothing broken, too")
         noticed_by = None
-    print(f"{mutation.about}: {mutation.file}: {noticed_by or 'NOT NOTICED'} ({time.monotonic() - begun:.0f} s)", flush=True)
-    return {"about": mutation.about, "file": mutation.file, "line": mutation.line, "broken": mutation.broken, "noticed_by": noticed_by}
+    print(
+        f"{mutation.about}: {mutation.file}: {noticed_by or 'NOT NOTICED'} ({time.monotonic() - begun:.0f} s)",
+        flush=True,
+    )
+    return {
+        "about": mutation.about,
+        "file": mutation.file,
+        "line": mutation.line,
+        "broken": mutation.broken,
+        "noticed_by": noticed_by,
+    }
 
 
 def write_results(rows: Sequence[dict[str, str | None]]) -> None:
-    """These, beside what an earlier run found of the lines that were not tried now; lines that are no longer in the list go."""
+    """These, beside what an earlier run found of the lines that were not tried now; lines that are no longer in the
+    list go."""
     before = json.loads(RESULTS.read_text())["mutations"] if RESULTS.exists() else []
     found = {(row["file"], row["line"], row["broken"]): row for row in [*before, *rows]}
     listed = [key for one in MUTATIONS if (key := (one.file, one.line, one.broken)) in found]

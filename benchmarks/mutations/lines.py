@@ -1,4 +1,5 @@
-"""Lines that a wrong result would pass through unseen if no test held them, how each is broken, and the tests that must notice."""
+"""Lines that a wrong result would pass through unseen if no test held them, how each is broken, and the tests that
+must notice."""
 
 from dataclasses import dataclass
 
@@ -273,7 +274,8 @@ MUTATIONS = (
         "label counts",
         "cpt/stages/trainer.py",
         "super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)",
-        'super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=(inputs["labels"][:, 1:] != -100).sum())',
+        'super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=(inputs["labels"][:, 1:] !='
+        " -100).sum())",
         "tests/stages/test_trainer.py",
     ),
     Mutation(

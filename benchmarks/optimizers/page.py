@@ -1,4 +1,5 @@
-"""`python -m benchmarks.optimizers.page`: the table of docs/optimizers.md, made from benchmarks/results/optimizers.json."""
+"""`python -m benchmarks.optimizers.page`: the table of docs/optimizers.md, made from
+benchmarks/results/optimizers.json."""
 
 import json
 from pathlib import Path
@@ -10,12 +11,17 @@ from benchmarks.optimizers.training import ARMS
 
 RESULTS = Path(__file__).parents[1] / "results" / "optimizers.json"
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
-BEGIN, END = "<!-- python -m benchmarks.optimizers.page: begin -->\n", "<!-- python -m benchmarks.optimizers.page: end -->\n"
+BEGIN, END = (
+    "<!-- python -m benchmarks.optimizers.page: begin -->\n",
+    "<!-- python -m benchmarks.optimizers.page: end -->\n",
+)
 
 
 def write_page() -> None:
     """Write the table between its markers."""
-    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(json.loads(RESULTS.read_text())), PAGE.name))
+    PAGE.write_text(
+        with_part(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(json.loads(RESULTS.read_text())), PAGE.name)
+    )
 
 
 def table(results: dict[str, Any]) -> str:

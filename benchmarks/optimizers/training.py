@@ -1,4 +1,5 @@
-"""A tiny model that has learned one chain of words goes on with a slightly different one, by each optimizer and at each learning rate."""
+"""A tiny model that has learned one chain of words goes on with a slightly different one, by each optimizer and at
+each learning rate."""
 
 import copy
 from collections.abc import Callable
@@ -37,7 +38,12 @@ ARMS = (
     Arm("bf16, adamw, kahan", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="kahan"), 10),
     Arm("bf16, adamw, stochastic", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="stochastic"), 8),
     Arm("bf16, adamw_8bit, kahan", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"), 4),
-    Arm("bf16, adamw_8bit, stochastic", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="stochastic"), 2),
+    Arm(
+        "bf16, adamw_8bit, stochastic",
+        torch.bfloat16,
+        lambda groups, rate: adamw_8bit(groups, rate, rounding="stochastic"),
+        2,
+    ),
 )
 
 
@@ -114,7 +120,10 @@ def continued(base: PreTrainedModel, arm: Arm, rate: float, text: Batches, unsee
     model.eval()
     with torch.no_grad():
         loss = mean(model(input_ids=ids, labels=ids).loss.item() for ids in unseen)
-    moved = [(parameter.detach().float() - start).flatten() for parameter, start in zip(model.parameters(), before, strict=True)]
+    moved = [
+        (parameter.detach().float() - start).flatten()
+        for parameter, start in zip(model.parameters(), before, strict=True)
+    ]
     return Outcome(loss, torch.cat(moved))
 
 
@@ -130,6 +139,13 @@ def one_seed(seed: int, rates: tuple[float, ...], steps: int) -> list[dict[str, 
         for arm in ARMS:
             outcome = continued(base, arm, rate, new, unseen)
             alike = torch.nn.functional.cosine_similarity(outcome.moved, whole.moved, dim=0).item()
-            row = {"seed": seed, "rate": rate, "arm": arm.name, "loss": outcome.loss, "fp32_loss": whole.loss, "alike": alike}
+            row = {
+                "seed": seed,
+                "rate": rate,
+                "arm": arm.name,
+                "loss": outcome.loss,
+                "fp32_loss": whole.loss,
+                "alike": alike,
+            }
             found.append(row)
     return found

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.packing`: real tokens a second of supervised fine-tuning, packed and padded. Five minutes on one core.
+"""`python -m benchmarks.packing`: real tokens a second of supervised fine-tuning, packed and padded. Five minutes on
+one core.
 
-The systems take turns, each a short run on the same conversations, whose lengths are log-normal; processor time for each real token,
-which is one that is not padding, beside that of the padded run of the same turn. Writes benchmarks/results/packing.json and a part of
-docs/stages.md.
+The systems take turns, each a short run on the same conversations, whose lengths are log-normal; processor time for
+each real token, which is one that is not padding, beside that of the padded run of the same turn. Writes
+benchmarks/results/packing.json and a part of docs/stages.md.
 """
 
 import argparse
@@ -56,13 +57,22 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
         if name == OURS:
             continue
         pairs = [own / other for own, other in zip(samples[OURS], times, strict=True)]
-        rows.append(measurement(f"{OURS}, beside {name}: time of a real token", TARGET if name in PADDED else None, pairs, "ratio"))
+        rows.append(
+            measurement(
+                f"{OURS}, beside {name}: time of a real token", TARGET if name in PADDED else None, pairs, "ratio"
+            )
+        )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "trl")},
-        "conversations": {"number": CONVERSATIONS, "median": MEDIAN, "sigma": SIGMA, "sequence_length": SEQUENCE_LENGTH},
+        "conversations": {
+            "number": CONVERSATIONS,
+            "median": MEDIAN,
+            "sigma": SIGMA,
+            "sequence_length": SEQUENCE_LENGTH,
+        },
         "measurements": rows,
         "samples": samples,
     }
@@ -70,7 +80,10 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 def part(results: dict[str, Any]) -> str:
     """That of docs/stages.md."""
-    lines = ["| supervised fine-tuning, processor time of a real token | target | median | quartiles |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        "| supervised fine-tuning, processor time of a real token | target | median | quartiles |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for row in results["measurements"]:
         low, high = row["quartiles"]
         lines.append(f"| {row['name']} | {row['target'] or ''} | {row['measured']:.2f} | {low:.2f} to {high:.2f} |")

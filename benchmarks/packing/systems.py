@@ -1,4 +1,5 @@
-"""Ways to fine-tune one model on the same conversations: packed and padded, ours and TRL's; each says the processor time of its tokens."""
+"""Ways to fine-tune one model on the same conversations: packed and padded, ours and TRL's; each says the processor
+time of its tokens."""
 
 import json
 import math
@@ -45,7 +46,9 @@ def prepare(folder: Path) -> Path:
         tokens = min(SEQUENCE_LENGTH - 40, max(40, round(math.exp(draw.gauss(math.log(MEDIAN), SIGMA)))))
         asked = "".join(draw.choices("abcdefgh ", k=tokens // 3))
         said = "".join(draw.choices("abcdefgh ", k=tokens - tokens // 3))
-        lines.append(json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}))
+        lines.append(
+            json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]})
+        )
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -86,10 +89,15 @@ def recipe_of(folder: Path, packing: str, steps: int) -> Recipe:
             "name": "packing",
             "stage": "sft",
             "output_dir": str(folder / "runs"),
-            # On a GPU `auto` takes it: kernels that keep documents apart without a mask. Here torch's SDPA goes document after document.
+            # On a GPU `auto` takes it: kernels that keep documents apart without a mask. Here torch's SDPA goes
+            # document after document.
             "model": {"from_scratch": True, "config": MODEL, "attention": "sdpa" if packing == "none" else "varlen"},
             "tokenizer": {"path": str(Path(__file__).parents[2] / "recipes" / "tiny" / "tokenizer")},
-            "data": {"sequence_length": SEQUENCE_LENGTH, "packing": packing, "sources": [{"path": str(folder / "conversations.jsonl")}]},
+            "data": {
+                "sequence_length": SEQUENCE_LENGTH,
+                "packing": packing,
+                "sources": [{"path": str(folder / "conversations.jsonl")}],
+            },
             "budget": {"tokens": steps * rows * SEQUENCE_LENGTH},
             "training": {"per_device_train_batch_size": rows, "logging_steps": 1000},
         }
@@ -102,7 +110,9 @@ def ours(folder: Path, packing: str, steps: int, turn: int) -> Turns:
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = data_of(recipe, tokenizer)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, packed=packing != "none"), tokenizer, data, arguments)
+    trainer = build_trainer(
+        recipe, build_model(recipe.model, tokenizer, packed=packing != "none"), tokenizer, data, arguments
+    )
     pad = tokenizer.pad_token_id
     turns = Turns(lambda inputs: int((inputs["input_ids"] != pad).sum()))
     turns.watch(trainer)

@@ -1,8 +1,9 @@
 """Is what `cpt plan` adds up what a step takes? `python -m benchmarks.plan`: 5 minutes on one core.
 
-Each cell is a shipped model with a length of rows and a way to train. The sum (activations counted on rows of one and two, the rest from
-numbers of parameters) stands beside a dry run: two whole steps on fake tensors, with every storage that is alive added up. Both are
-of one process, without what engines, kernels and libraries set aside. Writes benchmarks/results/plan.json and docs/pictures/plan.png.
+Each cell is a shipped model with a length of rows and a way to train. The sum (activations counted on rows of one and
+two, the rest from numbers of parameters) stands beside a dry run: two whole steps on fake tensors, with every storage
+that is alive added up. Both are of one process, without what engines, kernels and libraries set aside. Writes
+benchmarks/results/plan.json and docs/pictures/plan.png.
 """
 
 import argparse
@@ -48,9 +49,19 @@ WAYS: dict[str, dict[str, Any]] = {
     "autocast, checkpointing, 4 rows": {"checkpointing": True, "micro_batch": 4},
     "autocast, fused loss, accumulation": {"fused_loss": True, "accumulation": 2},
     "half precision, flash attention": {"weights_bytes": 2, "attention": "flash_attention_2"},
-    "half precision, checkpointing, fused loss, 4 rows": {"weights_bytes": 2, "checkpointing": True, "fused_loss": True, "micro_batch": 4},
+    "half precision, checkpointing, fused loss, 4 rows": {
+        "weights_bytes": 2,
+        "checkpointing": True,
+        "fused_loss": True,
+        "micro_batch": 4,
+    },
     "adapters, checkpointing": {"weights_bytes": 2, "lora": {"r": 16}, "checkpointing": True},
-    "ZeRO-3, checkpointing, fused loss": {"weights_bytes": 2, "zero": Zero(3), "checkpointing": True, "fused_loss": True},
+    "ZeRO-3, checkpointing, fused loss": {
+        "weights_bytes": 2,
+        "zero": Zero(3),
+        "checkpointing": True,
+        "fused_loss": True,
+    },
 }
 LEAST, MOST = 0.97, 1.05
 
@@ -59,7 +70,9 @@ def main() -> None:
     """Every cell, then results and picture."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    cells = [cell(model, length, way) for model in parser.parse_args().models for length in MODELS[model] for way in WAYS]
+    cells = [
+        cell(model, length, way) for model in parser.parse_args().models for length in MODELS[model] for way in WAYS
+    ]
     RESULTS.write_text(json.dumps(results_of(cells), indent=1) + "\n")
     draw(cells, PICTURE)
 
@@ -70,7 +83,9 @@ def cell(model: str, length: int, way: str) -> dict[str, Any]:
     config, setup = config_from(shape), replace(PLAIN, sequence_length=length, **WAYS[way])
     formula = plan_memory(facts_of(config, setup.lora, length), setup, count_activations(config, setup)).model_alone
     exact = dry_run(config, setup).peak
-    print(f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %", flush=True)
+    print(
+        f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %", flush=True
+    )
     return {"model": model, "tokens": length, "way": way, "formula": formula, "dry_run": exact}
 
 
@@ -101,7 +116,12 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 4.5))
     for model in dict.fromkeys(found["model"] for found in cells):
         mine = [found for found in cells if found["model"] == model]
-        axes.scatter([f["dry_run"] / 2**30 for f in mine], [100 * (f["formula"] / f["dry_run"] - 1) for f in mine], label=model, s=22)
+        axes.scatter(
+            [f["dry_run"] / 2**30 for f in mine],
+            [100 * (f["formula"] / f["dry_run"] - 1) for f in mine],
+            label=model,
+            s=22,
+        )
     for bound in (100 * (LEAST - 1), 100 * (MOST - 1)):
         axes.axhline(bound, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xscale="log", xlabel="a dry run of the whole step, GiB", ylabel="the planner's sum beside it, %")

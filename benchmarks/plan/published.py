@@ -1,7 +1,9 @@
-"""`python -m benchmarks.plan.published`: runs whose speed was published beside what `cpt plan` says of them, into docs/planning.md.
+"""`python -m benchmarks.plan.published`: runs whose speed was published beside what `cpt plan` says of them, into
+docs/planning.md.
 
-Each run is planned twice: with the share of the peak that `cpt plan` assumes of itself, and with the one that the run's authors give.
-The second tells the planner's own error apart from that of the assumption: in operations of a token, in what goes over the links.
+Each run is planned twice: with the share of the peak that `cpt plan` assumes of itself, and with the one that the
+run's authors give. The second tells the planner's own error apart from that of the assumption: in operations of a
+token, in what goes over the links.
 """
 
 import json
@@ -20,7 +22,10 @@ from cpt.planner.speed import ASSUMED_MFU, Speed, planned_speed
 from cpt.planner.target import find_target
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
-BEGIN, END = "<!-- python -m benchmarks.plan.published: begin -->\n", "<!-- python -m benchmarks.plan.published: end -->\n"
+BEGIN, END = (
+    "<!-- python -m benchmarks.plan.published: begin -->\n",
+    "<!-- python -m benchmarks.plan.published: end -->\n",
+)
 GPUS = 8  # of each machine
 HEADS = ("run", "on", "published", f"planned at {ASSUMED_MFU:.0%}", "their share", "planned at it", "waiting")
 
@@ -71,7 +76,12 @@ def error(run: Run, mfu: float) -> float:
 def part() -> str:
     """Two tables, and what they come to."""
     lines = ["Tokens a second of each GPU, as measured over some steps:", "", *table(SPEEDS), ""]
-    lines += ["By the GPU hours of whole runs, with evaluation, restarts and what was lost in them:", "", *table(WHOLE), ""]
+    lines += [
+        "By the GPU hours of whole runs, with evaluation, restarts and what was lost in them:",
+        "",
+        *table(WHOLE),
+        "",
+    ]
     known = [error(run, run.utilization) for run in (*SPEEDS, *WHOLE) if run.utilization is not None]
     assumed = [error(run, ASSUMED_MFU) for run in (*SPEEDS, *WHOLE)]
     lines.append(f"{told(known, 'At the share that the authors give')} {told(assumed, f'At {ASSUMED_MFU:.0%}')}")
@@ -81,7 +91,10 @@ def part() -> str:
 def told(errors: Sequence[float], which: str) -> str:
     """Median and range."""
     size = statistics.median(abs(each) for each in errors)
-    return f"{which}, the plan is off by {size:.0%} in the median, between {min(errors):+.0%} and {max(errors):+.0%} ({len(errors)} runs)."
+    return (
+        f"{which}, the plan is off by {size:.0%} in the median, between {min(errors):+.0%} and {max(errors):+.0%}"
+        f" ({len(errors)} runs)."
+    )
 
 
 def table(runs: Sequence[Run]) -> list[str]:

@@ -11,7 +11,14 @@ LLAMA_3 = "github.com/meta-llama/llama3, MODEL_CARD.md"
 
 
 def llama(
-    hidden: int, inner: int, layers: int, heads: int, key_value: int, vocabulary: int, kind: str = "llama", **others: Any
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    key_value: int,
+    vocabulary: int,
+    kind: str = "llama",
+    **others: Any,
 ) -> dict[str, Any]:
     """A shape of that family."""
     return {
@@ -28,7 +35,14 @@ def llama(
 
 def mpt(width: int, layers: int, heads: int) -> dict[str, Any]:
     """GPT-2's shape is that of MPT, but for positions and biases."""
-    return {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": 50368, "n_positions": 2048}
+    return {
+        "model_type": "gpt2",
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": heads,
+        "vocab_size": 50368,
+        "n_positions": 2048,
+    }
 
 
 def by_hours(tokens: float, gpu_hours: float) -> float:
@@ -125,7 +139,19 @@ WHOLE = (
         is_whole=True,
         links="4 x roce100",
     ),
-    Run("Llama 2 7B", LLAMA_2_7B, "A100-80GB", 16, 4096, 4, by_hours(2e12, 184_320), LLAMA_2, 2, is_whole=True, is_number_given=False),
+    Run(
+        "Llama 2 7B",
+        LLAMA_2_7B,
+        "A100-80GB",
+        16,
+        4096,
+        4,
+        by_hours(2e12, 184_320),
+        LLAMA_2,
+        2,
+        is_whole=True,
+        is_number_given=False,
+    ),
     Run(
         "Llama 2 70B",
         llama(8192, 28672, 80, 64, 8, 32000),
@@ -139,7 +165,18 @@ WHOLE = (
         is_number_given=False,
         is_split_otherwise=True,
     ),
-    Run("Llama 3 8B", LLAMA_3_8B, "H100", 128, 8192, 1, by_hours(15e12, 1.3e6), LLAMA_3, is_whole=True, is_number_given=False),
+    Run(
+        "Llama 3 8B",
+        LLAMA_3_8B,
+        "H100",
+        128,
+        8192,
+        1,
+        by_hours(15e12, 1.3e6),
+        LLAMA_3,
+        is_whole=True,
+        is_number_given=False,
+    ),
     Run(
         "Llama 3 70B",
         llama(8192, 28672, 80, 64, 8, 128256),

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.plan.shipped`: what `cpt plan` prints of the shipped recipes, into docs/planning.md. A minute."""
+"""`python -m benchmarks.plan.shipped`: what `cpt plan` prints of the shipped recipes, into docs/planning.md. A
+minute."""
 
 import re
 import subprocess
@@ -29,13 +30,29 @@ class Planned:
     @property
     def words(self) -> list[str]:
         """The command."""
-        return ["cpt", "plan", f"recipes/{self.recipe}.yaml", "--gpu", self.gpu, "--gpus", str(self.gpus), *self.options]
+        return [
+            "cpt",
+            "plan",
+            f"recipes/{self.recipe}.yaml",
+            "--gpu",
+            self.gpu,
+            "--gpus",
+            str(self.gpus),
+            *self.options,
+        ]
 
 
 HOST_192, HOST_64 = ("--host-memory", "192"), ("--host-memory", "64")
 RECIPES = (
     Planned("prototype_rtx4090", "8B, all parameters, ZeRO-3 with all states on the host", "RTX 4090", 1, HOST_192),
-    Planned("prototype_rtx4090_64gb", "8B, all parameters, 8-bit moments, released gradients", "RTX 4090", 1, HOST_64, is_shown=True),
+    Planned(
+        "prototype_rtx4090_64gb",
+        "8B, all parameters, 8-bit moments, released gradients",
+        "RTX 4090",
+        1,
+        HOST_64,
+        is_shown=True,
+    ),
     Planned("prototype_rtx4090_lora", "8B, LoRA", "RTX 4090", 1, HOST_64),
     Planned("prototype_rtx4090_qlora", "8B, LoRA on 4-bit weights", "RTX 4090", 1, HOST_64, is_shown=True),
     Planned("multi_rtx4090", "8B, all parameters", "RTX 4090", 2, HOST_192),
@@ -73,7 +90,14 @@ def part(planned: list[tuple[Planned, str]]) -> str:
         on_gpu, on_host = SUM.findall(text)
         speed = SPEED.search(text)
         assert speed is not None, text
-        cells = [f"`{one.recipe}.yaml`", one.what, f"{one.gpus} x {one.gpu}", on_gpu, on_host, f"{speed[1]} at {speed[2]}"]
+        cells = [
+            f"`{one.recipe}.yaml`",
+            one.what,
+            f"{one.gpus} x {one.gpu}",
+            on_gpu,
+            on_host,
+            f"{speed[1]} at {speed[2]}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     shown = (f"\n```\n$ {' '.join(quoted(one.words))}\n{text.strip()}\n```\n" for one, text in planned if one.is_shown)
     return "\n".join(lines) + "\n" + "".join(shown)

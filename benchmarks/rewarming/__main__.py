@@ -5,7 +5,7 @@ Writes benchmarks/results/rewarming.json, and the tables and the picture of docs
   python -m benchmarks.rewarming --model recipes/models/minimind/26m.yaml --general web.jsonl --shift german=german.jsonl --replay 0.25 \\
     --base-tokens 500_000_000 --tokens 200_000_000 --batch-tokens 65_536 --learning-rate 1e-3 --output results.json \\
     training.bf16=true training.per_device_train_batch_size=32 data.sequence_length=1024
-"""
+"""  # noqa: E501
 
 import argparse
 import sysconfig
@@ -39,24 +39,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rewarming", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.rewarming",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own")
-    parser.add_argument("--folder", type=Path, help="where the runs go, and what is finished is kept; by default a temporary folder")
     parser.add_argument(
-        "--output", type=Path, default=RESULTS, help="results; with another file than ours the docs stay, and its picture lies beside it"
+        "--folder", type=Path, help="where the runs go, and what is finished is kept; by default a temporary folder"
     )
-    parser.add_argument("--model", type=Path, help="a model file such as recipes/models/minimind/26m.yaml; by default the demo's model")
-    parser.add_argument("--base-tokens", type=number, default=DEFAULTS.base_tokens, help="of the base model's training")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=RESULTS,
+        help="results; with another file than ours the docs stay, and its picture lies beside it",
+    )
+    parser.add_argument(
+        "--model", type=Path, help="a model file such as recipes/models/minimind/26m.yaml; by default the demo's model"
+    )
+    parser.add_argument(
+        "--base-tokens", type=number, default=DEFAULTS.base_tokens, help="of the base model's training"
+    )
     parser.add_argument("--tokens", type=number, default=DEFAULTS.tokens, help="of continued training")
     parser.add_argument("--batch-tokens", type=number, default=DEFAULTS.batch_tokens, help="of one optimizer step")
-    parser.add_argument("--learning-rate", type=float, default=DEFAULTS.learning_rate, help="the peak; runs end at a tenth of it")
-    parser.add_argument("--evaluated-documents", type=number, default=DEFAULTS.evaluated_documents, help="of each held-out set at most")
-    parser.add_argument("--general", type=Path, help="jsonl with text of your own for the base model; by default the standard library's")
     parser.add_argument(
-        "--shift", action="append", default=[], metavar="NAME=FILE", help="jsonl of a domain, beside --general; again for more"
+        "--learning-rate", type=float, default=DEFAULTS.learning_rate, help="the peak; runs end at a tenth of it"
     )
-    parser.add_argument("--replay", type=float, default=0.25, help="share of general tokens on the way to the domains of --shift")
+    parser.add_argument(
+        "--evaluated-documents", type=number, default=DEFAULTS.evaluated_documents, help="of each held-out set at most"
+    )
+    parser.add_argument(
+        "--general",
+        type=Path,
+        help="jsonl with text of your own for the base model; by default the standard library's",
+    )
+    parser.add_argument(
+        "--shift",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="jsonl of a domain, beside --general; again for more",
+    )
+    parser.add_argument(
+        "--replay", type=float, default=0.25, help="share of general tokens on the way to the domains of --shift"
+    )
     parser.add_argument("overrides", nargs="*", help="key.path=value, any key of the recipes, for all runs")
     asked = parser.parse_intermixed_args(arguments)
     if bool(asked.general) != bool(asked.shift):
@@ -108,7 +133,9 @@ def read_text(asked: argparse.Namespace, folder: Path) -> tuple[tuple[Shift, ...
     if not asked.general:
         return SHIFTS, write_library(Path(sysconfig.get_path("stdlib")), folder)
     files = {name: Path(path) for name, _, path in (text.partition("=") for text in asked.shift)}
-    return tuple(Shift(name, path.stem, asked.replay) for name, path in files.items()), write_own({GENERAL: asked.general, **files}, folder)
+    return tuple(Shift(name, path.stem, asked.replay) for name, path in files.items()), write_own(
+        {GENERAL: asked.general, **files}, folder
+    )
 
 
 def vocabulary_size(experiment: Experiment) -> int:

@@ -1,4 +1,5 @@
-"""Text of three kinds, each in training and held-out files: what the base knows, and two domains at different distances from it."""
+"""Text of three kinds, each in training and held-out files: what the base knows, and two domains at different
+distances from it."""
 
 import hashlib
 import json
@@ -43,14 +44,17 @@ SHIFTS = (
 
 
 def write_library(library: Path, folder: Path) -> dict[str, Text]:
-    """The standard library as docstrings (general), the language reference (weak shift) and code without docstrings (strong shift).
+    """The standard library as docstrings (general), the language reference (weak shift) and code without docstrings
+    (strong shift).
 
     As in the demo's corpus a file is held out or trained on as a whole, and a passage that occurs twice is kept once.
 
     Raises:
         DataError: this Python has no language reference.
     """
-    documents: dict[tuple[str, bool], list[str]] = {(kind, part): [] for kind in (GENERAL, "weak", "strong") for part in (False, True)}
+    documents: dict[tuple[str, bool], list[str]] = {
+        (kind, part): [] for kind in (GENERAL, "weak", "strong") for part in (False, True)
+    }
     seen: set[str] = set()
     for name, kind, passages in read_library(library):
         own = "strong" if kind == "domain" else "weak" if name.startswith("topic ") else GENERAL
@@ -58,9 +62,13 @@ def write_library(library: Path, folder: Path) -> dict[str, Text]:
         documents[own, held_out] += join_passages(first_occurrences(passages, seen))
     if not documents["weak", True]:
         raise DataError(
-            f"{library} has no pydoc_data/topics.py with the language reference. Use a Python that has it, or text of your own."
+            f"{library} has no pydoc_data/topics.py with the language reference. Use a Python that has it, or text of"
+            " your own."
         )
-    return {kind: write_text(kind, documents[kind, False], documents[kind, True], folder) for kind in (GENERAL, "weak", "strong")}
+    return {
+        kind: write_text(kind, documents[kind, False], documents[kind, True], folder)
+        for kind in (GENERAL, "weak", "strong")
+    }
 
 
 def write_own(files: Mapping[str, Path], folder: Path) -> dict[str, Text]:

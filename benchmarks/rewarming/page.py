@@ -1,4 +1,5 @@
-"""`python -m benchmarks.rewarming.page`: the tables and the picture of docs/rewarming.md, made from benchmarks/results/rewarming.json."""
+"""`python -m benchmarks.rewarming.page`: the tables and the picture of docs/rewarming.md, made from
+benchmarks/results/rewarming.json."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,10 @@ from benchmarks.rewarming.results import DOMAIN, RESULTS, side
 from benchmarks.rewarming.training import BASE
 
 PAGE = Path(__file__).parents[2] / "docs" / "rewarming.md"
-BEGIN, END = "<!-- python -m benchmarks.rewarming.page: begin -->\n", "<!-- python -m benchmarks.rewarming.page: end -->\n"
+BEGIN, END = (
+    "<!-- python -m benchmarks.rewarming.page: begin -->\n",
+    "<!-- python -m benchmarks.rewarming.page: end -->\n",
+)
 
 
 def write_page() -> None:
@@ -28,7 +32,9 @@ def with_tables(text: str, results: dict[str, Any]) -> str:
 
 def tables(results: dict[str, Any]) -> str:
     """What was run, the arms of each shift, and the claims."""
-    arms = "\n".join(f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}" for shift in results["shifts"])
+    arms = "\n".join(
+        f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}" for shift in results["shifts"]
+    )
     return f"{scale_line(results)}\n\n{arms}\n{claims_table(results)}"
 
 
@@ -36,10 +42,10 @@ def scale_line(results: dict[str, Any]) -> str:
     """What all arms have in common."""
     scale = results["scale"]
     return (
-        f"Model: {scale['model']}, {scale['parameters'] / 1e6:.2f}M parameters. Base: {scale['base_tokens']:,} tokens of general "
-        f"text; continued on {scale['tokens']:,}; from scratch on both together. Steps of {scale['batch_tokens']:,} tokens. Learning "
-        f"rate: from a peak of {scale['learning_rate']:g} down to {scale['last_learning_rate']:g}, where it stays without re-warming. "
-        f"Seeds: {seeds(results)}."
+        f"Model: {scale['model']}, {scale['parameters'] / 1e6:.2f}M parameters. Base: {scale['base_tokens']:,} tokens"
+        f" of general text; continued on {scale['tokens']:,}; from scratch on both together. Steps of"
+        f" {scale['batch_tokens']:,} tokens. Learning rate: from a peak of {scale['learning_rate']:g} down to"
+        f" {scale['last_learning_rate']:g}, where it stays without re-warming. Seeds: {seeds(results)}."
     )
 
 
@@ -52,16 +58,24 @@ def shift_line(results: dict[str, Any], shift: dict[str, Any]) -> str:
     """What a shift's domain is, and what it is judged by."""
     sets = {kind: results["sets"][name] for kind, name in ((DOMAIN, shift["name"]), (GENERAL, GENERAL))}
     judged = " and ".join(
-        f"{one['held_out_documents']} documents ({one['held_out_bytes'] / 1e3:.0f} kB) of {kind} text" for kind, one in sets.items()
+        f"{one['held_out_documents']} documents ({one['held_out_bytes'] / 1e3:.0f} kB) of {kind} text"
+        for kind, one in sets.items()
     )
-    return f"**Shift: {shift['name']}** ({shift['what']}; replay {100 * shift['replay']:.0f} % of the tokens), judged by {judged}:"
+    return (
+        f"**Shift: {shift['name']}** ({shift['what']}; replay {100 * shift['replay']:.0f} % of the tokens), judged by"
+        f" {judged}:"
+    )
 
 
 def arms_table(results: dict[str, Any], shift: str) -> str:
-    """Bits per byte of both sets after each arm, with the interval of the mean over seeds, and the change against the base."""
+    """Bits per byte of both sets after each arm, with the interval of the mean over seeds, and the change against the
+    base."""
     arms = results["arms"][shift]
     lines = [
-        "| arm | tokens trained | domain, bits per byte | against the base | general, bits per byte | against the base |",
+        (
+            "| arm | tokens trained | domain, bits per byte | against the base | general, bits per byte | against the"
+            " base |"
+        ),
         f"| --- |{' ---: |' * 5}",
     ]
     for arm, figures in arms.items():

@@ -34,7 +34,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("domain")
     panels[0].set_ylabel(GENERAL)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=11, columnspacing=1.2)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=11, columnspacing=1.2
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
 

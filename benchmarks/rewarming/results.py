@@ -1,4 +1,5 @@
-"""From the runs to benchmarks/results/rewarming.json: means and intervals over seeds, and the paper's claims beside what was seen."""
+"""From the runs to benchmarks/results/rewarming.json: means and intervals over seeds, and the paper's claims beside
+what was seen."""
 
 import json
 import math
@@ -57,18 +58,26 @@ CLAIMS = (
     Claim("re-warming forgets (general, against the base)", between(REWARMING, BASE, GENERAL), ">"),
     Claim("re-warming forgets more (general, against no re-warming)", between(REWARMING, NO_REWARMING, GENERAL), ">"),
     Claim("replay forgets less (general, against re-warming alone)", between(REPLAY, REWARMING, GENERAL), "<"),
-    Claim("replay costs little of the domain (domain, against re-warming alone)", between(REPLAY, REWARMING, DOMAIN), None),
+    Claim(
+        "replay costs little of the domain (domain, against re-warming alone)",
+        between(REPLAY, REWARMING, DOMAIN),
+        None,
+    ),
     Claim("with replay it matches joint training (domain)", between(REPLAY, JOINT, DOMAIN), None),
     Claim("with replay it matches joint training (general)", between(REPLAY, JOINT, GENERAL), None),
     Claim("with replay it matches joint training (mean of both)", between(REPLAY, JOINT, DOMAIN, GENERAL), None),
 )
 
 
-def write_results(path: Path, experiment: Experiment, shifts: Sequence[Shift], results: Sequence[Result]) -> dict[str, Any]:
+def write_results(
+    path: Path, experiment: Experiment, shifts: Sequence[Shift], results: Sequence[Result]
+) -> dict[str, Any]:
     """What was measured, run by run and summed up."""
     scale = experiment.scale
     content = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in LIBRARIES},
         "scale": {
@@ -118,7 +127,9 @@ def summarize(shifts: Sequence[Shift], results: Sequence[Result]) -> dict[str, A
             figures = {DOMAIN: shift.name, GENERAL: GENERAL}
             sums = {figure: interval([runs[arm, seed][name] for seed in seeds]) for figure, name in figures.items()}
             arms[shift.name][arm] = {"tokens": next(result.tokens for result in of_shift if result.arm == arm), **sums}
-        measurements += [measure(claim, shift, [claim.figure(runs, shift.name, seed) for seed in seeds]) for claim in CLAIMS]
+        measurements += [
+            measure(claim, shift, [claim.figure(runs, shift.name, seed) for seed in seeds]) for claim in CLAIMS
+        ]
     return {"arms": arms, "measurements": measurements}
 
 
@@ -132,7 +143,8 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def measure(claim: Claim, shift: Shift, values: Sequence[float]) -> dict[str, Any]:
-    """A row of the results: met where the whole interval is on the expected side, None where it holds 0 or nothing was expected."""
+    """A row of the results: met where the whole interval is on the expected side, None where it holds 0 or nothing was
+    expected."""
     found = interval(values)
     sign = side(found)
     met = None if claim.expected is None or sign is None else sign == claim.expected

@@ -11,7 +11,13 @@ from cpt.recipe.load import load_recipe
 from cpt.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-BASE, NO_REWARMING, REWARMING, REPLAY, JOINT = "base", "no re-warming", "re-warming", "re-warming + replay", "joint from scratch"
+BASE, NO_REWARMING, REWARMING, REPLAY, JOINT = (
+    "base",
+    "no re-warming",
+    "re-warming",
+    "re-warming + replay",
+    "joint from scratch",
+)
 ARMS = (NO_REWARMING, REWARMING, REPLAY, JOINT)
 FLOOR = 0.1  # the last learning rate as a share of the peak: of the base, and of every arm whose rate falls
 WARMUP_SHARE = 0.05
@@ -70,7 +76,9 @@ class Experiment:
         base_tokens, tokens = self.scale.base_tokens, self.scale.tokens
         if arm == JOINT:
             together = base_tokens + tokens
-            return self.run(arm, shift, seed, together, {GENERAL: base_tokens / together, shift.name: tokens / together})
+            return self.run(
+                arm, shift, seed, together, {GENERAL: base_tokens / together, shift.name: tokens / together}
+            )
         replay = {GENERAL: shift.replay} if arm == REPLAY else {}
         return self.run(arm, shift, seed, tokens, {shift.name: 1 - sum(replay.values()), **replay})
 
@@ -78,8 +86,13 @@ class Experiment:
         """Train it, unless it is finished already, and read what came of it."""
         scale = self.scale
         name = f"{f'{shift.name}-' if shift else ''}{arm.replace(' + ', '-').replace(' ', '_')}-seed{seed}"
-        sources = [{"path": str(self.texts[kind].train), "name": kind, "weight": share} for kind, share in shares.items()]
-        sets = [{"path": str(text.held_out), "name": kind, "max_documents": scale.evaluated_documents} for kind, text in self.texts.items()]
+        sources = [
+            {"path": str(self.texts[kind].train), "name": kind, "weight": share} for kind, share in shares.items()
+        ]
+        sets = [
+            {"path": str(text.held_out), "name": kind, "max_documents": scale.evaluated_documents}
+            for kind, text in self.texts.items()
+        ]
         if arm in (BASE, JOINT):
             recipe, start = RECIPES / "demo" / "pretrain.yaml", self.from_scratch()
         else:
@@ -95,13 +108,18 @@ class Experiment:
             f"data.sources={json.dumps(sources)}",
             f"evaluation.perplexity={json.dumps(sets)}",
         ]
-        loaded = load_recipe(recipe, [*overrides, *schedule(arm, tokens, scale.learning_rate), *start, *scale.overrides])
+        loaded = load_recipe(
+            recipe, [*overrides, *schedule(arm, tokens, scale.learning_rate), *start, *scale.overrides]
+        )
         bits = read_course(train(loaded).parent / "metrics.jsonl")[-1].bits_per_byte
         return Result(arm, shift.name if shift else None, seed, tokens, bits)
 
     def from_scratch(self) -> list[str]:
         """Overrides of a run that starts with new weights."""
-        return [f"tokenizer.path={self.tokenizer}", *([f"model={self.scale.model.resolve()}"] if self.scale.model else [])]
+        return [
+            f"tokenizer.path={self.tokenizer}",
+            *([f"model={self.scale.model.resolve()}"] if self.scale.model else []),
+        ]
 
 
 def schedule(arm: str, tokens: int, peak: float) -> list[str]:

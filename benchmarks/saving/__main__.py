@@ -1,10 +1,13 @@
-"""`python -m benchmarks.saving`: what hash, fsync and rename add to a save, and how long a save in the background holds training up.
+"""`python -m benchmarks.saving`: what hash, fsync and rename add to a save, and how long a save in the background
+holds training up.
 
-A run is saved by turns as the Trainer does, as we do, as we would without hashes and fsync, and behind the training; medians and quartiles
-of paired rounds, by the clock and by the processors' time of all processes, which other work on the machine disturbs less. The Trainer does
-not wait for the disk: its save is compared as it is, and together with an fsync of its files after it, which a save needs to stand a
-power cut. The stall is what the training thread waits for: the snapshot, and the copies where they are not complete when the next update
-begins. 10 minutes on 4 idle cores, 6 GiB of memory and 3 GiB of disk; writes benchmarks/results/saving.json.
+A run is saved by turns as the Trainer does, as we do, as we would without hashes and fsync, and behind the training;
+medians and quartiles of paired rounds, by the clock and by the processors' time of all processes, which other work on
+the machine disturbs less. The Trainer does
+not wait for the disk: its save is compared as it is, and together with an fsync of its files after it, which a save
+needs to stand a power cut. The stall is what the training thread waits for: the snapshot, and the copies where they
+are not complete when the next update begins. 10 minutes on 4 idle cores, 6 GiB of memory and 3 GiB of disk; writes
+benchmarks/results/saving.json.
 """
 
 import argparse
@@ -40,8 +43,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.saving", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.1, help="of a checkpoint")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--way", choices=WAYS, help="measure this one alone; the others' samples stay as they are in the results")
-    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder")
+    parser.add_argument(
+        "--way", choices=WAYS, help="measure this one alone; the others' samples stay as they are in the results"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder"
+    )
     asked = parser.parse_args()
     samples: dict[str, Samples] = json.loads(RESULTS.read_text())["samples"] if asked.way else {}
     with tempfile.TemporaryDirectory(dir=asked.folder) as temporary:
@@ -57,7 +64,13 @@ def measure(folder: Path, name: str, gigabytes: float, rounds: int) -> Samples:
     recipe = write_recipe(folder, stage, rounds=rounds + 1, gigabytes=gigabytes)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     words = [*(launcher if processes > 1 else [sys.executable]), program.__file__, str(recipe), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
     samples: Samples = json.loads(out.read_text())
     return samples
@@ -72,8 +85,19 @@ def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float)
     (folder / "corpus.txt").write_text("\n".join(texts))
     if not (folder / "tokenizer").exists():
         train_bpe(texts, 270, folder / "tokenizer")
-    shape = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": layers, "num_attention_heads": 16}
-    config = {"model_type": "llama", **shape, "num_key_value_heads": 16, "vocab_size": VOCABULARY, "max_position_embeddings": ROW}
+    shape = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+    }
+    config = {
+        "model_type": "llama",
+        **shape,
+        "num_key_value_heads": 16,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": ROW,
+    }
     training: dict[str, Any] = {
         "per_device_train_batch_size": ROWS_PER_STEP // (1 if stage is None else 2),
         "use_cpu": True,
@@ -83,7 +107,11 @@ def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float)
         zero: dict[str, Any] = {"stage": stage}
         if stage == 3:
             zero |= {"stage3_gather_16bit_weights_on_model_save": True}
-        batch = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+        batch = {
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+        }
         training |= {"bf16": True, "deepspeed": {**batch, "bf16": {"enabled": "auto"}, "zero_optimization": zero}}
     sections = {
         "name": "saving",
@@ -106,7 +134,9 @@ def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "deepspeed", "safetensors", "xxhash")},
+        "libraries": {
+            name: metadata.version(name) for name in ("torch", "transformers", "deepspeed", "safetensors", "xxhash")
+        },
         "measurements": [row for name, rounds in samples.items() for row in rows_of(name, rounds)],
         "samples": samples,
     }
@@ -120,15 +150,21 @@ def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
     stalls = [one["held"] + one["waited"] for one in rounds]
     at_once = [one["held"] + one["copying"] for one in rounds]
     ours, theirs, bare = (column(rounds, key) for key in ("ours", "theirs", "bare"))
-    ours_worked, theirs_worked, bare_worked = (column(rounds, f"{key}_processor") for key in ("ours", "theirs", "bare"))
+    ours_worked, theirs_worked, bare_worked = (
+        column(rounds, f"{key}_processor") for key in ("ours", "theirs", "bare")
+    )
     alone, beside = column(rounds, "step"), column(rounds, "step_beside")
     return [
         measurement(f"{added} to the Trainer's save", ADDED, more(ours, theirs), "%"),
         measurement(f"{added} to the Trainer's save and fsync of its files", ADDED, more(ours, durable), "%"),
         measurement(f"{added} to the Trainer's save, processor time", ADDED, more(ours_worked, theirs_worked), "%"),
         measurement(f"{added} to our own save without them", None, more(ours, bare), "%"),
-        measurement(f"{added} to our own save without them, processor time", None, more(ours_worked, bare_worked), "%"),
-        measurement(f"{way}: stall of a save in the background, beside a blocking one", STALL, share(stalls, ours), "%"),
+        measurement(
+            f"{added} to our own save without them, processor time", None, more(ours_worked, bare_worked), "%"
+        ),
+        measurement(
+            f"{way}: stall of a save in the background, beside a blocking one", STALL, share(stalls, ours), "%"
+        ),
         measurement(f"{way}: the same, if the next update came at once", None, share(at_once, ours), "%"),
         measurement(f"{way}: the Trainer's save", None, theirs, "seconds"),
         measurement(f"{way}: fsync of its files after it", None, column(rounds, "syncing_theirs"), "seconds"),

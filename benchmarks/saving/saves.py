@@ -1,8 +1,9 @@
-"""Train, and save as the Trainer does, as we do, and behind the training: RECIPE OUT; by torchrun on several processes.
+"""Train, and save as the Trainer does, as we do, and behind the training: RECIPE OUT; by torchrun on several
+processes.
 
-Every other step is saved in all ways, in an order that changes from round to round: each save into an empty folder, on a disk that has
-nothing else left to write, with memory at hand for what the system holds of it. The last of them is behind the training, and the step
-after it goes on meanwhile.
+Every other step is saved in all ways, in an order that changes from round to round: each save into an empty folder, on
+a disk that has nothing else left to write, with memory at hand for what the system holds of it. The last of them is
+behind the training, and the step after it goes on meanwhile.
 """
 
 import json
@@ -66,7 +67,7 @@ class InAllWays(TrainerCallback):
         else:
             self.end_behind(seconds)
 
-    # --- the ways -----------------------------------------------------------------------------------------------------------------------
+    # --- the ways ----------------------------------------------------------------------------------------------------
 
     def save_theirs(self) -> None:
         """As the Trainer does, which does not wait for the disk; then the wait."""
@@ -97,7 +98,7 @@ class InAllWays(TrainerCallback):
         sample["copying"] = self.copying
         assert self.trainer.save_failure is None, self.trainer.save_failure
 
-    # --- how they are measured ----------------------------------------------------------------------------------------------------------
+    # --- how they are measured ---------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -155,14 +156,17 @@ def neither_hashed_nor_durable() -> Iterator[None]:
     unhashed = mock.patch.object(transaction, "hash_durably", lambda path: FileEntry(path.stat().st_size, ""))
     undigested = mock.patch.object(writing, "xxh3_128", NoDigest)
     unsynced = mock.patch.multiple(os, fsync=nothing, fdatasync=nothing)
-    undurable = mock.patch.object(transaction, "make_durable", nothing), mock.patch.object(manifest, "make_durable", nothing)
+    undurable = (
+        mock.patch.object(transaction, "make_durable", nothing),
+        mock.patch.object(manifest, "make_durable", nothing),
+    )
     with unhashed, undigested, unsynced, undurable[0], undurable[1]:
         yield
 
 
 def bring_memory(size: int) -> None:
-    """Use memory and free it: a virtual machine may have given what was free for seconds to its host, and getting it back takes as long
-    as a save, which whichever save came first would pay for."""
+    """Use memory and free it: a virtual machine may have given what was free for seconds to its host, and getting it
+    back takes as long as a save, which whichever save came first would pay for."""
     torch.empty(size, dtype=torch.uint8).fill_(1)
 
 
@@ -195,7 +199,13 @@ def main() -> None:
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, budget=recipe.budget)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data, deepspeed=launch.deepspeed_config)
-    model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), mixed_precision=arguments.bf16)
+    model = build_model(
+        recipe.model,
+        tokenizer,
+        seed=recipe.seed,
+        dtype=weights_dtype(recipe, arguments),
+        mixed_precision=arguments.bf16,
+    )
     trainer = build_trainer(recipe, model, tokenizer, data, arguments)
     assert isinstance(trainer, CPTTrainer)
     ways = InAllWays(trainer)

@@ -1,8 +1,9 @@
-"""What does the data's index cost at two billion to two trillion tokens? `python -m benchmarks.scale`: 15 minutes on a core, 5 GB of disk.
+"""What does the data's index cost at two billion to two trillion tokens? `python -m benchmarks.scale`: 15 minutes on a
+core, 5 GB of disk.
 
-For each size a store is laid out (`tables.py`), then processes start on it as those of a run do, and look rows up (`start.py`). Every
-figure is of cpt's own code on files as they would be; only the tokens say nothing. Writes benchmarks/results/scale.json; then
-`python -m benchmarks.scale.page` writes docs/scaling.md's table and plot.
+For each size a store is laid out (`tables.py`), then processes start on it as those of a run do, and look rows up
+(`start.py`). Every figure is of cpt's own code on files as they would be; only the tokens say nothing. Writes
+benchmarks/results/scale.json; then `python -m benchmarks.scale.page` writes docs/scaling.md's table and plot.
 """
 
 import argparse
@@ -47,11 +48,19 @@ def measure(folder: Path, tokens: int) -> dict[str, Any]:
     rmtree(folder)
     cell = {
         "tokens": tokens,
-        **{name: with_tables[0][name] for name in ("rows", "windows", "shards", "files", "documents", "state", "off_points")},
+        **{
+            name: with_tables[0][name]
+            for name in ("rows", "windows", "shards", "files", "documents", "state", "off_points")
+        },
         "index": index,
-        **{name: median(one[name] for one in with_tables) for name in ("copy", "start", "first_batch", "lookup_anywhere", "lookup_next")},
+        **{
+            name: median(one[name] for one in with_tables)
+            for name in ("copy", "start", "first_batch", "lookup_anywhere", "lookup_next")
+        },
         **{name: median(one[name] for one in with_tables) for name in ("memory_start", "memory_read")},
-        "resume": [median(one["resumes"][place] for one in with_tables) for place in range(len(with_tables[0]["resumes"]))],
+        "resume": [
+            median(one["resumes"][place] for one in with_tables) for place in range(len(with_tables[0]["resumes"]))
+        ],
         "by_files": {name: median(one[name] for one in by_files) for name in ("copy", "start", "memory_start")},
     }
     print(f"{tokens:,} tokens: start {cell['start']:.2f} s, {cell['memory_start'] / 2**20:.0f} MiB", flush=True)
@@ -75,7 +84,9 @@ def index_bytes(folder: Path) -> dict[str, float]:
     for link in [*packings, *shards]:
         target = link.readlink()
         if target not in size:
-            size[target] = size_of(target) - ((target / "tokens.bin").stat().st_size if (target / "tokens.bin").exists() else 0)
+            size[target] = size_of(target) - (
+                (target / "tokens.bin").stat().st_size if (target / "tokens.bin").exists() else 0
+            )
     return {
         "packing": sum(size[link.readlink()] for link in packings),
         "documents": sum(size[link.readlink()] for link in shards),
@@ -93,7 +104,9 @@ def results_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
     resume = median(last["resume"]) / last["copy"] / (median(first["resume"]) / first["copy"])
     lookup = last["lookup_anywhere"] / last["copy"] / (first["lookup_anywhere"] / first["copy"])
     trend = median(last["resume"][-5:]) / median(last["resume"][1:6])
-    off = max(value for cell in cells for part, value in cell["off_points"].items() if float(part) * cell["rows"] > 10_000)
+    off = max(
+        value for cell in cells for part, value in cell["off_points"].items() if float(part) * cell["rows"] > 10_000
+    )
     rows = [
         ("shares of tokens, largest difference from those asked, after 10,000 rows", OFF_POINTS, off, "points"),
         (f"first batch at any row, {times:,.0f} times as many tokens", RESUME_GROWTH, resume, "times as long"),

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.scale.page`: the tables of docs/scaling.md and its plot, made from benchmarks/results/scale.json."""
+"""`python -m benchmarks.scale.page`: the tables of docs/scaling.md and its plot, made from
+benchmarks/results/scale.json."""
 
 import json
 from pathlib import Path
@@ -23,7 +24,12 @@ def write_page() -> None:
 
 def part(results: dict[str, Any]) -> str:
     """What there is, what it costs, and what was asked of it."""
-    return "\n".join(map(as_table, (what_there_is(results["cells"]), what_it_costs(results["cells"]), targets(results["measurements"]))))
+    return "\n".join(
+        map(
+            as_table,
+            (what_there_is(results["cells"]), what_it_costs(results["cells"]), targets(results["measurements"])),
+        )
+    )
 
 
 def what_there_is(cells: list[dict[str, Any]]) -> list[list[str]]:
@@ -46,7 +52,8 @@ def what_there_is(cells: list[dict[str, Any]]) -> list[list[str]]:
     ):
         lines.append([name, *(in_units(cell["index"][key]) for cell in cells)])
     index = [
-        sum(cell["index"][key] for key in ("documents", "packing", "manifests", "windows")) / cell["index"]["tokens"] for cell in cells
+        sum(cell["index"][key] for key in ("documents", "packing", "manifests", "windows")) / cell["index"]["tokens"]
+        for cell in cells
     ]
     return [*lines, ["all of the index beside the tokens", *(f"{share:.2%}" for share in index)]]
 
@@ -56,16 +63,33 @@ def what_it_costs(cells: list[dict[str, Any]]) -> list[list[str]]:
     lines = [["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]]
     lines.append(["start of a process", *times(cells, [cell["start"] / cell["copy"] for cell in cells])])
     lines.append(
-        ["the same, were each window's file read", *times(cells, [one["start"] / one["copy"] for one in by_files(cells)], of_tables(cells))]
+        [
+            "the same, were each window's file read",
+            *times(cells, [one["start"] / one["copy"] for one in by_files(cells)], of_tables(cells)),
+        ]
     )
-    lines.append(["first batch of a new process, at any row", *times(cells, [median(cell["resume"]) / cell["copy"] for cell in cells])])
+    lines.append(
+        [
+            "first batch of a new process, at any row",
+            *times(cells, [median(cell["resume"]) / cell["copy"] for cell in cells]),
+        ]
+    )
     lines.append(["a row anywhere", *times(cells, [cell["lookup_anywhere"] / cell["copy"] for cell in cells])])
     lines.append(["the next row", *times(cells, [cell["lookup_next"] / cell["copy"] for cell in cells])])
-    lines.append(["memory of a process after its start", *(f"{cell['memory_start'] / 2**20:,.0f} MiB" for cell in cells)])
-    lines.append(["the same, were each window's file read", *(f"{one['memory_start'] / 2**20:,.0f} MiB" for one in by_files(cells))])
+    lines.append(
+        ["memory of a process after its start", *(f"{cell['memory_start'] / 2**20:,.0f} MiB" for cell in cells)]
+    )
+    lines.append(
+        [
+            "the same, were each window's file read",
+            *(f"{one['memory_start'] / 2**20:,.0f} MiB" for one in by_files(cells)),
+        ]
+    )
     lines.append(["memory after rows from anywhere", *(f"{cell['memory_read'] / 2**20:,.0f} MiB" for cell in cells)])
     lines.append(["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)])
-    lines.append(["shares of tokens at the end, off by points", *(f"{cell['off_points']['1.0']:.3f}" for cell in cells)])
+    lines.append(
+        ["shares of tokens at the end, off by points", *(f"{cell['off_points']['1.0']:.3f}" for cell in cells)]
+    )
     return lines
 
 
@@ -82,7 +106,9 @@ def of_tables(cells: list[dict[str, Any]]) -> float:
 def times(cells: list[dict[str, Any]], values: list[float], unit: float | None = None) -> list[str]:
     """Values beside that of the smallest size."""
     return [
-        f"{value / (unit or values[0]):.2g} x" if value < 100 * (unit or values[0]) else f"{value / (unit or values[0]):.0f} x"
+        f"{value / (unit or values[0]):.2g} x"
+        if value < 100 * (unit or values[0])
+        else f"{value / (unit or values[0]):.0f} x"
         for value in values
     ]
 
@@ -93,7 +119,10 @@ def targets(measurements: list[dict[str, Any]]) -> list[list[str]]:
     for row in measurements:
         is_bytes = row["unit"] == "bytes"
         bound = float(row["target"].removeprefix("<= "))
-        shown = [f"{number / 2**20:,.0f} MiB" if is_bytes else f"{number:.2g} {row['unit']}" for number in (bound, row["measured"])]
+        shown = [
+            f"{number / 2**20:,.0f} MiB" if is_bytes else f"{number:.2g} {row['unit']}"
+            for number in (bound, row["measured"])
+        ]
         lines.append([row["name"], *shown, "yes" if row["met"] else "no"])
     return lines
 
@@ -134,9 +163,16 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
     left.plot(tokens, before, marker="o", linestyle=":", color="grey", label="start, were each window's file read")
     left.plot(tokens, [number / tokens[0] for number in tokens], color="lightgrey", label="as many times as tokens")
     left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="time, beside the smallest size")
-    for name, key in (("packing", "packing"), ("documents", "documents"), ("lists of shards", "manifests"), ("windows", "windows")):
+    for name, key in (
+        ("packing", "packing"),
+        ("documents", "documents"),
+        ("lists of shards", "manifests"),
+        ("windows", "windows"),
+    ):
         right.plot(tokens, [cell["index"][key] for cell in cells], marker="o", label=f"{name}, on the disk")
-    right.plot(tokens, [cell["memory_start"] for cell in cells], marker="s", color="black", label="memory of a process")
+    right.plot(
+        tokens, [cell["memory_start"] for cell in cells], marker="s", color="black", label="memory of a process"
+    )
     right.set(xscale="log", yscale="log", xlabel="tokens", ylabel="bytes")
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=7)

@@ -1,7 +1,9 @@
-"""A process of a run as far as its data go: `python -m benchmarks.scale.start FOLDER TOKENS [--by-files]` starts, and looks rows up.
+"""A process of a run as far as its data go: `python -m benchmarks.scale.start FOLDER TOKENS [--by-files]` starts, and
+looks rows up.
 
-Prints JSON: seconds of processor time, those of a numpy copy in the same process among them, and bytes of memory. --by-files takes the
-tables of windows away for good, so that each window's own file is read, as it was done before there were tables.
+Prints JSON: seconds of processor time, those of a numpy copy in the same process among them, and bytes of memory.
+--by-files takes the tables of windows away for good, so that each window's own file is read, as it was done before
+there were tables.
 """
 
 import argparse
@@ -77,7 +79,10 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
         asked = [report.share for report in prepared.sources]
         found["off_points"] = {
             str(part): 100
-            * max(abs(a - b) for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True))
+            * max(
+                abs(a - b)
+                for a, b in zip(asked, realised_shares(rows, prepared.windowed, int(part * number)), strict=True)
+            )
             for part in (0.001, 0.01, 0.1, 1.0)
         }
     return found
@@ -85,12 +90,16 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
 
 def build(folder: Path, tokens: int, some: object) -> PreparedData:
     """What each process of a run does with the recipe's data."""
-    return build_data(data_of(folder), some, seed=SEED, evaluation=evaluation(), budget=budget_of(tokens), cache_dir=folder / "cache")  # type: ignore[arg-type]
+    return build_data(
+        data_of(folder), some, seed=SEED, evaluation=evaluation(), budget=budget_of(tokens), cache_dir=folder / "cache"
+    )  # type: ignore[arg-type]
 
 
 def opened_anew(prepared: PreparedData) -> MixtureRows:
     """The same rows as a process has them that has just started, and read none."""
-    rows = MixtureRows([reopen(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED)
+    rows = MixtureRows(
+        [reopen(*one.__reduce__()[1]) for one in prepared.windowed], [1.0] * len(prepared.windowed), SEED
+    )
     rows.turns = prepared.rows.turns
     return rows
 

@@ -1,8 +1,9 @@
 """A prepared store of any number of tokens, as far as an index sees it: everything but what the tokens say.
 
-The sources' files are there with their names and sizes, and hold nothing (they are sparse). How they are cut into shards and windows is
-what cpt itself works out of them. A few shards are drawn, with the lengths of documents that such text has, and a few windows of them are
-packed by cpt's own packing; all others are links to these, under the names that cpt looks for. So each row of each window can be asked for.
+The sources' files are there with their names and sizes, and hold nothing (they are sparse). How they are cut into
+shards and windows is what cpt itself works out of them. A few shards are drawn, with the lengths of documents that
+such text has, and a few windows of them are packed by cpt's own packing; all others are links to these, under the
+names that cpt looks for. So each row of each window can be asked for.
 """
 
 import json
@@ -73,7 +74,10 @@ def data_of(folder: Path) -> Data:
 
 def budget_of(tokens: int) -> Budget:
     """All tokens once, as far as shares allow."""
-    return Budget(tokens=int(0.98 * tokens), global_batch_tokens=min(4_194_304, tokens // 1000 // SEQUENCE_LENGTH * SEQUENCE_LENGTH))
+    return Budget(
+        tokens=int(0.98 * tokens),
+        global_batch_tokens=min(4_194_304, tokens // 1000 // SEQUENCE_LENGTH * SEQUENCE_LENGTH),
+    )
 
 
 def make_store(folder: Path, tokens: int) -> None:
@@ -118,7 +122,9 @@ def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: Docu
         rows.window_folder(window).symlink_to(packed)
         before = entries[-1] if entries else START
         digest = key_of({"before": before.digest, "own": known.own_digest})
-        entries.append(replace(known, first_row=before.end, tokens_before=before.tokens_before + before.tokens, digest=digest))
+        entries.append(
+            replace(known, first_row=before.end, tokens_before=before.tokens_before + before.tokens, digest=digest)
+        )
         rows.entry_file(window).write_text(json.dumps(asdict(entries[-1])))
         documents += known.documents
     write_table(rows.folder, entries)
@@ -127,7 +133,16 @@ def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: Docu
     listed = dict(shards[number] for number in range(len(source.plan.shards)))
     made_from = {"source": source.work.source.path, "tokenizer": encoder.name, "engine": "none"}
     description = SourceDescription(
-        source.name, documents, last.tokens_before + last.tokens, listed, {}, {}, last.longest, files, made_from, source.work.on_bad_row
+        source.name,
+        documents,
+        last.tokens_before + last.tokens,
+        listed,
+        {},
+        {},
+        last.longest,
+        files,
+        made_from,
+        source.work.on_bad_row,
     )
     (source.folder / DESCRIPTION).write_text(as_text(description))
 
@@ -175,7 +190,9 @@ def lengths_of(kind: Kind, draw: np.random.Generator) -> np.ndarray:
     """Tokens of the documents of a shard."""
     wanted = round(16 * 2**20 / kind.bytes_per_token)
     mean = kind.median_tokens * np.exp(kind.spread**2 / 2)
-    lengths = np.maximum(8, draw.lognormal(np.log(kind.median_tokens), kind.spread, 64 + round(2 * wanted / mean)).astype(np.int64))
+    lengths = np.maximum(
+        8, draw.lognormal(np.log(kind.median_tokens), kind.spread, 64 + round(2 * wanted / mean)).astype(np.int64)
+    )
     return lengths[: max(1, int(np.searchsorted(lengths.cumsum(), wanted)))]
 
 
@@ -194,13 +211,16 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
 
 
 def realised_shares(rows: MixtureRows, windowed: list[WindowedRows], number: int) -> list[float]:
-    """Each source's share of the tokens in the first `number` rows, from what is in each window; in a window as in all of it."""
+    """Each source's share of the tokens in the first `number` rows, from what is in each window; in a window as in all
+    of it."""
     tokens = []
     for source, count in zip(windowed, rows.turns.counts(number), strict=True):
         table = source.table
         assert table is not None and source.total is not None
         inside = np.clip(count % source.total.rows - table["first_row"], 0, table["rows"]) / table["rows"]
-        tokens.append(count // source.total.rows * table["tokens_in_rows"].sum() + (inside * table["tokens_in_rows"]).sum())
+        tokens.append(
+            count // source.total.rows * table["tokens_in_rows"].sum() + (inside * table["tokens_in_rows"]).sum()
+        )
     return [float(one / sum(tokens)) for one in tokens]
 
 

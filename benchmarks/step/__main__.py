@@ -1,9 +1,10 @@
-"""`python -m benchmarks.step`: what the host does in a step besides the model's own operations. Two minutes on one core.
+"""`python -m benchmarks.step`: what the host does in a step besides the model's own operations. Two minutes on one
+core.
 
-A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all default guards and
-monitors on. The three take turns of some steps each, so that whatever else the machine does meets all of them; a turn of ours beside the
-loop's turn just before it is one pair. Processor time. Writes benchmarks/results/step.json,
-docs/pictures/step.png and a part of docs/step.md.
+A toy model, so small that the host is the limit, is trained by a bare loop, by the plain Trainer and by ours with all
+default guards and monitors on. The three take turns of some steps each, so that whatever else the machine does meets
+all of them; a turn of ours beside the loop's turn just before it is one pair. Processor time. Writes
+benchmarks/results/step.json, docs/pictures/step.png and a part of docs/step.md.
 """
 
 import argparse
@@ -94,7 +95,11 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
         if name != BARE:
             pairs = [turn / beside for turn, beside in zip(turns, bare, strict=True)]
             target = TARGET if name == "cpt" else None
-            rows.append(measurement(f"{name} beside {BARE}: processor time of a step, {len(pairs)} pairs", target, pairs, "ratio"))
+            rows.append(
+                measurement(
+                    f"{name} beside {BARE}: processor time of a step, {len(pairs)} pairs", target, pairs, "ratio"
+                )
+            )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
@@ -109,11 +114,16 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
 
 def part(results: dict[str, Any]) -> str:
     """That of docs/step.md."""
-    lines = ["| processor time of a step, where the host is the limit | target | median | quartiles |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        "| processor time of a step, where the host is the limit | target | median | quartiles |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for row in results["measurements"]:
         if row["unit"] == "ratio":
             low, high = row["quartiles"]
-            lines.append(f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |")
+            lines.append(
+                f"| {row['name']} | {row['target'] or ''} | {row['measured']:.3f} | {low:.3f} to {high:.3f} |"
+            )
     return "\n".join(lines) + "\n\n![Each turn beside the bare loop's turn before it](pictures/step.png)\n"
 
 
@@ -127,7 +137,12 @@ def draw(samples: dict[str, list[float]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 3.2))
     for name, turns in samples.items():
         if name != BARE:
-            axes.plot([turn / beside for turn, beside in zip(turns, samples[BARE], strict=True)], ".", markersize=4, label=name)
+            axes.plot(
+                [turn / beside for turn, beside in zip(turns, samples[BARE], strict=True)],
+                ".",
+                markersize=4,
+                label=name,
+            )
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.axhline(TARGET, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xlabel="turn", ylabel="processor time beside a bare loop's")

@@ -1,4 +1,5 @@
-"""Train by turns: SYSTEM FOLDER TURNS STEPS. Each line on standard input is a turn, answered by the processor seconds of its steps."""
+"""Train by turns: SYSTEM FOLDER TURNS STEPS. Each line on standard input is a turn, answered by the processor seconds
+of its steps."""
 
 import sys
 import time
@@ -35,7 +36,8 @@ CONFIG = {
 
 
 class Turns(TrainerCallback):
-    """Waits for its turn, and answers with what the steps since the last one took: what threads did while it waited counts too."""
+    """Waits for its turn, and answers with what the steps since the last one took: what threads did while it waited
+    counts too."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -75,10 +77,19 @@ def recipe_of(folder: Path, steps: int) -> Recipe:
         "output_dir": str(folder / "runs"),
         "model": {"from_scratch": True, "config": CONFIG},
         "tokenizer": {"path": str(folder / "tokenizer")},
-        "data": {"sequence_length": TOKENS_PER_ROW, "packing": "concatenate", "sources": [{"path": str(folder / "corpus.jsonl")}]},
+        "data": {
+            "sequence_length": TOKENS_PER_ROW,
+            "packing": "concatenate",
+            "sources": [{"path": str(folder / "corpus.jsonl")}],
+        },
         "budget": {"tokens": steps * TOKENS_PER_ROW},
         "optimizer": {"name": "adamw", "learning_rate": RATE},
-        "training": {"per_device_train_batch_size": 1, "max_grad_norm": CLIPPED_AT, "logging_steps": LOGGED_EVERY, "use_cpu": True},
+        "training": {
+            "per_device_train_batch_size": 1,
+            "max_grad_norm": CLIPPED_AT,
+            "logging_steps": LOGGED_EVERY,
+            "use_cpu": True,
+        },
     }
     return Recipe.model_validate(sections)
 
@@ -91,7 +102,9 @@ def ours(folder: Path, steps: int, turns: Turns) -> None:
     run = folder / "runs" / "step"
     run.mkdir(parents=True, exist_ok=True)
     with Preemption() as preemption, Heartbeat(run) as heartbeat:
-        trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, seed=1), tokenizer, data, watchers=(heartbeat, preemption))
+        trainer = build_trainer(
+            recipe, build_model(recipe.model, tokenizer, seed=1), tokenizer, data, watchers=(heartbeat, preemption)
+        )
         trainer.add_callback(turns)
         trainer._save_checkpoint = lambda *_: None  # type: ignore[method-assign]
         trainer.train()
@@ -123,7 +136,9 @@ def plain_trainer(folder: Path, steps: int, turns: Turns) -> None:
     )
     optimizer = torch.optim.AdamW(groups, lr=RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    trainer = Trainer(model, arguments, train_dataset=Rows(steps, row), optimizers=(optimizer, schedule), callbacks=[turns])
+    trainer = Trainer(
+        model, arguments, train_dataset=Rows(steps, row), optimizers=(optimizer, schedule), callbacks=[turns]
+    )
     trainer.log = lambda *_, **__: None  # type: ignore[method-assign]  # it would print
     trainer.train()
 
@@ -143,7 +158,11 @@ def bare_loop(folder: Path, steps: int, turns: Turns) -> None:
         turns.end(step)
 
 
-SYSTEMS: dict[str, Callable[[Path, int, Turns], None]] = {"a bare loop": bare_loop, "the plain Trainer": plain_trainer, "cpt": ours}
+SYSTEMS: dict[str, Callable[[Path, int, Turns], None]] = {
+    "a bare loop": bare_loop,
+    "the plain Trainer": plain_trainer,
+    "cpt": ours,
+}
 
 
 def main(system: str, folder: Path, turns: int, steps: int) -> None:

@@ -82,7 +82,8 @@ def simulate(case: tuple[str, str, str, float, int], seed: list[int], sets: int)
         for _ in range(RUNS):
             noise = math.sqrt(1 - correlation**2) * CHANGES[change](draw, count) + correlation * (logs[chosen] - drift)
             same, worse = (
-                bits_per_byte_difference([before], [replace(before, nats=nats * (1 + truth + SPREAD * noise))]) for truth in (0.0, 0.05)
+                bits_per_byte_difference([before], [replace(before, nats=nats * (1 + truth + SPREAD * noise))])
+                for truth in (0.0, 0.05)
             )
             happened.append(
                 (
@@ -112,7 +113,9 @@ def results_text(rates: dict[tuple[str, str, str, float, int], dict[str, float]]
         own = {key: found for key, found in cells.items() if (key[0], key[2]) == (limit, depends)}
         covered = [mean(one["covered"] for one in found) for found in own.values()]
         for measured, end in ((min(covered), "lowest"), (max(covered), "highest")):
-            rows.append(row(f"{name}: coverage, {end} of a set's form", "92 to 98", measured, met=92 <= measured <= 98))
+            rows.append(
+                row(f"{name}: coverage, {end} of a set's form", "92 to 98", measured, met=92 <= measured <= 98)
+            )
         worked = max(mean(one["worked at 0 %"] for one in found) for found in own.values())
         rows.append(row(f"{name}: 'It worked' at a true 0 %, highest", "<= 5", worked, met=worked <= 5))
         good = max(mean(one["as good at +5 %"] for one in found) for found in own.values())

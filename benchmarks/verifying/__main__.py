@@ -1,8 +1,10 @@
-"""How long does it take to verify a checkpoint, beside `cat` of its files? `python -m benchmarks.verifying`: 2 minutes.
+"""How long does it take to verify a checkpoint, beside `cat` of its files? `python -m benchmarks.verifying`: 2
+minutes.
 
-Both read the same files by turns, each first in every other pair, so that whatever else the machine does meets both alike; medians and
-quartiles of the pairs. Warm: all of it is in memory, and only copying and hashing are left. Cold: the system's copies are dropped before
-each reading, and the disk is asked (that of a virtual machine may have copies of its own). Writes benchmarks/results/verifying.json.
+Both read the same files by turns, each first in every other pair, so that whatever else the machine does meets both
+alike; medians and quartiles of the pairs. Warm: all of it is in memory, and only copying and hashing are left. Cold:
+the system's copies are dropped before each reading, and the disk is asked (that of a virtual machine may have copies
+of its own). Writes benchmarks/results/verifying.json.
 """
 
 import argparse
@@ -30,7 +32,9 @@ Pairs = list[dict[str, float]]
 def main() -> None:
     """Measure each shape, cold and warm, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verifying", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder"
+    )
     parser.add_argument("--gib", type=float, default=1.2, help="of a checkpoint")
     parser.add_argument("--pairs", type=int, default=15)
     asked = parser.parse_args()
@@ -83,7 +87,10 @@ def measure(folder: Path, pairs: int, *, cold: bool) -> Pairs:
                 forget(files)
             wall, worked = time.perf_counter(), processor_seconds()
             way()
-            sample[way.__name__], sample[f"{way.__name__}_processor"] = time.perf_counter() - wall, processor_seconds() - worked
+            sample[way.__name__], sample[f"{way.__name__}_processor"] = (
+                time.perf_counter() - wall,
+                processor_seconds() - worked,
+            )
         samples.append(sample)
     return samples
 
@@ -108,7 +115,11 @@ def results_of(samples: dict[str, Pairs], gib: float) -> dict[str, Any]:
     for name, pairs in samples.items():
         for clock, key in (("", ""), (", processor time", "_processor")):
             ratios = [pair[f"verify{key}"] / pair[f"cat{key}"] for pair in pairs]
-            rows.append(measurement(f"{name}, {gib} GiB: verifying beside `cat`{clock}", None if key else TARGET, ratios, "ratio"))
+            rows.append(
+                measurement(
+                    f"{name}, {gib} GiB: verifying beside `cat`{clock}", None if key else TARGET, ratios, "ratio"
+                )
+            )
         for way in ("cat", "verify"):
             speeds = [gib / pair[way] for pair in pairs]
             rows.append(measurement(f"{name}, {gib} GiB: {way}", None, speeds, "GiB/s"))

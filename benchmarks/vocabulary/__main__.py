@@ -1,4 +1,5 @@
-"""`python -m benchmarks.vocabulary`: extend the demo's vocabulary for code, and judge it: about 20 minutes of one CPU core.
+"""`python -m benchmarks.vocabulary`: extend the demo's vocabulary for code, and judge it: about 20 minutes of one CPU
+core.
 
 Writes benchmarks/results/vocabulary.json and the tables of docs/vocabulary.md.
 """
@@ -27,7 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vocabulary", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="that the model's own tokens are trained on")
-    parser.add_argument("--folder", type=Path, help="where the runs go, and what is finished is kept; by default a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs go, and what is finished is kept; by default a temporary folder"
+    )
     asked = parser.parse_args()
     show_log()
     disable_progress_bar()
@@ -48,7 +51,11 @@ def measure(folder: Path, seeds: int, tokens: int) -> None:
     base = train_base(corpus, tokenizers["of prose"], folder)
     extended = extend_base(corpus, base, ADDED, folder / "extended")
     spent = budgets(corpus, base, extended, tokens)
-    results = [run_arm(arm, seed, corpus, base, extended, budget, folder) for seed in range(1, seeds + 1) for arm, budget in spent.items()]
+    results = [
+        run_arm(arm, seed, corpus, base, extended, budget, folder)
+        for seed in range(1, seeds + 1)
+        for arm, budget in spent.items()
+    ]
     starts = measure_starts(corpus, tokenizers["of prose"], ADDED, folder)
     write_results(lengths, ADDED, results, starts)
 

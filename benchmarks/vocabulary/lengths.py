@@ -25,7 +25,9 @@ def bytes_per_token(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
     return sum(len(text.encode()) for text in texts) / float(lengths.sum() - ends * len(texts))
 
 
-def measure_lengths(corpus: Corpus, tokenizers: dict[str, Path], sizes: Sequence[int] = SIZES) -> list[dict[str, float | str]]:
+def measure_lengths(
+    corpus: Corpus, tokenizers: dict[str, Path], sizes: Sequence[int] = SIZES
+) -> list[dict[str, float | str]]:
     """For each tokenizer, as it is and with so many tokens added: bytes per token of both held-out texts."""
     rows: list[dict[str, float | str]] = []
     code = texts_of(corpus, "domain", "train")

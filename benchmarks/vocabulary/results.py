@@ -54,7 +54,14 @@ def measurements(content: dict[str, Any]) -> list[dict[str, Any]]:
         by_size = {row["added"]: row for row in content["lengths"] if row["tokenizer"] == name}
         gain = 100 * (by_size[content["added"]]["domain"] / by_size[0]["domain"] - 1)
         target = ">= 10" if name == "of prose" else None
-        rows.append(measurement(f"bytes per token on held-out code, tokenizer {name}, {content['added']} tokens added", target, gain, "%"))
+        rows.append(
+            measurement(
+                f"bytes per token on held-out code, tokenizer {name}, {content['added']} tokens added",
+                target,
+                gain,
+                "%",
+            )
+        )
     own = content["arms"][OWN]
     for arm, figures in content["arms"].items():
         if arm != OWN:

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.vocabulary.table`: the tables of docs/vocabulary.md, made from benchmarks/results/vocabulary.json."""
+"""`python -m benchmarks.vocabulary.table`: the tables of docs/vocabulary.md, made from
+benchmarks/results/vocabulary.json."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,10 @@ from benchmarks.marked import with_part
 from benchmarks.vocabulary.results import OWN, RESULTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "vocabulary.md"
-BEGIN, END = "<!-- python -m benchmarks.vocabulary.table: begin -->\n", "<!-- python -m benchmarks.vocabulary.table: end -->\n"
+BEGIN, END = (
+    "<!-- python -m benchmarks.vocabulary.table: begin -->\n",
+    "<!-- python -m benchmarks.vocabulary.table: end -->\n",
+)
 
 
 def write_tables() -> None:
@@ -18,7 +22,9 @@ def write_tables() -> None:
 
 def with_tables(text: str, results: dict[str, Any]) -> str:
     """A text with its part between the markers made anew."""
-    return with_part(text, BEGIN, END, f"{lengths_table(results)}\n{arms_table(results)}\n{starts_table(results)}", PAGE.name)
+    return with_part(
+        text, BEGIN, END, f"{lengths_table(results)}\n{arms_table(results)}\n{starts_table(results)}", PAGE.name
+    )
 
 
 def lengths_table(results: dict[str, Any]) -> str:
@@ -42,22 +48,36 @@ def arms_table(results: dict[str, Any]) -> str:
     arms, own = results["arms"], results["arms"][OWN]
     seeds = int(own["seeds"])
     lines = [
-        f"| continued training ({seeds} seeds, ± their standard deviation) | tokens | MB of text | FLOPs | code, bits per byte before "
-        "| after | against own tokens | prose, after |",
+        (
+            f"| continued training ({seeds} seeds, ± their standard deviation) | tokens | MB of text | FLOPs | code,"
+            " bits per byte before | after | against own tokens | prose, after |"
+        ),
         f"| --- |{' ---: |' * 7}",
     ]
     for arm, figures in arms.items():
         change = "" if arm == OWN else f"{100 * (figures['domain_after'] / own['domain_after'] - 1):+.1f} %"
-        after = [f"{figures[f'{kind}_after']:.3f} ± {figures[f'{kind}_after_deviation']:.3f}" for kind in ("domain", "general")]
+        after = [
+            f"{figures[f'{kind}_after']:.3f} ± {figures[f'{kind}_after_deviation']:.3f}"
+            for kind in ("domain", "general")
+        ]
         cells = [arm, f"{figures['tokens']:,.0f}", f"{figures['bytes'] / 1e6:.2f}", f"{figures['flops']:.2e}"]
-        lines.append(f"| {' | '.join([*cells, format(figures['domain_before'], '.3f'), after[0], change, after[1]])} |")
+        lines.append(
+            f"| {' | '.join([*cells, format(figures['domain_before'], '.3f'), after[0], change, after[1]])} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def starts_table(results: dict[str, Any]) -> str:
     """Bits per byte before any training, by how new rows were made."""
-    lines = ["| a model with a head of its own, before any training | code, bits per byte | prose |", "| --- | ---: | ---: |"]
-    names = {OWN: "its own tokens", "mean": "extended, rows: mean", "token_distillation": "extended, rows: token distillation"}
+    lines = [
+        "| a model with a head of its own, before any training | code, bits per byte | prose |",
+        "| --- | ---: | ---: |",
+    ]
+    names = {
+        OWN: "its own tokens",
+        "mean": "extended, rows: mean",
+        "token_distillation": "extended, rows: token distillation",
+    }
     lines += [f"| {names[row['start']]} | {row['domain']:.3f} | {row['general']:.3f} |" for row in results["starts"]]
     return "\n".join(lines) + "\n"
 

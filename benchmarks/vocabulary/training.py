@@ -1,4 +1,5 @@
-"""Continue the demo's base model on code with its own tokens and with added ones: after equal bytes, and after equal compute."""
+"""Continue the demo's base model on code with its own tokens and with added ones: after equal bytes, and after equal
+compute."""
 
 import json
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ class Result:
 def train_base(corpus: Corpus, tokenizer: Path, folder: Path, *changes: str) -> Path:
     """The demo's base model, with a tokenizer of prose."""
     overrides = [*changes, f"tokenizer.path={tokenizer}", f"data.sources.0.path={corpus.files['general', 'train']}"]
-    return train(load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"output_dir={folder}", *overrides, *held_out(corpus)]))
+    return train(
+        load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"output_dir={folder}", *overrides, *held_out(corpus)])
+    )
 
 
 def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = "mean") -> Path:
@@ -59,7 +62,21 @@ def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = 
     if not output.exists():
         text = f"code={corpus.files['domain', 'train']}"
         try:
-            cpt(["tokenizer", "extend", str(base), "--text", text, "--add", str(add), "--rows", rows, "--output", str(output)])
+            cpt(
+                [
+                    "tokenizer",
+                    "extend",
+                    str(base),
+                    "--text",
+                    text,
+                    "--add",
+                    str(add),
+                    "--rows",
+                    rows,
+                    "--output",
+                    str(output),
+                ]
+            )
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -84,7 +101,9 @@ def costs(corpus: Corpus, model: Path) -> tuple[float, float]:
     """Bytes and FLOPs of one token of the training mixture."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     domain, general = (bytes_per_token(tokenizer, texts_of(corpus, kind, "train")) for kind in KINDS)
-    return DOMAIN_SHARE * domain + (1 - DOMAIN_SHARE) * general, 6.0 * count_parameters(AutoConfig.from_pretrained(model)).total
+    return DOMAIN_SHARE * domain + (1 - DOMAIN_SHARE) * general, 6.0 * count_parameters(
+        AutoConfig.from_pretrained(model)
+    ).total
 
 
 def run_arm(arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, budget: Budget, folder: Path) -> Result:
@@ -103,7 +122,9 @@ def run_arm(arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, bud
     return Result(arm, seed, budget, domain_before, domain_after, general_before, general_after)
 
 
-def continue_model(name: str, seed: int, corpus: Corpus, model: Path, tokens: int, folder: Path, *overrides: str) -> Path:
+def continue_model(
+    name: str, seed: int, corpus: Corpus, model: Path, tokens: int, folder: Path, *overrides: str
+) -> Path:
     """The demo's recipe with another model and budget."""
     paths = [f"data.sources.{i}.path={corpus.files[kind, 'train']}" for i, kind in enumerate(KINDS)]
     values = [
@@ -120,7 +141,12 @@ def continue_model(name: str, seed: int, corpus: Corpus, model: Path, tokens: in
 
 def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> list[dict[str, float | str]]:
     """Bits per byte before any training, by how the new rows were made: of a base model whose head is its own."""
-    changes = ("name=untied", "model.config.tie_word_embeddings=false", "model.parameters=null", f"budget.tokens={UNTIED_TOKENS}")
+    changes = (
+        "name=untied",
+        "model.config.tie_word_embeddings=false",
+        "model.parameters=null",
+        f"budget.tokens={UNTIED_TOKENS}",
+    )
     base = train_base(corpus, tokenizer, folder, *changes)
     rows: list[dict[str, float | str]] = []
     for start in ("own tokens", "mean", "token_distillation"):
@@ -140,5 +166,7 @@ def read_bits(run: Path) -> tuple[tuple[float, float], tuple[float, float]]:
     """Bits per byte of domain and general text, before the first and after the last step."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in lines if "eval_domain_bits_per_byte" in line]
-    first, last = ((line["eval_domain_bits_per_byte"], line["eval_general_bits_per_byte"]) for line in (found[0], found[-1]))
+    first, last = (
+        (line["eval_domain_bits_per_byte"], line["eval_general_bits_per_byte"]) for line in (found[0], found[-1])
+    )
     return first, last

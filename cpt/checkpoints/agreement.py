@@ -23,7 +23,8 @@ class SaveFailed(CheckpointError):  # noqa: N818  # it reads as what happened
     """A checkpoint was not published; every process raises the same.
 
     Args:
-        reason: storage: the disk is full, gone or read-only, so a later try may do better. not finite: the weights hold NaN or infinity.
+        reason: storage: the disk is full, gone or read-only, so a later try may do better. not finite: the weights
+            hold NaN or infinity.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -40,7 +41,8 @@ class Answer(Generic[Result]):
 
 
 class Agreement:
-    """The run's processes, connected once more, so that a thread can agree while the training uses the other connections.
+    """The run's processes, connected once more, so that a thread can agree while the training uses the other
+    connections.
 
     Args:
         timeout: how long a process waits for the others.
@@ -120,7 +122,9 @@ def reason_of(problem: BaseException) -> Reason:
         return problem.reason
     if isinstance(problem, NotFiniteError):
         return "not finite"
-    is_of_storage = isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower()
+    is_of_storage = (
+        isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower()
+    )
     return "storage" if is_of_storage else "error"
 
 

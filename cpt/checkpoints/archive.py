@@ -1,4 +1,5 @@
-"""Copies of published checkpoints in a second place, a folder or any URL that fsspec knows, made while training goes on."""
+"""Copies of published checkpoints in a second place, a folder or any URL that fsspec knows, made while training goes
+on."""
 
 import threading
 from collections import deque
@@ -39,7 +40,9 @@ class Archive:
                 self.thread.start()
         if left_out is not None:
             record_event(
-                self.run, "archive_behind", f"The archive {self.place} is slower than the run saves: {left_out.name} is not copied there."
+                self.run,
+                "archive_behind",
+                f"The archive {self.place} is slower than the run saves: {left_out.name} is not copied there.",
             )
 
     def add_missing(self, checkpoints: list[Path]) -> None:

@@ -1,4 +1,5 @@
-"""The mean of several checkpoints' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482); read tensor by tensor."""
+"""The mean of several checkpoints' weights, as LAWA and model soups take it (arXiv 2209.14981, 2203.05482); read
+tensor by tensor."""
 
 import shutil
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ BESIDE_THE_WEIGHTS = (
 
 
 def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path) -> None:
-    """Write `average/` into the run's folder where the recipe asks for it, from the last checkpoints; every process must call it."""
+    """Write `average/` into the run's folder where the recipe asks for it, from the last checkpoints; every process
+    must call it."""
     if recipe.checkpoints.average is None:
         return
     folders = complete_checkpoints(run)[-recipe.checkpoints.average :]
@@ -71,7 +73,9 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
         CheckpointError: fewer than two, not models, or of different shapes.
     """
     if len(folders) < 2:
-        raise CheckpointError("an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER")
+        raise CheckpointError(
+            "an average needs two checkpoints or more: cpt merge --method average runs/x/checkpoint-* --output FOLDER"
+        )
     models = [open_model(folder) for folder in folders]
     last = models[-1]
     for other in models[:-1]:
@@ -86,7 +90,12 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
             total += model.read(name)
         return total / len(models)
 
-    write_tensors(output, {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()}, mean, max_shard_size)
+    write_tensors(
+        output,
+        {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()},
+        mean,
+        max_shard_size,
+    )
     copy_beside(last.folder, output)
 
 
@@ -97,12 +106,16 @@ def open_model(folder: Path) -> Tensors:
         CheckpointError: it is something else.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder (looked in {Path.cwd()}). Give folders of models or of a run's checkpoints.")
+        raise CheckpointError(
+            f"{folder} is no folder (looked in {Path.cwd()}). Give folders of models or of a run's checkpoints."
+        )
     match kind_of(folder):
         case "adapter":
             raise CheckpointError(f"{folder} is an adapter. Merge it first: cpt export {folder} --output FOLDER")
         case "zero":
-            raise CheckpointError(f"{folder} holds ZeRO's parts. Put them together first: cpt export {folder} --output FOLDER")
+            raise CheckpointError(
+                f"{folder} holds ZeRO's parts. Put them together first: cpt export {folder} --output FOLDER"
+            )
         case "nothing":
             raise CheckpointError(f"{folder} holds no weights. Give folders of models or of a run's checkpoints.")
     return Tensors(folder)
@@ -125,8 +138,8 @@ def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] 
     for name, shape in one.shapes.items():
         if name not in apart_from and shape != other.shapes[name]:
             raise CheckpointError(
-                f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: they are models of "
-                "different shapes, and their weights cannot be added. Give checkpoints of one run."
+                f"{name} is {list(shape)} in {one.folder} and {list(other.shapes[name])} in {other.folder}: they are"
+                " models of different shapes, and their weights cannot be added. Give checkpoints of one run."
             )
 
 

@@ -1,8 +1,9 @@
-"""What a run has trained, by the names of its parameters: the form in which the checkpoints of one way to share a model load in another.
+"""What a run has trained, by the names of its parameters: the form in which the checkpoints of one way to share a
+model load in another.
 
-A weight is whole and as precise as it was trained (the fp32 copy, where there is one), and so are its optimizer's states. Readers of plain
-checkpoints and of ZeRO's (through DeepSpeed's universal form) are here, FSDP2's is in `fsdp_parts`. What they read goes into a plain or
-FSDP2 run by `load_kept`, into a ZeRO engine by `into_zero`.
+A weight is whole and as precise as it was trained (the fp32 copy, where there is one), and so are its optimizer's
+states. Readers of plain checkpoints and of ZeRO's (through DeepSpeed's universal form) are here, FSDP2's is in
+`fsdp_parts`. What they read goes into a plain or FSDP2 run by `load_kept`, into a ZeRO engine by `into_zero`.
 """
 
 from functools import cached_property
@@ -53,8 +54,8 @@ class PlainKept:
         numbers = [number for group in kept["param_groups"] for number in group["params"]]
         if len(numbers) != len(parameters):
             raise CheckpointError(
-                f"{checkpoint} has states of {len(numbers)} parameters, and this run trains {len(parameters)}: it is of another model. "
-                "Choose a checkpoint of this run."
+                f"{checkpoint} has states of {len(numbers)} parameters, and this run trains {len(parameters)}: it is"
+                " of another model. Choose a checkpoint of this run."
             )
         self.states = {name: kept["state"].get(number, {}) for name, number in zip(parameters, numbers, strict=True)}
         self.weights = stored_weights(checkpoint)
@@ -71,8 +72,8 @@ class PlainKept:
         stored = next((key for key in stored_names(name) if key in self.weights), None)
         if stored is None:
             raise CheckpointError(
-                f"{self.checkpoint} holds no weights called {name}: its model is saved under other names than it is trained under, so only "
-                "a run that shares the model as before can go on from it."
+                f"{self.checkpoint} holds no weights called {name}: its model is saved under other names than it is"
+                " trained under, so only a run that shares the model as before can go on from it."
             )
         return self.weights[stored]
 
@@ -142,13 +143,18 @@ def load_kept(model: nn.Module, optimizer: torch.optim.Optimizer, kept: Kept) ->
         if isinstance(optimizer, OneKernelAdamW) and state:
             layout = optimizer.layouts[parameter]
             state |= {MASTER: weight.float()} if MASTER in layout else {}
-            state |= {COMPENSATION: torch.zeros_like(weight, dtype=layout[COMPENSATION])} if COMPENSATION in layout else {}
+            state |= (
+                {COMPENSATION: torch.zeros_like(weight, dtype=layout[COMPENSATION])} if COMPENSATION in layout else {}
+            )
         if state:
-            optimizer.state[parameter] = {key: placed(value, parameter, groups[id(parameter)], optimizer) for key, value in state.items()}
+            optimizer.state[parameter] = {
+                key: placed(value, parameter, groups[id(parameter)], optimizer) for key, value in state.items()
+            }
 
 
 def names_in(kept: Kept, model: nn.Module) -> dict[str, str]:
-    """Name of each trained parameter -> the one that the checkpoint has it under: of a tied one that may be another of its names.
+    """Name of each trained parameter -> the one that the checkpoint has it under: of a tied one that may be another of
+    its names.
 
     Raises:
         CheckpointError: not all parameters that are trained are there, or others besides.
@@ -163,7 +169,8 @@ def names_in(kept: Kept, model: nn.Module) -> dict[str, str]:
     if others := lacking + sorted(found.difference(*names.values())):
         some = ", ".join(others[:3])
         raise CheckpointError(
-            f"the checkpoint is of another model: {len(others)} trained parameters do not match ({some}). Choose one of this run."
+            f"the checkpoint is of another model: {len(others)} trained parameters do not match ({some}). Choose one"
+            " of this run."
         )
     return {name: there for name, there in known.items() if there is not None}
 
@@ -190,4 +197,6 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any], optimizer
     if not isinstance(parameter, DTensor):
         return rows
     mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

@@ -10,7 +10,8 @@ from cpt.errors import CheckpointError, ResourceError
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The fp32 master weights of a ZeRO-1, 2 or 3 checkpoint, under the names that they had in the run; frozen ones where it kept them.
+    """The fp32 master weights of a ZeRO-1, 2 or 3 checkpoint, under the names that they had in the run; frozen ones
+    where it kept them.
 
     Raises:
         CheckpointError: a part is missing or damaged, or holds more than data.
@@ -47,5 +48,6 @@ def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
         raise CheckpointError(
-            f"{checkpoint} is of another model: {len(lacking)} tensors do not match ({', '.join(lacking[:3])}). Choose another."
+            f"{checkpoint} is of another model: {len(lacking)} tensors do not match ({', '.join(lacking[:3])}). Choose"
+            " another."
         )

@@ -45,7 +45,8 @@ class KeptStates(CheckpointEngine):  # type: ignore[misc]
 
 @contextmanager
 def kept_states(engine: Any, folder: Path) -> Iterator[KeptStates]:
-    """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes nothing.
+    """Within it `engine.save_checkpoint(folder, save_latest=False)` does all that processes do together, and writes
+    nothing.
 
     Args:
         engine: DeepSpeed's.
@@ -55,7 +56,9 @@ def kept_states(engine: Any, folder: Path) -> Iterator[KeptStates]:
     before = engine.checkpoint_engine
     engine.checkpoint_engine = kept
     engine._copy_recovery_script = lambda save_path: None
-    engine.zero_nvme_offload_optimizer = lambda: False  # it would copy the swapped tensors in the middle of what all do together
+    engine.zero_nvme_offload_optimizer = lambda: (
+        False
+    )  # it would copy the swapped tensors in the middle of what all do together
     try:
         yield kept
     finally:

@@ -28,7 +28,10 @@ from cpt.runs.read_back import read_object
 from cpt.runs.record import INPUTS, RECIPE, write_json
 
 ADAPTER = "adapter"
-ONLY_FOR_TRAINING = {"use_cache": True, "output_router_logits": False}  # value of the configs that a served model needs instead
+ONLY_FOR_TRAINING = {
+    "use_cache": True,
+    "output_router_logits": False,
+}  # value of the configs that a served model needs instead
 CONFIGS = ("config.json", "generation_config.json")
 
 
@@ -41,8 +44,9 @@ def export_model(
 ) -> None:
     """Write the trained model, its tokenizer and configs to `folder`, which is there whole or not at all.
 
-    Families of our own are written as the native architecture that they equal, so that nobody needs this package to load them.
-    A LoRA adapter is merged into its base, and kept beside in `adapter/`. Every process must call it: ZeRO-3 gathers from all.
+    Families of our own are written as the native architecture that they equal, so that nobody needs this package to
+    load them. A LoRA adapter is merged into its base, and kept beside in `adapter/`. Every process must call it:
+    ZeRO-3 gathers from all.
 
     Args:
         seal: called with the complete folder before it gets its name, by the main process.
@@ -57,7 +61,10 @@ def export_model(
         if is_main_process():
             shutil.rmtree(unfinished, ignore_errors=True)
         trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
-    except (OSError, SafetensorError) as failure:  # of the main process, which writes last: the others wait to hear of it below
+    except (
+        OSError,
+        SafetensorError,
+    ) as failure:  # of the main process, which writes last: the others wait to hear of it below
         problem = failure
 
     def publish_export() -> None:
@@ -74,7 +81,9 @@ def export_model(
     main_process_decides(publish_export)
 
 
-def complete(unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path) -> None:
+def complete(
+    unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path
+) -> None:
     """Add to the saved weights what others need to load and understand them."""
     if adapted:
         record_base_weights(run, unfinished / ADAPTER)
@@ -104,7 +113,11 @@ def not_exported(folder: Path, failure: OSError | SafetensorError) -> Checkpoint
     """What went wrong, and that nothing of the training is lost."""
     newest = published_in(folder.parent)[-1:]
     kept = f"{newest[0].folder} holds all that was trained: " if newest else ""
-    remedy = f"make room. {same_command()} goes on from there and only exports." if newest else "Mend that, and start the run again."
+    remedy = (
+        f"make room. {same_command()} goes on from there and only exports."
+        if newest
+        else "Mend that, and start the run again."
+    )
     return CheckpointError(f"the model could not be written to {folder}: {in_words(failure)}. {kept}{remedy}")
 
 
@@ -115,7 +128,8 @@ def record_base_weights(run: Path, adapter: Path) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Make a saved model of a run one that others load: native architecture, a tied head stored once, no leftovers of the training."""
+    """Make a saved model of a run one that others load: native architecture, a tied head stored once, no leftovers of
+    the training."""
     for leftover in folder.rglob("training_args.bin"):  # a pickle, which nobody should have to trust
         leftover.unlink()
     export_native(folder)
@@ -127,7 +141,8 @@ def finish(folder: Path) -> None:
 
 
 def store_tied_head_once(folder: Path) -> None:
-    """Leave out a head that is the embedding over again, as saved under ZeRO-1 and 2: accelerate clones what it saves, and so unties it."""
+    """Leave out a head that is the embedding over again, as saved under ZeRO-1 and 2: accelerate clones what it saves,
+    and so unties it."""
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
     tensors = Tensors(folder)

@@ -1,9 +1,10 @@
-"""FSDP2's part of a checkpoint: what each process holds of the trained weights and of the optimizer's states, by parameter names.
+"""FSDP2's part of a checkpoint: what each process holds of the trained weights and of the optimizer's states, by
+parameter names.
 
 fsdp/part_0_of_2.pt    rows of every parameter, of its moments, and the counters that are no rows
 
-A parameter's rows lie on the processes in their order, as `fully_shard` cuts them, so the parts of one that was cut in two can be read by
-any number of processes, or by none that shards at all.
+A parameter's rows lie on the processes in their order, as `fully_shard` cuts them, so the parts of one that was cut in
+two can be read by any number of processes, or by none that shards at all.
 """
 
 import re
@@ -56,7 +57,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     found = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, parameter in found.items():
         if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
-            raise CheckpointError(f"{name} is not cut into rows ({parameter.placements}), and is saved and loaded only so.")
+            raise CheckpointError(
+                f"{name} is not cut into rows ({parameter.placements}), and is saved and loaded only so."
+            )
     return found
 
 
@@ -68,10 +71,16 @@ class FsdpKept:
     """
 
     def __init__(self, checkpoint: Path, *, trust: bool = False) -> None:
-        found = {int(match[1]): match for path in (checkpoint / FOLDER).glob("*.pt") if (match := PART.fullmatch(f"{FOLDER}/{path.name}"))}
+        found = {
+            int(match[1]): match
+            for path in (checkpoint / FOLDER).glob("*.pt")
+            if (match := PART.fullmatch(f"{FOLDER}/{path.name}"))
+        }
         processes = int(found[0][2]) if 0 in found else 0
         if not processes or sorted(found) != list(range(processes)):
-            raise CheckpointError(f"{checkpoint} lacks parts in {FOLDER}/: each process of its run wrote one. Copy them all.")
+            raise CheckpointError(
+                f"{checkpoint} lacks parts in {FOLDER}/: each process of its run wrote one. Copy them all."
+            )
         files = [checkpoint / found[rank][0] for rank in range(processes)]
         self.parts = [load_data(file, mmap=True, trust=trust) for file in files]
 

@@ -1,4 +1,5 @@
-"""Let torch restore to `cpu:0`, where transformers 5.17 wants the optimizer of a run of several processes on CPUs; 5.18 asks for `cpu`."""
+"""Let torch restore to `cpu:0`, where transformers 5.17 wants the optimizer of a run of several processes on CPUs;
+5.18 asks for `cpu`."""
 
 from functools import cache
 from typing import Any

@@ -31,14 +31,20 @@ def load_into_zero(engine: Any, kernel: torch.optim.Optimizer, kept: Kept) -> in
     steps = {int(state["step"]) for state in states.values() if "step" in state}
     if len(steps) != 1 or any(key not in state for state in states.values() for key in OF_ADAM):
         raise CheckpointError(
-            "ZeRO counts the steps of all parameters together and keeps Adam's two moments of each, and the checkpoint has "
-            f"{'other states' if len(steps) == 1 else 'parameters that were updated in some steps only'}. Go on the way it was written."
+            "ZeRO counts the steps of all parameters together and keeps Adam's two moments of each, and the"
+            " checkpoint has"
+            f" {'other states' if len(steps) == 1 else 'parameters that were updated in some steps only'}. Go on the"
+            " way it was written."
         )
     made = steps.pop()
     stage3 = engine.zero_optimization_stage() == 3
     for flat in masters_of(engine, stage3=stage3):
         counted = kernel.state[flat].get("step", torch.zeros((), dtype=torch.float32, device=flat.device))
-        step: Any = torch.full_like(torch.as_tensor(counted, dtype=torch.float32), made) if not is_on_host_kernel(kernel) else made
+        step: Any = (
+            torch.full_like(torch.as_tensor(counted, dtype=torch.float32), made)
+            if not is_on_host_kernel(kernel)
+            else made
+        )
         kernel.state[flat] = {"step": step, **{key: torch.zeros_like(flat) for key in OF_ADAM}}
     gathered = engine.optimizer.persistent_parameters if stage3 else []
     if gathered:  # small ones, which ZeRO-3 never gives up: their parts are filled like all others
@@ -76,7 +82,9 @@ def written_by_host_kernel(checkpoint: Path, *, trust: bool = False) -> bool | N
     return any("bias_correction" in group for group in kept["param_groups"])
 
 
-def fill_parts(engine: Any, kernel: torch.optim.Optimizer, parameter: nn.Parameter, whole: dict[str, torch.Tensor]) -> None:
+def fill_parts(
+    engine: Any, kernel: torch.optim.Optimizer, parameter: nn.Parameter, whole: dict[str, torch.Tensor]
+) -> None:
     """Stages 1 and 2: the model's weights are whole, and a stretch of some of them is this process's to update."""
     parameter.copy_(whole["fp32"].view(parameter.shape))
     mapping = vars(parameter).get("_hp_mapping")
@@ -89,7 +97,9 @@ def fill_parts(engine: Any, kernel: torch.optim.Optimizer, parameter: nn.Paramet
         part.narrow(0, of_part.start, of_part.numel).copy_(value.narrow(0, of_whole.start, of_whole.numel))
 
 
-def fill_stage3(engine: Any, kernel: torch.optim.Optimizer, parameter: nn.Parameter, whole: dict[str, torch.Tensor]) -> None:
+def fill_stage3(
+    engine: Any, kernel: torch.optim.Optimizer, parameter: nn.Parameter, whole: dict[str, torch.Tensor]
+) -> None:
     """Stage 3: this process has a stretch of every parameter, the last ones padded."""
     zero, kept = engine.optimizer, vars(parameter)
     group, begin, count = zero.grad_position[zero.get_param_id(parameter)]

@@ -16,7 +16,14 @@ from cpt.files import size_and_hash
 MANIFEST = "manifest.json"
 FORMAT = 1
 HASHED_AT_ONCE = min(8, os.cpu_count() or 1)
-READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")  # one more may change what is loaded
+READ_WHEN_LOADING = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".index.json",
+    "adapter_config.json",
+)  # one more may change what is loaded
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Manifest:
     zero_stage: int | None
     """DeepSpeed's stage; None for plain runs and DDP."""
     exactness: str
-    """How a resumed run compares with one that was never interrupted: `bit-exact`, or `elastic: ...` with the reason."""
+    """How a resumed run compares with one that was never interrupted: `bit-exact`, or `elastic: ...` with the
+    reason."""
     recipe: str
     """Hash of the recipe that ran."""
     data: str
@@ -96,7 +104,12 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
             found.append(CheckpointDamage(name, "size", f"{size:,} bytes instead of {entry.size:,}"))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name not in manifest.files and name != MANIFEST and name.endswith(READ_WHEN_LOADING) and not path.name.startswith("."):
+        if (
+            name not in manifest.files
+            and name != MANIFEST
+            and name.endswith(READ_WHEN_LOADING)
+            and not path.name.startswith(".")
+        ):
             found.append(CheckpointDamage(name, "unknown file", "it was not there when the checkpoint was written"))
     return found
 
@@ -111,7 +124,8 @@ def wrong_content(folder: Path, name: str, entry: FileEntry) -> CheckpointDamage
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, whole or not at all, so that it also survives a power cut; the files it names must be durable before."""
+    """Write `manifest.json`, whole or not at all, so that it also survives a power cut; the files it names must be
+    durable before."""
     beside = folder / f".{MANIFEST}.writing"
     beside.write_text(as_text(manifest))
     make_durable(beside)
@@ -129,7 +143,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = path.read_text()
     except FileNotFoundError as problem:
-        raise CheckpointError(f"{folder} has no {MANIFEST}: it was not written to its end, or not by cpt.") from problem
+        raise CheckpointError(
+            f"{folder} has no {MANIFEST}: it was not written to its end, or not by cpt."
+        ) from problem
     except (OSError, UnicodeDecodeError) as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     try:
@@ -140,7 +156,9 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise CheckpointError(f"{path} is damaged: {problem!r}") from problem
     if written_by != FORMAT:
-        raise CheckpointError(f"{path} is of format {written_by!r}, and this cpt reads {FORMAT}. Use the version of cpt that wrote it.")
+        raise CheckpointError(
+            f"{path} is of format {written_by!r}, and this cpt reads {FORMAT}. Use the version of cpt that wrote it."
+        )
     if as_text(manifest) != text:
         raise CheckpointError(f"{path} is damaged: it is not what its own hash says.")
     return manifest

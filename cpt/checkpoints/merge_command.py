@@ -1,4 +1,5 @@
-"""`cpt merge`: an adapter into its base, a chat vector onto a trained model, or several checkpoints into their mean."""
+"""`cpt merge`: an adapter into its base, a chat vector onto a trained model, or several checkpoints into their
+mean."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,14 +29,22 @@ Method = Literal["lora", "task_arithmetic", "average"]
 def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder.")],
     method: Annotated[Method, typer.Option(help="How they become one.")],
-    models: Annotated[list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two folders or more.")] = None,
-    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the model after continued pre-training.")] = None,
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two folders or more.")
+    ] = None,
+    after: Annotated[
+        Path | None, typer.Option(help="task_arithmetic: the model after continued pre-training.")
+    ] = None,
     base: Annotated[Path | None, typer.Option(help="task_arithmetic: the model that both were made from.")] = None,
     chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the base's chat model.")] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: how much of (chat - base) is added.")] = 1.0,
-    dtype: Annotated[Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")] = "stored",
+    dtype: Annotated[
+        Literal["stored", "bfloat16", "float16", "float32"], typer.Option(help="What the weights are written in.")
+    ] = "stored",
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = "5GB",
-    tolerance: Annotated[float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="lora: largest difference allowed, of the largest logit.")
+    ] = None,
 ) -> None:
     """Make one model of several; what cannot be added is refused before anything is written.
 
@@ -58,11 +67,15 @@ def command(
         lines = written(output, lambda folder: average(folders, folder, chosen, max_shard_size))
     else:
         if after is None or base is None or chat is None or folders:
-            raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders.")
+            raise RecipeError(
+                "--method task_arithmetic takes --after CPT --base BASE --chat CHAT, and no other folders."
+            )
         one, two, three = after, base, chat
         lines = written(
             output,
-            lambda folder: write_chat_vector(one, two, three, folder, scale=scale, dtype=chosen, max_shard_size=max_shard_size),
+            lambda folder: write_chat_vector(
+                one, two, three, folder, scale=scale, dtype=chosen, max_shard_size=max_shard_size
+            ),
         )
     for line in lines:
         typer.echo(line)
@@ -77,7 +90,9 @@ def merge_adapter(
     base, adapter = folders
     trained = find_trained(adapter)
     if trained.kind != "adapter":
-        raise CheckpointError(f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER")
+        raise CheckpointError(
+            f"{adapter} is no adapter that peft wrote. The order is: cpt merge --method lora BASE ADAPTER"
+        )
     wish = Wish(dtype or stored_dtype(weights_folder(str(base))), max_shard_size, tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
@@ -102,7 +117,11 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         config.pop("torch_dtype", None)
         path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
         finish(unfinished)
-        notes = [] if not any((unfinished / name).is_file() for name in TOKENIZER_FILES) else loaded_back(unfinished, dtype)
+        notes = (
+            []
+            if not any((unfinished / name).is_file() for name in TOKENIZER_FILES)
+            else loaded_back(unfinished, dtype)
+        )
         shards = len(weight_files(unfinished))
     yield from notes or ["NOT LOADED BACK: there is no tokenizer beside the weights. Copy one, then: cpt serve"]
     yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
@@ -116,7 +135,8 @@ def loaded_back(folder: Path, dtype: torch.dtype) -> list[str]:
     logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
     if not logits.isfinite().all():
         raise CheckpointError(
-            f"the merged model gives logits that are no numbers in {name_of(dtype)}. Use --dtype float32, or see the parts."
+            f"the merged model gives logits that are no numbers in {name_of(dtype)}. Use --dtype float32, or see the"
+            " parts."
         )
     loaded = f"Loaded back by plain transformers, in a process without cpt: largest logit {logits.abs().max():.3g}."
     return [loaded, vocabulary, *describe_for_servers(folder, tokenizer)]

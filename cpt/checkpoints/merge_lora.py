@@ -1,4 +1,5 @@
-"""Add a LoRA adapter into the weights of the model that it was trained on, and prove that the sum says what the two said."""
+"""Add a LoRA adapter into the weights of the model that it was trained on, and prove that the sum says what the two
+said."""
 
 import json
 import warnings
@@ -41,7 +42,9 @@ class MergeProof:
     """Of the tensors in the dtype of the export, those that are not the base's."""
 
 
-def merge_into_base(adapter: Path, model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype) -> PreTrainedModel:
+def merge_into_base(
+    adapter: Path, model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype
+) -> PreTrainedModel:
     """Build the base model anew, as the run did, and merge the saved adapter into it; one process does it alone.
 
     Args:
@@ -49,7 +52,9 @@ def merge_into_base(adapter: Path, model: Model, tokenizer: PreTrainedTokenizerB
         seed: of the run; decides rows that the vocabulary grew by.
     """
     with without_zero3():
-        return merge_lora(put_on(build_base(model, tokenizer, seed=seed, dtype=dtype, scores=is_of_scoring_model(adapter)), adapter))
+        return merge_lora(
+            put_on(build_base(model, tokenizer, seed=seed, dtype=dtype, scores=is_of_scoring_model(adapter)), adapter)
+        )
 
 
 def is_of_scoring_model(adapter: Path) -> bool:
@@ -57,14 +62,18 @@ def is_of_scoring_model(adapter: Path) -> bool:
     return bool(json.loads((adapter / ADAPTER_CONFIG).read_text()).get("task_type") == "SEQ_CLS")
 
 
-def build_base(model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:
+def build_base(
+    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
+) -> PreTrainedModel:
     """The model that the adapter was trained on, grown vocabulary included.
 
     Args:
         scores: it was a reward model, whose new head is saved with the adapter.
     """
     build = scoring_model if scores else build_model
-    base = build(model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"}), tokenizer, seed=seed, dtype=dtype)
+    base = build(
+        model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"}), tokenizer, seed=seed, dtype=dtype
+    )
     assert isinstance(base, PreTrainedModel)
     return base
 
@@ -79,15 +88,21 @@ def put_on(base: PreTrainedModel, adapter: Path) -> PeftModel:
     refusal = f"{adapter} is an adapter of another base (it was trained on {name}), not of {base.name_or_path}"
     try:
         with warnings.catch_warnings():  # peft asks for what transformers calls by another name now
-            warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
+            warnings.filterwarnings(
+                "ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*"
+            )
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        layer = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # in the name of each tensor of a layer
+        layer = PEFT_TYPE_TO_PREFIX_MAPPING[
+            adapted.active_peft_config.peft_type
+        ]  # in the name of each tensor of a layer
         saved = {name for name in load_peft_weights(str(adapter), device="cpu") if layer in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
     put = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if layer in name}
     if differing := saved ^ put:  # peft only warns, and leaves those layers as they were
-        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors have no place there or are lacking, as {min(differing)}.")
+        raise CheckpointError(
+            f"{refusal}: {len(differing)} of its tensors have no place there or are lacking, as {min(differing)}."
+        )
     return adapted
 
 
@@ -100,8 +115,8 @@ def check_base_weights(expected: dict[str, str], base: str, revision: str | None
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
         raise CheckpointError(
-            f"{adapter} was trained on other weights than {base} has now: the sha256 of {', '.join(sorted(expected))} differ. "
-            "Put the base back as it was, or name the right one."
+            f"{adapter} was trained on other weights than {base} has now: the sha256 of {', '.join(sorted(expected))}"
+            " differ. Put the base back as it was, or name the right one."
         )
 
 
@@ -119,7 +134,8 @@ def merge_proven(
         put_adapter: gives the base with its adapter.
 
     Raises:
-        CheckpointError: the adapter changes nothing, or the merged model says something else than base and adapter did.
+        CheckpointError: the adapter changes nothing, or the merged model says something else than base and adapter
+        did.
     """
     before = fingerprints(base, dtype)
     base_logits = logits_of(base, text)
@@ -128,8 +144,8 @@ def merge_proven(
     effect = difference(base_logits, adapted_logits, torch.float32)
     if effect.largest == 0:
         raise CheckpointError(
-            "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights are zero; "
-            "choose a later checkpoint, or see whether the run's loss moved (metrics.jsonl)."
+            "the adapter changes nothing: base and adapter give the same logits. It was not trained, or its weights"
+            " are zero; choose a later checkpoint, or see whether the run's loss moved (metrics.jsonl)."
         )
     merged = merge_lora(adapted)
     in_full = difference(adapted_logits, logits_of(merged, text), torch.float32, tolerance)
@@ -169,7 +185,9 @@ def refuse_a_bad_merge(proof: MergeProof, dtype: torch.dtype) -> None:
     """
     written = str(dtype).removeprefix("torch.")
     if proof.changed == 0:
-        raise CheckpointError(f"in {written} the merged model equals the base: the adapter is lost in rounding. Use --dtype float32.")
+        raise CheckpointError(
+            f"in {written} the merged model equals the base: the adapter is lost in rounding. Use --dtype float32."
+        )
     for where, found in (("float32", proof.merged), (written, proof.exported)):
         if not found.is_allowed:
             raise CheckpointError(
@@ -181,6 +199,8 @@ def refuse_a_bad_merge(proof: MergeProof, dtype: torch.dtype) -> None:
 def fingerprints(model: nn.Module, dtype: torch.dtype) -> dict[str, str]:
     """Name -> hash of each parameter as it would be written in `dtype`; one tensor is converted at a time."""
     return {
-        name: xxhash.xxh3_128_hexdigest(parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().data)
+        name: xxhash.xxh3_128_hexdigest(
+            parameter.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().data
+        )
         for name, parameter in model.named_parameters()
     }

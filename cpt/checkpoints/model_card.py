@@ -1,4 +1,5 @@
-"""The README.md of an export: data with their licences, recipe, base, figures, limits, how to serve; with the Hub's YAML header."""
+"""The README.md of an export: data with their licences, recipe, base, figures, limits, how to serve; with the Hub's
+YAML header."""
 
 import re
 from collections.abc import Mapping
@@ -32,11 +33,14 @@ class Judgement:
     after: float
 
 
-def write_model_card(folder: Path, run: Path | None, name: str, *, step: int | None = None, adapter: bool = False) -> None:
+def write_model_card(
+    folder: Path, run: Path | None, name: str, *, step: int | None = None, adapter: bool = False
+) -> None:
     """Write README.md into an exported folder.
 
     Args:
-        run: the folder of the run that trained it, for the data, the recipe and the figures; None: of a model from elsewhere.
+        run: the folder of the run that trained it, for the data, the recipe and the figures; None: of a model from
+            elsewhere.
         name: how the model is called.
         step: of the run's checkpoint that it is; None: its end.
         adapter: the folder holds an adapter instead of a model.
@@ -71,7 +75,11 @@ def card_data(name: str, recipe: Recipe | None, judgements: list[Judgement], ada
         base_model=base if base is not None and HUB_ID.fullmatch(base) and not Path(base).exists() else None,
         datasets=sorted({path for path in sources if HUB_ID.fullmatch(path) and not Path(path).exists()}) or None,
         license=licence,
-        tags=["cpt", "continued-pretraining" if recipe is not None and base is not None else "pretraining"] if recipe else ["cpt"],
+        tags=(
+            ["cpt", "continued-pretraining" if recipe is not None and base is not None else "pretraining"]
+            if recipe
+            else ["cpt"]
+        ),
         eval_results=[
             EvalResult(
                 task_type="text-generation",
@@ -107,9 +115,17 @@ def introduction(recipe: Recipe | None, adapter: bool) -> str:
         return "Exported by cpt from weights that no run of cpt's trained; nothing is known here of their data."
     what = "A LoRA adapter" if adapter else "A causal language model"
     base = recipe.model.path
-    came = f"continued from `{base}`" if base is not None and not recipe.model.from_scratch else "trained from new weights"
+    came = (
+        f"continued from `{base}`"
+        if base is not None and not recipe.model.from_scratch
+        else "trained from new weights"
+    )
     licence = base_licence(base)
-    told = "" if base is None else f" Licence of the base: {licence or LICENCE_NOT_KNOWN + ' here; read its card before you share this'}."
+    told = (
+        ""
+        if base is None
+        else f" Licence of the base: {licence or LICENCE_NOT_KNOWN + ' here; read its card before you share this'}."
+    )
     return f"{what}, {came} by the run `{recipe.name}` (stage `{recipe.stage}`). {recipe.description}{told}".rstrip()
 
 
@@ -119,11 +135,16 @@ def data_part(record: dict[str, Any]) -> str:
     if not sources:
         return "## Data\n\nNot recorded."
     rows = [
-        f"| {name} | {one.get('licence') or LICENCE_NOT_KNOWN} | {one['share']:.1%} | {one['documents']:,} | {one['tokens']:,} |"
+        f"| {name} | {one.get('licence') or LICENCE_NOT_KNOWN} | {one['share']:.1%} | {one['documents']:,} |"
+        f" {one['tokens']:,} |"
         for name, one in sources.items()
     ]
     table = "\n".join(
-        ["| source | licence | share of the training tokens | documents | tokens |", "| --- | --- | --- | --- | --- |", *rows]
+        [
+            "| source | licence | share of the training tokens | documents | tokens |",
+            "| --- | --- | --- | --- | --- |",
+            *rows,
+        ]
     )
     return f"## Data\n\n{table}\n\nFingerprint of the data: `{record['data']['fingerprint']}`."
 
@@ -137,18 +158,25 @@ def recipe_part(run: Path | None, recipe: Recipe | None, step: int | None) -> st
     commit = (environment.get("git") or {}).get("commit")
     made = f"Made with {versions}" + (f"; commit `{commit}`." if commit else ".")
     method = (
-        "all parameters" if recipe.model.lora is None else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
+        "all parameters"
+        if recipe.model.lora is None
+        else f"{name_of_method(recipe.model.lora)} {recipe.model.lora or '(our defaults)'}"
     )
     lines = [
         f"- trained: {method}; sequence length {recipe.data.sequence_length:,}",
-        f"- optimizer: {recipe.optimizer.name}, learning rate {recipe.optimizer.learning_rate:g} {recipe.optimizer.options or ''}".rstrip(),
+        f"- optimizer: {recipe.optimizer.name}, learning rate {recipe.optimizer.learning_rate:g}"
+        f" {recipe.optimizer.options or ''}".rstrip(),
         f"- schedule: {recipe.schedule.name} {recipe.schedule.options or ''}".rstrip(),
         f"- budget: {budget_of(recipe)}; seed {recipe.seed}",
     ]
     if step is not None:
         lines.append(f"- taken at step {step:,}, before or at the end of that budget")
-    written = yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False, allow_unicode=True)
-    details = f"<details><summary>The recipe, defaults left out</summary>\n\n```yaml\n{written.strip()}\n```\n\n</details>"
+    written = yaml.safe_dump(
+        recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=False, allow_unicode=True
+    )
+    details = (
+        f"<details><summary>The recipe, defaults left out</summary>\n\n```yaml\n{written.strip()}\n```\n\n</details>"
+    )
     return "## Recipe\n\n" + "\n".join(lines) + f"\n\n{made}\n\n{details}"
 
 
@@ -163,12 +191,18 @@ def figures_part(judgements: list[Judgement], step: int | None) -> str:
     """Bits per byte before and after."""
     if not judgements:
         return "## Evaluation\n\nNot evaluated" + ("." if step is None else f" at step {step:,}.")
-    rows = [f"| {one.name} | {'-' if one.before is None else f'{one.before:.4f}'} | {one.after:.4f} |" for one in judgements]
+    rows = [
+        f"| {one.name} | {'-' if one.before is None else f'{one.before:.4f}'} | {one.after:.4f} |"
+        for one in judgements
+    ]
     return "\n".join(
         [
             "## Evaluation",
             "",
-            "Bits per byte on held-out documents (lower is better; comparable between tokenizers), measured in the run:",
+            (
+                "Bits per byte on held-out documents (lower is better; comparable between tokenizers), measured in the"
+                " run:"
+            ),
             "",
             "| held-out set | before | after |",
             "| --- | --- | --- |",
@@ -182,7 +216,9 @@ def verdict_part(run: Path | None, step: int | None) -> str:
     page = None if run is None or step is not None else run / VERDICT
     if page is None or not page.is_file():
         return ""
-    text = re.sub(r"^!\[.*\n?", "", page.read_text(encoding="utf-8").strip(), flags=re.MULTILINE)  # its pictures stay in the run's folder
+    text = re.sub(
+        r"^!\[.*\n?", "", page.read_text(encoding="utf-8").strip(), flags=re.MULTILINE
+    )  # its pictures stay in the run's folder
     below = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", text, flags=re.MULTILINE).strip()
     return f"## Verdict\n\n{below}"
 
@@ -191,11 +227,18 @@ def limits_part(recipe: Recipe | None, record: dict[str, Any]) -> str:
     """What nobody should take for granted."""
     lines = [
         "- It continues text. It was not taught to refuse, to be truthful or to follow instructions by this run.",
-        "- It repeats what its data say, errors and personal data included; the figures above are of the named held-out sets only.",
+        (
+            "- It repeats what its data say, errors and personal data included; the figures above are of the named"
+            " held-out sets only."
+        ),
     ]
-    unstated = [name for name, source in record.get("data", {}).get("sources", {}).items() if not source.get("licence")]
+    unstated = [
+        name for name, source in record.get("data", {}).get("sources", {}).items() if not source.get("licence")
+    ]
     if unstated:
-        lines.append(f"- Nobody stated the licence of: {', '.join(unstated)} (`data.sources[].licence` in the recipe).")
+        lines.append(
+            f"- Nobody stated the licence of: {', '.join(unstated)} (`data.sources[].licence` in the recipe)."
+        )
     if recipe is not None and recipe.model.path is not None and not recipe.model.from_scratch:
         lines.append("- Licence and limits of the base model hold for this one too.")
     return "## Limits\n\n" + "\n".join(lines)
@@ -207,7 +250,8 @@ def serving_part(name: str, adapter: bool) -> str:
         return (
             "## Use\n\n```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
             f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")\n```\n\n'
-            "It needs the base model that `adapter_config.json` names; `base_weights.json` holds the sha256 of its files. "
+            "It needs the base model that `adapter_config.json` names; `base_weights.json` holds the sha256 of its"
+            " files. "
             "One model of both: `cpt merge --method lora BASE ADAPTER --output FOLDER`."
         )
     return (

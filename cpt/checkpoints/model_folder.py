@@ -1,4 +1,5 @@
-"""What lies in a folder of weights: a model, an adapter, or ZeRO's parts; whether all of it is there; its tensors one by one."""
+"""What lies in a folder of weights: a model, an adapter, or ZeRO's parts; whether all of it is there; its tensors one
+by one."""
 
 import json
 from collections.abc import Iterator
@@ -41,9 +42,13 @@ def config_json(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as problem:
-        raise CheckpointError(f"{folder / 'config.json'} is damaged: {problem}. Copy it again, or choose another checkpoint.") from problem
+        raise CheckpointError(
+            f"{folder / 'config.json'} is damaged: {problem}. Copy it again, or choose another checkpoint."
+        ) from problem
     if not isinstance(content, dict):
-        raise CheckpointError(f"{folder / 'config.json'} holds no JSON object. Copy it again, or choose another checkpoint.")
+        raise CheckpointError(
+            f"{folder / 'config.json'} holds no JSON object. Copy it again, or choose another checkpoint."
+        )
     return content
 
 
@@ -58,13 +63,16 @@ def weight_files(folder: Path) -> list[Path]:
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             if missing := [name for name in names if not (folder / name).is_file()]:
                 raise CheckpointError(
-                    f"{folder} is incomplete: {index} names {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} missing. "
-                    "Copy the folder again, or choose another checkpoint."
+                    f"{folder} is incomplete: {index} names {', '.join(missing)}, which"
+                    f" {'is' if len(missing) == 1 else 'are'} missing. Copy the folder again, or choose another"
+                    " checkpoint."
                 )
             return [folder / name for name in names]
         if (folder / whole).is_file():
             return [folder / whole]
-    raise CheckpointError(f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there. Give the folder of a model.")
+    raise CheckpointError(
+        f"{folder} holds no weights: none of {', '.join((*WHOLE, *INDEXES))} is there. Give the folder of a model."
+    )
 
 
 class Tensors:
@@ -101,7 +109,11 @@ class Tensors:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
                 part = opened.get_slice(name)
-                yield name, tuple(part.get_shape()), opened.get_tensor(name).dtype if not part.get_shape() else part[:0].dtype
+                yield (
+                    name,
+                    tuple(part.get_shape()),
+                    opened.get_tensor(name).dtype if not part.get_shape() else part[:0].dtype,
+                )
 
 
 @contextmanager

@@ -20,7 +20,9 @@ def import_own_code(folder: Path, module: str | None) -> None:
     Raises:
         RecipeError: it cannot be imported.
     """
-    run = next((one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"), None)
+    run = next(
+        (one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"), None
+    )
     if module is None and run is not None:
         module = load_recipe(run / RECIPE).model.import_
     if module is not None:

@@ -32,9 +32,10 @@ def gcd(a: int, b: int) -> int:
 
 Die Würde des Menschen ist unantastbar. Sie zu achten und zu schützen ist Verpflichtung aller staatlichen Gewalt.
 学而时习之，不亦说乎？有朋自远方来，不亦乐乎？ The integral of 1/x from 1 to e is 1; water boils at 100 °C at 1.013 bar.
-"""  # prose, code, other scripts, symbols: Lincoln 1863, Euclid, the German constitution, the Analects
+"""  # prose, code, other scripts, symbols: Lincoln 1863, Euclid, the German constitution, the Analects  # noqa: E501
 
-# Share of the largest logit that arithmetic in the dtype may change: one rounding is 2**-24, 2**-11, 2**-8 of a number, and layers add up.
+# Share of the largest logit that arithmetic in the dtype may change: one rounding is 2**-24, 2**-11, 2**-8 of a
+# number, and layers add up.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
@@ -89,7 +90,9 @@ def logits_of(model: nn.Module, text: ProofText) -> torch.Tensor:
     return logits
 
 
-def difference(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None) -> Difference:
+def difference(
+    one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
+) -> Difference:
     """Of two models' logits; where one pads its vocabulary, of the tokens that both have.
 
     Args:
@@ -112,7 +115,8 @@ def logits_in_another_process(
     base: str | None = None,
     device: str | None = None,
 ) -> torch.Tensor:
-    """The logits that plain transformers gets from an export, in a process of its own in which this package cannot be imported.
+    """The logits that plain transformers gets from an export, in a process of its own in which this package cannot be
+    imported.
 
     Args:
         pth: read the weights from this file instead of the folder's.
@@ -138,15 +142,25 @@ def logits_in_another_process(
             "output": str(output),
         }
         job.write_text(json.dumps(content))
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        ended = subprocess.run([sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True)
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+        ended = subprocess.run(
+            [sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True
+        )
         if ended.returncode != 0:
-            raise CheckpointError(f"plain transformers, in a process without cpt, cannot load {folder}: {reason_of(ended.stderr)}")
+            raise CheckpointError(
+                f"plain transformers, in a process without cpt, cannot load {folder}: {reason_of(ended.stderr)}"
+            )
         return load_file(output)["logits"]
 
 
 def brings_its_code(folder: Path) -> bool:
-    """Whether the model's code lies in the folder: transformers copied there what this process ran when it wrote the folder."""
+    """Whether the model's code lies in the folder: transformers copied there what this process ran when it wrote the
+    folder."""
     named = config_json(folder).get("auto_map", {}) if (folder / "config.json").is_file() else {}
     files = {str(name).partition(".")[0] for name in named.values()}
     return bool(files) and all((folder / f"{name}.py").is_file() for name in files)

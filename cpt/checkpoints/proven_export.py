@@ -69,7 +69,9 @@ def refuse_odd_wishes(output: Path, max_shard_size: str, pth: Path | None, adapt
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
     if pth is not None and output.absolute() in pth.absolute().parents:
-        raise RecipeError(f"--pth {pth} lies in --output, whose files are for others to load. Put it beside the folder.")
+        raise RecipeError(
+            f"--pth {pth} lies in --output, whose files are for others to load. Put it beside the folder."
+        )
     for option, path in (("--output", output), ("--pth", pth)):
         if path is not None:
             refuse_unwritable_place(path, option)
@@ -107,7 +109,9 @@ def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
             rounding = difference(before, logits_of(rounded_to(model, wish.dtype), text), wish.dtype, wish.tolerance)
             yield f"Rounded from {name_of(stored)} to {name_of(wish.dtype)}: largest difference of logits {rounding}."
             if not rounding.is_allowed:
-                raise CheckpointError("rounding changes the model more than that. Use --dtype float32, or say --tolerance.")
+                raise CheckpointError(
+                    "rounding changes the model more than that. Use --dtype float32, or say --tolerance."
+                )
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
     expected = logits_of(model, text)
     with written_whole_or_not(output) as unfinished:
@@ -118,7 +122,9 @@ def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
         if trained.is_adapter or trained.recipe is not None:
             carry_extension(trained.base.path, unfinished)
         carry_extension(str(trained.folder), unfinished)
-        written = f"{sum(file.stat().st_size for file in weight_files(unfinished)) / 1e6:,.1f} MB of {name_of(wish.dtype)}"
+        written = (
+            f"{sum(file.stat().st_size for file in weight_files(unfinished)) / 1e6:,.1f} MB of {name_of(wish.dtype)}"
+        )
         write_model_card(unfinished, trained.run, output.name, step=trained.step)
         yield reloaded(unfinished, text, expected, wish)
         if wish.pth is not None:
@@ -127,7 +133,10 @@ def export_whole(trained: Trained, output: Path, wish: Wish) -> Iterator[str]:
         shards = len(weight_files(unfinished))
         architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
     yield from notes
-    yield f"Wrote {output}: {architecture}, {written} in {shards} safetensors file{'s' if shards > 1 else ''}, with README.md."
+    yield (
+        f"Wrote {output}: {architecture}, {written} in {shards} safetensors file{'s' if shards > 1 else ''}, with"
+        " README.md."
+    )
     yield f"Serve it: cpt serve {output}"
 
 
@@ -138,12 +147,16 @@ def config_of(folder: Path) -> PreTrainedConfig:
         CheckpointError: there is none.
     """
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json, so nobody knows the shape of its weights. Copy the one of the training.")
+        raise CheckpointError(
+            f"{folder} has no config.json, so nobody knows the shape of its weights. Copy the one of the training."
+        )
     register_families()
     return AutoConfig.from_pretrained(folder)
 
 
-def merged(trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish) -> tuple[PreTrainedModel, MergeProof]:
+def merged(
+    trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText, wish: Wish
+) -> tuple[PreTrainedModel, MergeProof]:
     """Base and adapter in one, after the base was found to be the right one."""
     base, recipe = trained.base, trained.recipe
     if trained.kind == "adapter":
@@ -156,12 +169,17 @@ def merged(trained: Trained, tokenizer: PreTrainedTokenizerBase, text: ProofText
 
 def describe_merge(proof: MergeProof, dtype: torch.dtype) -> Iterator[str]:
     """What merging did to the logits."""
-    yield f"The adapter changes logits by up to {proof.effect.largest:.3g} ({proof.changed} of {proof.tensors} tensors)."
+    yield (
+        f"The adapter changes logits by up to {proof.effect.largest:.3g} ({proof.changed} of {proof.tensors} tensors)."
+    )
     yield f"Adapter against merged model in float32: largest difference of logits {proof.merged}."
     if dtype != torch.float32:
         yield f"Adapter against merged model in {name_of(dtype)}: largest difference of logits {proof.exported}."
     if proof.exported.largest > proof.effect.largest:
-        yield f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32, or train on."
+        yield (
+            f"warning: rounding to {name_of(dtype)} changes more than the adapter did. Use --dtype float32, or"
+            " train on."
+        )
 
 
 def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, pth: Path | None = None) -> str:
@@ -170,10 +188,14 @@ def reloaded(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish, 
     Raises:
         CheckpointError: it says something else there.
     """
-    found = difference(expected, logits_in_another_process(folder, text, wish.dtype, pth=pth), wish.dtype, wish.tolerance)
+    found = difference(
+        expected, logits_in_another_process(folder, text, wish.dtype, pth=pth), wish.dtype, wish.tolerance
+    )
     what = "The export" if pth is None else str(wish.pth)
     if not found.is_allowed:
-        raise CheckpointError(f"{what} loaded back by plain transformers says something else: largest difference of logits {found}.")
+        raise CheckpointError(
+            f"{what} loaded back by plain transformers says something else: largest difference of logits {found}."
+        )
     return f"{what} loaded back by plain transformers, in a process without cpt: largest difference of logits {found}."
 
 
@@ -191,7 +213,9 @@ def write_pth(folder: Path, text: ProofText, expected: torch.Tensor, wish: Wish)
         try:
             torch.save({name: tensors.read(name) for name in tensors.files}, unfinished)
         except RuntimeError as failure:  # what torch makes of a disk that takes no more
-            raise CheckpointError(f"--pth {wish.pth} could not be written: {in_words(failure)}. Is its disk full?") from failure
+            raise CheckpointError(
+                f"--pth {wish.pth} could not be written: {in_words(failure)}. Is its disk full?"
+            ) from failure
         told = reloaded(folder, text, expected, wish, unfinished)
         unfinished.rename(wish.pth)
     finally:
@@ -206,7 +230,9 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         CheckpointError: it is no adapter, or it changes nothing.
     """
     if trained.kind != "adapter":
-        remedy = "Leave --adapter-only out." if trained.kind == "model" else "Export it merged: leave --adapter-only out."
+        remedy = (
+            "Leave --adapter-only out." if trained.kind == "model" else "Export it merged: leave --adapter-only out."
+        )
         raise CheckpointError(f"{trained.folder} holds no adapter that peft wrote. {remedy}")
     adapter_file(trained.folder)
     tokenizer = tokenizer_of(trained)
@@ -214,11 +240,15 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
     text = proof_text(tokenizer, load_config(base), text_file)
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
-    plain = build_base(base, tokenizer, seed=42 if trained.recipe is None else trained.recipe.seed, dtype=torch.float32)
+    plain = build_base(
+        base, tokenizer, seed=42 if trained.recipe is None else trained.recipe.seed, dtype=torch.float32
+    )
     untouched = logits_of(plain, text)
     expected = logits_of(with_adapter(plain, trained), text)
     if torch.equal(untouched, expected):
-        raise CheckpointError("the adapter changes nothing: it was not trained, or its weights are zero. Choose a later checkpoint.")
+        raise CheckpointError(
+            "the adapter changes nothing: it was not trained, or its weights are zero. Choose a later checkpoint."
+        )
     with written_whole_or_not(output) as unfinished:
         unfinished.mkdir(parents=True)
         for name in ADAPTER_FILES:
@@ -229,12 +259,22 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         (unfinished / BASE_WEIGHTS).write_text(json.dumps({"path": base.path, "sha256": sha256}, indent=2) + "\n")
         write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
         if is_plain(base.path, plain):
-            found = difference(expected, logits_in_another_process(unfinished, text, torch.float32, base=base.path), torch.float32)
+            found = difference(
+                expected, logits_in_another_process(unfinished, text, torch.float32, base=base.path), torch.float32
+            )
             if not found.is_allowed:
-                raise CheckpointError(f"the adapter loaded back by plain peft says something else: largest difference of logits {found}.")
-            yield f"The adapter loaded back by plain peft, in a process without cpt: largest difference of logits {found}."
+                raise CheckpointError(
+                    f"the adapter loaded back by plain peft says something else: largest difference of logits {found}."
+                )
+            yield (
+                "The adapter loaded back by plain peft, in a process without cpt: largest difference of logits"
+                f" {found}."
+            )
         else:
-            yield f"NOT CHECKED in plain peft: its base, {base.path}, is not the shape that the adapter was trained on. Export it merged."
+            yield (
+                f"NOT CHECKED in plain peft: its base, {base.path}, is not the shape that the adapter was trained on."
+                " Export it merged."
+            )
         notes = describe_adapter(unfinished)
     yield from notes
     yield f"Wrote {output}: the adapter alone. It needs its base, {base.path}."
@@ -245,7 +285,11 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     if path is None or type(base).__module__.startswith("cpt."):
         return False
     folder = Path(path).expanduser()
-    rows = json.loads((folder / "config.json").read_text()).get("vocab_size") if folder.is_dir() else base.config.vocab_size
+    rows = (
+        json.loads((folder / "config.json").read_text()).get("vocab_size")
+        if folder.is_dir()
+        else base.config.vocab_size
+    )
     return bool(rows == base.config.vocab_size)
 
 
@@ -266,7 +310,9 @@ def written_whole_or_not(output: Path) -> Iterator[Path]:
     except (OSError, SafetensorError) as failure:
         if reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None:
             raise  # libraries say by OSError, too, that they cannot read something
-        raise CheckpointError(f"{output} could not be written: {in_words(failure)}. Make room, or choose another place.") from failure
+        raise CheckpointError(
+            f"{output} could not be written: {in_words(failure)}. Make room, or choose another place."
+        ) from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -1,4 +1,5 @@
-"""The first checkpoint of a run is read back before the run relies on its kind: what is on the disk, and whether a model is in it."""
+"""The first checkpoint of a run is read back before the run relies on its kind: what is on the disk, and whether a
+model is in it."""
 
 import math
 import os
@@ -32,7 +33,10 @@ def read_back(folder: Path, model: nn.Module) -> None:
         raise SaveFailed("error", f"no run could go on from this checkpoint: {'; '.join(map(str, found[:3]))}")
     stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
     if stored < needed:
-        text = f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it, nor exported"
+        text = (
+            f"the checkpoint's weights are {stored:,} numbers of {needed:,}: no model could be loaded from it, nor"
+            " exported"
+        )
         raise SaveFailed("error", text)
 
 
@@ -56,7 +60,8 @@ def count_stored(folder: Path) -> int:
 
 
 def saved_parameters(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Each parameter that a checkpoint of the model must hold (of an adapter: the trained ones), and how many numbers it has.
+    """Each parameter that a checkpoint of the model must hold (of an adapter: the trained ones), and how many numbers
+    it has.
 
     Of what ZeRO-3 keeps in parts it is the whole.
     """

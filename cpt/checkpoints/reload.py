@@ -1,4 +1,5 @@
-"""Load an export as a stranger would, and write down its logits: `python -I reload.py JOB.json`, with this package out of reach."""
+"""Load an export as a stranger would, and write down its logits: `python -I reload.py JOB.json`, with this package out
+of reach."""
 
 import json
 import sys
@@ -18,7 +19,8 @@ ISOLATED = "cpt"  # importing it fails in this process
 
 
 def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
-    """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part of a model takes."""
+    """[T, V] on the job's text, in fp32, or a reward model's score; refuses weights that are missing or that no part
+    of a model takes."""
     ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
     if ids != job["ids"]:
         raise SystemExit(f"the exported tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
@@ -41,7 +43,9 @@ def logits_of_export(folder: str, job: dict[str, Any]) -> torch.Tensor:
         kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         model, info = loaded(kind.from_pretrained(folder, **options))
     if info["missing_keys"] or info["unexpected_keys"]:
-        raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}")
+        raise SystemExit(
+            f"missing {sorted(info['missing_keys'])[:3]}, unexpected {sorted(info['unexpected_keys'])[:3]}"
+        )
     with torch.no_grad():
         return model.eval()(torch.tensor([ids], device=model.device), use_cache=False).logits[0].float().cpu()
 

@@ -1,4 +1,5 @@
-"""Which checkpoint a run goes on from: the newest that is sound; what is not is put aside with the reason, never used and never deleted."""
+"""Which checkpoint a run goes on from: the newest that is sound; what is not is put aside with the reason, never used
+and never deleted."""
 
 import json
 import os
@@ -48,7 +49,9 @@ def wanted_checkpoint(option: str) -> Wanted:
     return "none" if option == "none" else Path(option).expanduser()
 
 
-def choose_checkpoint(folder: Path, *, resume: Wanted = "latest", allow_restart: bool = False, trust: bool = False) -> ResumePoint:
+def choose_checkpoint(
+    folder: Path, *, resume: Wanted = "latest", allow_restart: bool = False, trust: bool = False
+) -> ResumePoint:
     """Where the run in this folder goes on, alike on all processes; the main one looks and verifies.
 
     Args:
@@ -68,7 +71,8 @@ def choose_checkpoint(folder: Path, *, resume: Wanted = "latest", allow_restart:
 
 
 def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoint:
-    """The newest sound checkpoint; where there never was one the run's beginning, which may be another run's checkpoint."""
+    """The newest sound checkpoint; where there never was one the run's beginning, which may be another run's
+    checkpoint."""
     checkpoint = newest_sound(folder)
     if checkpoint is not None:
         return ResumePoint(checkpoint, read_manifest(checkpoint))
@@ -76,21 +80,30 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     if bad and not allow_restart:
         reasons = "\n".join(f"  {path.name}: {reason_of(path)}" for path in bad)
         raise CheckpointError(
-            f"{folder} has no sound checkpoint left:\n{reasons}\nCopy one back from the archive, or begin anew with --allow-restart."
+            f"{folder} has no sound checkpoint left:\n{reasons}\nCopy one back from the archive, or begin anew with"
+            " --allow-restart."
         )
     if bad:
-        record_event(folder, "restarted", f"No checkpoint of {folder} is sound: it begins anew, as --allow-restart says.", step=0)
+        record_event(
+            folder,
+            "restarted",
+            f"No checkpoint of {folder} is sound: it begins anew, as --allow-restart says.",
+            step=0,
+        )
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
     other = read_object(began, []).get("checkpoint")
     if not isinstance(other, str):
-        raise CheckpointError(f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT.")
+        raise CheckpointError(
+            f"{began} is damaged: the run began from a checkpoint of another run. Name it: --resume CHECKPOINT."
+        )
     return named_point(folder, Path(other), trust=trust)
 
 
 def newest_sound(folder: Path, *, up_to: int | None = None) -> Path | None:
-    """The newest checkpoint that is what was written, None where there is none; on its way it puts bad ones aside. For one process.
+    """The newest checkpoint that is what was written, None where there is none; on its way it puts bad ones aside. For
+    one process.
 
     Args:
         up_to: look at none of a later step.
@@ -131,7 +144,11 @@ def reason_of(bad: Path) -> str:
 
 def from_the_beginning(folder: Path) -> ResumePoint:
     """What there is moves aside."""
-    set_aside(folder, [*published_checkpoints(folder), *bad_checkpoints(folder)], "the run begins anew, as --resume none says")
+    set_aside(
+        folder,
+        [*published_checkpoints(folder), *bad_checkpoints(folder)],
+        "the run begins anew, as --resume none says",
+    )
     (folder / BEGAN).unlink(missing_ok=True)
     return ResumePoint()
 
@@ -144,7 +161,9 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
     if (checkpoint / MANIFEST).exists():
         if found := defects(checkpoint):
             listing = "\n".join(f"  {damage}" for damage in found)
-            raise CheckpointError(f"--resume {checkpoint}: it is not what was written:\n{listing}\nName another one, or --resume latest.")
+            raise CheckpointError(
+                f"--resume {checkpoint}: it is not what was written:\n{listing}\nName another one, or --resume latest."
+            )
         manifest = read_manifest(checkpoint)
     else:
         refuse_unproven(folder, checkpoint, trust=trust)
@@ -158,16 +177,21 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
 
 
 def refuse_unproven(folder: Path, checkpoint: Path, *, trust: bool) -> None:
-    """A checkpoint without a manifest: of plain tensors it may be used, of DeepSpeed's pickles only when the user vouches for it."""
+    """A checkpoint without a manifest: of plain tensors it may be used, of DeepSpeed's pickles only when the user
+    vouches for it."""
     if list(checkpoint.glob("global_step*")) and not trust:
         raise CheckpointError(
-            f"--resume {checkpoint}: DeepSpeed's parts without a {MANIFEST}, so nothing tells that they are whole and of a run of yours. "
-            "Their pickles can run anything. If you know who wrote it: --trust-checkpoint."
+            f"--resume {checkpoint}: DeepSpeed's parts without a {MANIFEST}, so nothing tells that they are whole and"
+            " of a run of yours. Their pickles can run anything. If you know who wrote it: --trust-checkpoint."
         )
     names = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
     if lacking := lacking_state(names):
         raise CheckpointError(f"--resume {checkpoint}: it cannot be resumed from, it lacks {', '.join(lacking)}.")
-    record_event(folder, "unproven_checkpoint", f"{checkpoint} has no {MANIFEST}: nobody can tell whether it is what was written.")
+    record_event(
+        folder,
+        "unproven_checkpoint",
+        f"{checkpoint} has no {MANIFEST}: nobody can tell whether it is what was written.",
+    )
 
 
 def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
@@ -198,7 +222,9 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 def published_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint-N of a run, oldest first by their step; not verified."""
-    return sorted((path for path in folder.glob("checkpoint-*") if PATTERN.fullmatch(path.name) and path.is_dir()), key=step_of)
+    return sorted(
+        (path for path in folder.glob("checkpoint-*") if PATTERN.fullmatch(path.name) and path.is_dir()), key=step_of
+    )
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

@@ -29,7 +29,9 @@ class Published:
 Rule = Callable[..., Collection[Published]]
 
 
-def newest(checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None) -> list[Published]:
+def newest(
+    checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None
+) -> list[Published]:
     """The last ones, and of those before each k-th and the best.
 
     Args:
@@ -71,8 +73,11 @@ def find_rule(keep: Component) -> Rule:
     return rule
 
 
-def rotate(folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()) -> list[Path]:
-    """Remove what the rule does not keep, right after a new checkpoint was published; the newest whole one always stays.
+def rotate(
+    folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
+) -> list[Path]:
+    """Remove what the rule does not keep, right after a new checkpoint was published; the newest whole one always
+    stays.
 
     A folder without a sound manifest, or with files missing or cut short, is not counted and not touched.
 
@@ -86,7 +91,11 @@ def rotate(folder: Path, keep: Component | None, *, prefix: str = "checkpoint-",
     if keep is None:
         return []
     whole = published_in(folder, prefix)
-    kept = {checkpoint.folder for checkpoint in find_rule(keep)(whole, **keep.options)} | {c.folder for c in whole[-1:]} | set(spared)
+    kept = (
+        {checkpoint.folder for checkpoint in find_rule(keep)(whole, **keep.options)}
+        | {c.folder for c in whole[-1:]}
+        | set(spared)
+    )
     leaving = [checkpoint.folder for checkpoint in whole if checkpoint.folder not in kept]
     for path in leaving:
         remove(path)
@@ -101,7 +110,10 @@ def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
             manifest = read_manifest(path)
         except CheckpointError:
             continue
-        if all((path / name).is_file() and (path / name).stat().st_size == entry.size for name, entry in manifest.files.items()):
+        if all(
+            (path / name).is_file() and (path / name).stat().st_size == entry.size
+            for name, entry in manifest.files.items()
+        ):
             found.append(Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step)))
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 

@@ -1,7 +1,8 @@
 """Read a checkpoint's pickles as data: whatever in them would call something else is refused, whoever reads them.
 
-torch's restricted unpickler knows tensors and containers. DeepSpeed asks for the unrestricted one in a dozen places, and torch has a
-switch that overrules it; so this holds for resuming, for universal checkpoints and for putting ZeRO's parts together alike.
+torch's restricted unpickler knows tensors and containers. DeepSpeed asks for the unrestricted one in a dozen places,
+and torch has a switch that overrules it; so this holds for resuming, for universal checkpoints and for putting ZeRO's
+parts together alike.
 """
 
 import os
@@ -37,7 +38,8 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
 
     Args:
         what: the checkpoint that is read, for the message.
-        trust: the user vouches for the checkpoint: it is read as its writer meant it, also where a caller within asks for data only.
+        trust: the user vouches for the checkpoint: it is read as its writer meant it, also where a caller within asks
+            for data only.
 
     Raises:
         CheckpointError: a file holds more than data, or is damaged.
@@ -57,7 +59,9 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
     except UnpicklingError as problem:
         called = CALLED.search(str(problem))
         if called is None:
-            reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[2]  # before it torch advises to allow code
+            reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[
+                2
+            ]  # before it torch advises to allow code
             raise CheckpointError(f"{what}: a file is damaged: {reason[:300]}") from problem
         raise CheckpointError(
             f"{what}: a file holds more than tensors and numbers, reading it would call {called[1]}. It was not read. "
@@ -69,7 +73,8 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
 
 
 def harmless_classes() -> list[Any]:
-    """numpy's arrays, as in the states of random numbers, and DeepSpeed's own classes where this process uses DeepSpeed."""
+    """numpy's arrays, as in the states of random numbers, and DeepSpeed's own classes where this process uses
+    DeepSpeed."""
     arrays: list[Any] = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
     if "deepspeed" not in sys.modules:
         return arrays

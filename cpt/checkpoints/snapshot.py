@@ -38,7 +38,8 @@ def bytes_in(state: Any) -> int:
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
-    """The memory of the model that a training step may write to: trained parameters and buffers, parts of ZeRO-3 and FSDP2 included."""
+    """The memory of the model that a training step may write to: trained parameters and buffers, parts of ZeRO-3 and
+    FSDP2 included."""
     changing: list[torch.Tensor] = list(model.buffers())
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -54,7 +55,8 @@ def mark() -> torch.Event:
 
 
 def copy_beside_training(moment: torch.Event | None) -> None:
-    """Let this thread's copies begin at the moment, beside what the GPU computes from there on; without a GPU there is no such moment."""
+    """Let this thread's copies begin at the moment, beside what the GPU computes from there on; without a GPU there is
+    no such moment."""
     if moment is not None:
         torch.accelerator.set_device_index(moment.device.index)
         stream = torch.Stream(device=moment.device)
@@ -65,8 +67,8 @@ def copy_beside_training(moment: torch.Event | None) -> None:
 class HostCopies:
     """Copies of tensors in host memory, complete when `copy` returns; the memory is kept for the next checkpoint.
 
-    It takes as much host memory as what is copied, from the first checkpoint to the end of the run: page-locked where the tensors come from
-    a GPU. Getting so much memory anew each time would take as long as the copying.
+    It takes as much host memory as what is copied, from the first checkpoint to the end of the run: page-locked where
+    the tensors come from a GPU. Getting so much memory anew each time would take as long as the copying.
     """
 
     def __init__(self) -> None:
@@ -78,10 +80,11 @@ class HostCopies:
         return max(0, bytes_in(state) - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers))
 
     def copy(self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Any:
-        """The same state with its tensors copied; those that are not `changing`, or are copies already, stay as they are.
+        """The same state with its tensors copied; those that are not `changing`, or are copies already, stay as they
+        are.
 
-        All that is not a tensor is copied. Tensors that share memory share it in the copy, so that a file of it is as long as a file of the
-        state. On a GPU the copies are made on the calling thread's stream.
+        All that is not a tensor is copied. Tensors that share memory share it in the copy, so that a file of it is as
+        long as a file of the state. On a GPU the copies are made on the calling thread's stream.
         """
         own = {memory_of(buffer) for buffer in self.in_use.values()}
         copied: dict[int, torch.Tensor] = {}
@@ -98,7 +101,11 @@ class HostCopies:
         self.in_use.clear()
 
     def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
+        if (
+            type(tensor) not in (torch.Tensor, nn.Parameter)
+            or tensor.layout != torch.strided
+            or not tensor.untyped_storage().nbytes()
+        ):
             return copy.deepcopy(tensor.detach())
         where = memory_of(tensor)
         if where not in self.in_use:
@@ -125,7 +132,11 @@ def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     Raises:
         NotFiniteError: with the first tensors that hold NaN or infinity.
     """
-    sums = [(name, tensor, tensor.detach().sum(dtype=torch.float32)) for name, tensor in named if tensor.is_floating_point()]
+    sums = [
+        (name, tensor, tensor.detach().sum(dtype=torch.float32))
+        for name, tensor in named
+        if tensor.is_floating_point()
+    ]
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for _, _, total in sums:
         by_device.setdefault(total.device, []).append(total)

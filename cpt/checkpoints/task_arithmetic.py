@@ -1,4 +1,5 @@
-"""The chat vector: after continued pre-training + (chat - base), weight by weight (arXiv 2310.04799), read tensor by tensor."""
+"""The chat vector: after continued pre-training + (chat - base), weight by weight (arXiv 2310.04799), read tensor by
+tensor."""
 
 import json
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ def write_chat_vector(
 ) -> list[str]:
     """Write after + scale * (chat - base), with the chat model's template, special tokens and generation config.
 
-    A token that only `after` knows (learned by a vocabulary extension) keeps its row; one that only `chat` knows is added with its row.
+    A token that only `after` knows (learned by a vocabulary extension) keeps its row; one that only `chat` knows is
+    added with its row.
 
     Args:
         dtype: of the written numbers; None: as `after` has them. The sum is made in fp32.
@@ -72,7 +74,8 @@ def write_chat_vector(
     write_configs(output, speaker, speaker_tokens, tokenizer.get_vocab(), rows.total)
     names_added = f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
     return [
-        f"Tokens added from {chat}: {len(rows.added):,}{names_added}; tokens of {after} that keep their rows as trained: {rows.kept:,}."
+        f"Tokens added from {chat}: {len(rows.added):,}{names_added}; tokens of {after} that keep their rows as"
+        f" trained: {rows.kept:,}."
     ]
 
 
@@ -86,7 +89,9 @@ def open_part(folder: Path) -> Part:
     register_families()
     config = AutoConfig.from_pretrained(folder)
     if config.model_type in FAMILIES:
-        raise CheckpointError(f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER")
+        raise CheckpointError(
+            f"{folder} is a checkpoint of `{config.model_type}`. Export it first: cpt export {folder} --output FOLDER"
+        )
     return Part(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
@@ -97,8 +102,12 @@ def write_configs(output: Path, chat: Part, chat_tokens: dict[int, str], ids: di
         found: dict[str, Any] = {}
         for key in TOKEN_IDS:
             given = values.get(key)
-            known = [ids[chat_tokens[one]] for one in (given if isinstance(given, list) else [given]) if one in chat_tokens]
-            found[key] = known if isinstance(given, list) else next(iter(known), None)  # some configs pad with -1, which is no token
+            known = [
+                ids[chat_tokens[one]] for one in (given if isinstance(given, list) else [given]) if one in chat_tokens
+            ]
+            found[key] = (
+                known if isinstance(given, list) else next(iter(known), None)
+            )  # some configs pad with -1, which is no token
         return found
 
     path = output / "config.json"

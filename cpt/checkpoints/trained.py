@@ -1,4 +1,5 @@
-"""What was trained, wherever it lies: a run, one of its checkpoints, a model or an adapter; found, and in memory again."""
+"""What was trained, wherever it lies: a run, one of its checkpoints, a model or an adapter; found, and in memory
+again."""
 
 import json
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ class Trained:
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not name:
             raise CheckpointError(
-                f"{self.folder}: its adapter_config.json names no base model. Name it: cpt merge --method lora BASE {self.folder}"
+                f"{self.folder}: its adapter_config.json names no base model. Name it: cpt merge --method lora BASE"
+                f" {self.folder}"
             )
         return Model(path=name)
 
@@ -81,7 +83,8 @@ class Trained:
 
 
 def find_trained(path: Path) -> Trained:
-    """What to hand over of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest checkpoint.
+    """What to hand over of a path that a user gave; of a run its finished model (of LoRA the adapter), else its newest
+    checkpoint.
 
     Raises:
         CheckpointError: there is nothing, or not all of it.
@@ -89,13 +92,17 @@ def find_trained(path: Path) -> Trained:
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
-        raise CheckpointError(f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter.")
+        raise CheckpointError(
+            f"{path} {what}. Give the folder of a run, of one of its checkpoints, of a model or of an adapter."
+        )
     is_run = (path / RECIPE).is_file() and kind_of(path) == "nothing"
     folder = of_run(path) if is_run else path
     kind = kind_of(folder)
     if kind == "nothing":
         nemo = " A .nemo file must be converted by NVIDIA's tools first." if list(folder.glob("*.nemo")) else ""
-        raise CheckpointError(f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}")
+        raise CheckpointError(
+            f"{folder} holds no weights: neither a model, nor an adapter, nor DeepSpeed's parts.{nemo}"
+        )
     if PATTERN.fullmatch(folder.name):
         refuse_changed_weights(folder)
     if kind == "model":
@@ -115,7 +122,9 @@ def of_run(run: Path) -> Path:
     checkpoint = latest_checkpoint(run)
     if checkpoint is None:
         state = Run(run).status().get("state", "not started")
-        raise CheckpointError(f"{run} has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE")
+        raise CheckpointError(
+            f"{run} has neither a finished model nor a checkpoint (its state: {state}). Let it run: cpt train RECIPE"
+        )
     return checkpoint
 
 
@@ -127,7 +136,9 @@ def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
         return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
     if trained.is_adapter:
         return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
-    raise CheckpointError(f"{trained.folder} has no tokenizer. Copy tokenizer.json and tokenizer_config.json of its base model into it.")
+    raise CheckpointError(
+        f"{trained.folder} has no tokenizer. Copy tokenizer.json and tokenizer_config.json of its base model into it."
+    )
 
 
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

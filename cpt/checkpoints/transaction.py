@@ -1,4 +1,5 @@
-"""A checkpoint is published whole or not at all: written beside, hashed, on the disk, named in a manifest, then renamed.
+"""A checkpoint is published whole or not at all: written beside, hashed, on the disk, named in a manifest, then
+renamed.
 
 .saving/checkpoint-N   while it is written; a kill leaves it there, and the next start removes it
 checkpoint-N           all of it, its manifest.json written last
@@ -46,7 +47,8 @@ class Contents:
     weights: Weights | None = None
     """What it is given."""
     gather: Callable[[], Weights | None] | None = None
-    """Gets these weights from all processes, each of which must call it; called while other files are being written."""
+    """Gets these weights from all processes, each of which must call it; called while other files are being
+    written."""
     parts: ZeroParts | None = None
     """What of this process it reads, where the next step may change that."""
     model_bytes: int = 0
@@ -100,14 +102,19 @@ def prepare(staging: Path, needed: int) -> None:
 
 def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
     """Write what this process has; when it returns, the disk has it."""
-    tasks = [partial(entry_of, path, partial(write_state, staging / path, state)) for path, state in contents.states.items()]
-    tasks += [partial(entry_of, path, partial(write_text, staging / path, text)) for path, text in contents.texts.items()]
+    tasks = [
+        partial(entry_of, path, partial(write_state, staging / path, state)) for path, state in contents.states.items()
+    ]
+    tasks += [
+        partial(entry_of, path, partial(write_text, staging / path, text)) for path, text in contents.texts.items()
+    ]
     tasks += [partial(copy_durably, source, staging, path) for path, source in contents.copies.items()]
     return all_at_once(tasks, meanwhile=partial(model_tasks, contents, staging))
 
 
 def model_tasks(contents: Contents, staging: Path) -> list[Task]:
-    """What writes the model's files, once its weights are there and found good; the first, all processes do together."""
+    """What writes the model's files, once its weights are there and found good; the first, all processes do
+    together."""
     if contents.gather is not None:
         contents.weights = contents.gather()
     if contents.check is not None:
@@ -147,7 +154,9 @@ def copy_durably(source: Path, staging: Path, path: str) -> dict[str, FileEntry]
 def hash_all(folder: Path) -> dict[str, FileEntry]:
     """The entries of all files below, once the disk has them."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return all_at_once([partial(entry_of, path.relative_to(folder).as_posix(), partial(hash_durably, path)) for path in files])
+    return all_at_once(
+        [partial(entry_of, path.relative_to(folder).as_posix(), partial(hash_durably, path)) for path in files]
+    )
 
 
 def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None) -> Manifest:
@@ -181,7 +190,8 @@ def await_files(staging: Path, manifest: Manifest) -> None:
     while absent := [name for name in manifest.files if not (staging / name).is_file()]:
         if time.monotonic() > give_up:
             raise CheckpointError(
-                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that all machines share."
+                f"{absent[0]}, which another process wrote, is not in {staging}: `output_dir` must be on a disk that"
+                " all machines share."
             )
         time.sleep(0.1)
 

@@ -1,4 +1,5 @@
-"""Make ZeRO's parts fit another number of processes: DeepSpeed's universal checkpoint, made beside the run for one start."""
+"""Make ZeRO's parts fit another number of processes: DeepSpeed's universal checkpoint, made beside the run for one
+start."""
 
 import io
 import shutil
@@ -15,7 +16,8 @@ COPIES = 2  # the fragments of each process, and the parameters put together, li
 
 
 def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
-    """A checkpoint folder that any number of processes can load with `checkpoint: {load_universal: true}`; for the main process.
+    """A checkpoint folder that any number of processes can load with `checkpoint: {load_universal: true}`; for the
+    main process.
 
     Args:
         folder: the run's, which is written into.
@@ -31,8 +33,9 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"{checkpoint} was written by another number of processes. Converting it takes {needed / 2**30:.1f} GiB beside it, and "
-            f"{folder} has {free / 2**30:.1f} GiB free. Make room, or go on with as many processes as before."
+            f"{checkpoint} was written by another number of processes. Converting it takes {needed / 2**30:.1f} GiB"
+            f" beside it, and {folder} has {free / 2**30:.1f} GiB free. Make room, or go on with as many processes as"
+            " before."
         )
     target = folder / f"{FOLDER}{checkpoint.name.rpartition('-')[2]}"
     shutil.rmtree(target, ignore_errors=True)
@@ -52,8 +55,8 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
             convert(words)
     except (OSError, ValueError, RuntimeError, KeyError, AssertionError, NotImplementedError) as problem:
         raise CheckpointError(
-            f"{checkpoint} cannot be converted for another number of processes: {' '.join(str(problem).split())[:300]} "
-            "Go on with as many processes as wrote it."
+            f"{checkpoint} cannot be converted for another number of processes: {' '.join(str(problem).split())[:300]}"
+            " Go on with as many processes as wrote it."
         ) from problem
     finally:
         if not (target / "latest_universal").exists():  # DeepSpeed writes it last

@@ -34,7 +34,10 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
         return [CheckpointDamage(MANIFEST, "weights alone", "a run goes on from a full checkpoint only")]
-    found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking_state(manifest.files, manifest.world_size)]
+    found = [
+        CheckpointDamage(name, "missing", "it was never written")
+        for name in lacking_state(manifest.files, manifest.world_size)
+    ]
     if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
         found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
     return found
@@ -64,7 +67,8 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
 
 
 def refuse_changed_weights(checkpoint: Path) -> None:
-    """Before a model is made of a checkpoint: what is read of it must be what was written; without a manifest nobody can tell.
+    """Before a model is made of a checkpoint: what is read of it must be what was written; without a manifest nobody
+    can tell.
 
     Raises:
         CheckpointError: a file is damaged or missing.
@@ -77,7 +81,8 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     if found := missing or wrong_contents(checkpoint, read):
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
-            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` tells which are sound."
+            f"{checkpoint} is not what was written:\n{listing}\nChoose another checkpoint; `cpt verify` tells which"
+            " are sound."
         )
 
 
@@ -88,21 +93,25 @@ def verify_path(path: Path) -> list[Verified]:
         CheckpointError: there is nothing to verify.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such folder (looked from {Path.cwd()}). Give a run's folder or one of its checkpoints.")
+        raise CheckpointError(
+            f"{path}: there is no such folder (looked from {Path.cwd()}). Give a run's folder or one of its"
+            " checkpoints."
+        )
     if (path / MANIFEST).exists() or FOLDERS.fullmatch(path.name):
         return [verify_folder(path)]
     published = [child for child in path.iterdir() if child.is_dir() and is_published(child)]
     if not published:
         raise CheckpointError(
-            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has saved, or one "
-            "of its checkpoints."
+            f"{path} has no checkpoint and no {MANIFEST}: nothing tells what its files should be. Give a run that has"
+            " saved, or one of its checkpoints."
         )
     verified = [verify_folder(folder) for folder in sorted(published, key=in_order)]
     return [one for one in verified if one.folder.is_dir()]  # a run that goes on removes old ones meanwhile
 
 
 def is_published(folder: Path) -> bool:
-    """A checkpoint or the finished model, or whatever else a manifest was written for; what was put aside as bad is not."""
+    """A checkpoint or the finished model, or whatever else a manifest was written for; what was put aside as bad is
+    not."""
     if folder.name.startswith((".", "bad-")):
         return False
     return folder.name == EXPORT or FOLDERS.fullmatch(folder.name) is not None or (folder / MANIFEST).exists()

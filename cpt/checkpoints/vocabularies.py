@@ -1,4 +1,5 @@
-"""Which row of the embeddings belongs to which token, in models whose vocabularies differ: matched by the tokens' strings."""
+"""Which row of the embeddings belongs to which token, in models whose vocabularies differ: matched by the tokens'
+strings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +30,10 @@ class Rows:
 
 
 def match_rows(
-    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: tuple[int, int, int]
+    after: PreTrainedTokenizerBase,
+    base: PreTrainedTokenizerBase,
+    chat: PreTrainedTokenizerBase,
+    rows: tuple[int, int, int],
 ) -> Rows:
     """Match the three vocabularies.
 
@@ -44,7 +48,8 @@ def match_rows(
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
             raise CheckpointError(
-                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. Put the model's own tokenizer there."
+                f"{what}: its tokenizer has {needed:,} tokens, its weights {count:,} rows. Put the model's own"
+                " tokenizer there."
             )
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
@@ -65,8 +70,11 @@ def match_rows(
     )
 
 
-def refuse_another_tokenizer(after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase) -> None:
-    """Each must know every token of the base; and what chat has beyond them must be tokens that can be added to a tokenizer.
+def refuse_another_tokenizer(
+    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase
+) -> None:
+    """Each must know every token of the base; and what chat has beyond them must be tokens that can be added to a
+    tokenizer.
 
     Raises:
         CheckpointError: with some of the tokens that have no place.
@@ -75,14 +83,15 @@ def refuse_another_tokenizer(after: PreTrainedTokenizerBase, base: PreTrainedTok
     for tokenizer, what in ((after, "--after"), (chat, "--chat")):
         if lacking := learned - tokenizer.get_vocab().keys():
             raise CheckpointError(
-                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)}): another "
-                "tokenizer, so rows cannot be matched. The chat model must be made from this very base."
+                f"the tokenizer of {what} lacks {len(lacking):,} of the {len(learned):,} tokens of --base"
+                f" ({shown(lacking)}): another tokenizer, so rows cannot be matched. The chat model must be made from"
+                " this very base."
             )
     own = chat.get_vocab().keys() - after.get_vocab().keys() - chat.added_tokens_encoder.keys()
     if own:
         raise CheckpointError(
-            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know: only added tokens, as "
-            "<|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
+            f"the tokenizer of --chat has {len(own):,} pieces of its own ({shown(own)}) that --after does not know:"
+            " only added tokens, as <|im_start|>, can be taken over. Choose a chat model with the base's tokenizer."
         )
 
 
@@ -93,7 +102,8 @@ def shown(tokens: Iterable[str]) -> str:
 
 
 def merge_rows(rows: Rows, after: torch.Tensor, base: torch.Tensor, chat: torch.Tensor, scale: float) -> torch.Tensor:
-    """The merged rows in fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their row."""
+    """The merged rows in fp32: after + scale * (chat - base) for tokens of all three; tokens of one alone keep their
+    row."""
     merged = torch.zeros(rows.total, *after.shape[1:])
     merged[: after.shape[0]] = after
     merged[rows.shared] += scale * (chat[rows.in_chat].float() - base[rows.in_base].float())
@@ -112,7 +122,8 @@ def add_tokens(after: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, ro
     ids = after.get_vocab()
     if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
         raise CheckpointError(
-            f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token. Choose another."
+            f"--after's tokenizer has gaps in its ids, so {shown(misplaced)} cannot be put behind its last token."
+            " Choose another."
         )
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):

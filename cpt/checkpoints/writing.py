@@ -66,7 +66,9 @@ class HashedFile:
         os.fsync(self.descriptor)
         return FileEntry(self.size, self.digest.hexdigest())
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.helper.shutdown()
         os.close(self.descriptor)
 
@@ -102,7 +104,8 @@ def hash_durably(path: Path) -> FileEntry:
 
 
 def all_at_once(tasks: Sequence[Task], meanwhile: Callable[[], Sequence[Task]] = list) -> dict[str, FileEntry]:
-    """The entries of all tasks, some of which run at the same time; when one fails, those that have not begun are left out.
+    """The entries of all tasks, some of which run at the same time; when one fails, those that have not begun are left
+    out.
 
     Args:
         meanwhile: runs in the calling thread, to its end whatever fails; gives tasks for which it was needed.

@@ -1,6 +1,8 @@
-"""ZeRO-3's weights, put together on the main process out of what each process holds of them, while the training goes on.
+"""ZeRO-3's weights, put together on the main process out of what each process holds of them, while the training goes
+on.
 
-DeepSpeed's own way gathers each parameter on all processes and sends it back to all of them, and the training waits until that is done.
+DeepSpeed's own way gathers each parameter on all processes and sends it back to all of them, and the training waits
+until that is done.
 """
 
 from dataclasses import dataclass
@@ -19,11 +21,13 @@ class ZeroParts:
     """One process's parts of the weights."""
 
     parts: dict[int, torch.Tensor]
-    """By DeepSpeed's number of the parameter; equally long on all processes, so that the last ones may end in padding."""
+    """By DeepSpeed's number of the parameter; equally long on all processes, so that the last ones may end in
+    padding."""
     shapes: dict[int, torch.Size]
     """Of the whole parameters."""
     named: dict[str, int | torch.Tensor]
-    """Name -> number of a parameter, the same for tied ones, or a buffer, which each process has whole; in DeepSpeed's order."""
+    """Name -> number of a parameter, the same for tied ones, or a buffer, which each process has whole; in DeepSpeed's
+    order."""
 
     def bytes_of_whole(self) -> int:
         """What all parameters take."""
@@ -50,7 +54,8 @@ class ZeroParts:
 
 
 def parts_of(module: nn.Module, *, only_trained: bool) -> ZeroParts | None:
-    """What this process holds of the weights; None where it cannot be read as it lies: on a disk, quantised, not cut into equal parts.
+    """What this process holds of the weights; None where it cannot be read as it lies: on a disk, quantised, not cut
+    into equal parts.
 
     Args:
         only_trained: leave frozen parameters out, as of an adapter.

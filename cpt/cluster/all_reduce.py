@@ -1,7 +1,7 @@
 """One timed all-reduce over all nodes, and what each pair of neighbours exchanges: `python -m cpt.cluster.all_reduce`.
 
-In processes of its own, so that one that hangs inside of gloo or NCCL can be killed. It is told what to do by lines of JSON on its standard
-input, and answers on its standard output; when its input ends, so does it.
+In processes of its own, so that one that hangs inside of gloo or NCCL can be killed. It is told what to do by lines of
+JSON on its standard input, and answers on its standard output; when its input ends, so does it.
 """
 
 import json
@@ -45,7 +45,9 @@ def main() -> None:
     first = json.loads(next(lines, "{}"))
     store = None
     if first.get("holds_store"):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=first["seconds"]))
+        store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=first["seconds"])
+        )
         say({"port": store.port})
     told = json.loads(next(lines, "{}"))
     if not told:
@@ -96,7 +98,13 @@ def measure(part: Part, store: dist.Store, timeout: timedelta) -> dict[str, Any]
         seconds = timed(size, device)
     pairs = dict(exchanged(part, device))
     dist.barrier()
-    return {"bytes": size, "seconds": seconds, "first_seconds": first_seconds, "pairs": pairs, "world_size": part.world_size}
+    return {
+        "bytes": size,
+        "seconds": seconds,
+        "first_seconds": first_seconds,
+        "pairs": pairs,
+        "world_size": part.world_size,
+    }
 
 
 def timed(size: int, device: torch.device) -> float:
@@ -124,7 +132,8 @@ def exchanged(part: Part, device: torch.device) -> list[tuple[int, float]]:
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Each node with the one after it, in rounds in which no node has two partners; of an odd number the last pair is alone."""
+    """Each node with the one after it, in rounds in which no node has two partners; of an odd number the last pair is
+    alone."""
     pairs = [(node, (node + 1) % count) for node in range(count)]
     alone = [pairs.pop()] if count % 2 else []
     return [found for found in (pairs[::2], pairs[1::2], alone) if found]

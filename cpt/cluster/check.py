@@ -1,4 +1,5 @@
-"""The check of a cluster as one process of it makes it: meet, compare, look for the others' tokens, time one all-reduce."""
+"""The check of a cluster as one process of it makes it: meet, compare, look for the others' tokens, time one
+all-reduce."""
 
 import os
 import time
@@ -38,7 +39,10 @@ class Fit:
     def __str__(self) -> str:
         over = f"an all-reduce of {self.megabytes:.0f} MB over {self.backend} takes {self.milliseconds:.1f} ms"
         names = ", ".join(self.names[:8]) + f" and {len(self.names) - 8} more" * (len(self.names) > 8)
-        return f"{len(self.names)} nodes fit together: {names}; {over} ({self.gigabytes_per_second:.2f} GB/s for each process)."
+        return (
+            f"{len(self.names)} nodes fit together: {names}; {over} ({self.gigabytes_per_second:.2f} GB/s for each"
+            " process)."
+        )
 
 
 def seconds_allowed() -> float:
@@ -51,7 +55,9 @@ def seconds_allowed() -> float:
     try:
         return float(text) if text else DEFAULT_SECONDS
     except ValueError as problem:
-        raise RecipeError(f"{SECONDS}={text}: expected a number of seconds, such as {DEFAULT_SECONDS:.0f}.") from problem
+        raise RecipeError(
+            f"{SECONDS}={text}: expected a number of seconds, such as {DEFAULT_SECONDS:.0f}."
+        ) from problem
 
 
 def check_nodes(
@@ -67,7 +73,8 @@ def check_nodes(
     Args:
         recipe: or why it cannot be read on this node.
         on_cpu: the run uses no GPUs.
-        publish: where the master's port is held by the launcher itself: process 0 takes another one, and makes it known with this.
+        publish: where the master's port is held by the launcher itself: process 0 takes another one, and makes it
+            known with this.
         address: how the others learn of it.
 
     Returns:
@@ -93,4 +100,6 @@ def check_nodes(
         else:
             found = steps.take(AtANode(place, where, TO_ARRIVE * seconds))
     told = found["measured"]
-    return Fit(found["names"], [Complaint(**line) for line in found["complaints"]], **told, seconds=time.monotonic() - began)
+    return Fit(
+        found["names"], [Complaint(**line) for line in found["complaints"]], **told, seconds=time.monotonic() - began
+    )

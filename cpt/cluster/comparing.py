@@ -1,4 +1,5 @@
-"""What the facts of all nodes say when they lie beside each other: one complaint for each cause, with the node that differs."""
+"""What the facts of all nodes say when they lie beside each other: one complaint for each cause, with the node that
+differs."""
 
 import json
 from collections import Counter
@@ -58,7 +59,9 @@ def hanging(nodes: Nodes) -> Iterator[Complaint]:
     """A look that came to no end."""
     for host, at in told(nodes, "hangs").items():
         what = "its disks: the output folder, the store and /dev/shm" if at == "room" else at
-        yield Complaint(host, f"hangs where it looks at {what}", "Its file system does not answer: `df` there names the one.")
+        yield Complaint(
+            host, f"hangs where it looks at {what}", "Its file system does not answer: `df` there names the one."
+        )
 
 
 def unequal_versions(nodes: Nodes) -> Iterator[Complaint]:
@@ -100,13 +103,21 @@ def unequal_hardware(nodes: Nodes) -> Iterator[Complaint]:
     for host, count in counts.items():
         asked = processes.get(host, 0)
         if count and asked > count:
-            yield Complaint(host, f"has {count} GPUs for {asked} processes", f"Start {count} there, or look with nvidia-smi for the rest.")
+            yield Complaint(
+                host,
+                f"has {count} GPUs for {asked} processes",
+                f"Start {count} there, or look with nvidia-smi for the rest.",
+            )
         elif count != usual:
             remedy = "Look there with nvidia-smi: a card or its driver is lost; or leave that node out."
-            yield Complaint(host, f"has {count} GPUs, elsewhere {usual} ({others(counts, usual)})", remedy, not asked or not count)
+            yield Complaint(
+                host, f"has {count} GPUs, elsewhere {usual} ({others(counts, usual)})", remedy, not asked or not count
+            )
     kinds = {host: sorted(set(found)) for host, found in gpus.items() if found}
     yield from differing(kinds, "has {} as GPUs", "The run takes the time of the slowest.", fatal=False)
-    yield from differing(drivers, "has the GPU driver {}", "Install one driver everywhere, as NCCL expects.", fatal=False)
+    yield from differing(
+        drivers, "has the GPU driver {}", "Install one driver everywhere, as NCCL expects.", fatal=False
+    )
 
 
 def differing(values: Mapping[str, Any], cause: str, remedy: str, *, fatal: bool) -> Iterator[Complaint]:
@@ -114,7 +125,12 @@ def differing(values: Mapping[str, Any], cause: str, remedy: str, *, fatal: bool
     usual = common(values)
     for host, value in values.items():
         if value != usual:
-            yield Complaint(host, f"{cause.format(in_words(value))}, elsewhere {in_words(usual)} ({others(values, usual)})", remedy, fatal)
+            yield Complaint(
+                host,
+                f"{cause.format(in_words(value))}, elsewhere {in_words(usual)} ({others(values, usual)})",
+                remedy,
+                fatal,
+            )
 
 
 def in_words(value: Any) -> str:
@@ -127,7 +143,11 @@ def unequal_recipes(nodes: Nodes) -> Iterator[Complaint]:
     recipes = {host: recipe for host, recipe in told(nodes, "recipe").items() if "error" not in recipe}
     usual = common(recipes)
     for host, recipe in recipes.items():
-        keys = [f"{key} is {shown(here)}, elsewhere {shown(there)}" for key, there, here in differences(usual, recipe, ()) if here != there]
+        keys = [
+            f"{key} is {shown(here)}, elsewhere {shown(there)}"
+            for key, there, here in differences(usual, recipe, ())
+            if here != there
+        ]
         if keys:
             more = f"; {len(keys) - MOST_NAMED} keys more" if len(keys) > MOST_NAMED else ""
             cause = f"has another recipe: {'; '.join(keys[:MOST_NAMED])}{more} ({others(recipes, usual)})"
@@ -155,7 +175,11 @@ def missing_contents(nodes: Nodes) -> Iterator[Complaint]:
 def unequal_contents(nodes: Nodes) -> Iterator[Complaint]:
     """Files with other names, sizes or ends than elsewhere."""
     for key in keys_of_contents(nodes):
-        found = {host: facts[key] for host, facts in nodes.items() if isinstance(facts.get(key), dict) and "error" not in facts[key]}
+        found = {
+            host: facts[key]
+            for host, facts in nodes.items()
+            if isinstance(facts.get(key), dict) and "error" not in facts[key]
+        }
         hashes = {host: contents["hash"] for host, contents in found.items()}
         usual = common(hashes)
         model = next((contents for host, contents in found.items() if hashes[host] == usual), None)
@@ -169,7 +193,10 @@ def what_differs(here: dict[str, Any], there: dict[str, Any]) -> str:
     """Files by name where they are few enough to have been told."""
     mine, theirs = here.get("files"), there.get("files")
     if mine is None or theirs is None:
-        return f"{here['count']:,} files of {here['bytes']:,} bytes, elsewhere {there['count']:,} of {there['bytes']:,}, or other content"
+        return (
+            f"{here['count']:,} files of {here['bytes']:,} bytes, elsewhere {there['count']:,} of {there['bytes']:,},"
+            " or other content"
+        )
     kinds = {
         "not": sorted(theirs.keys() - mine.keys()),
         "only here": sorted(mine.keys() - theirs.keys()),
@@ -184,7 +211,8 @@ def shortened(names: list[str]) -> str:
 
 
 def wrong_network(nodes: Nodes) -> Iterator[Complaint]:
-    """Interfaces that do not exist, names that mean the machine itself only, a port that contradicts, unequal settings."""
+    """Interfaces that do not exist, names that mean the machine itself only, a port that contradicts, unequal
+    settings."""
     for host, network in told(nodes, "network").items():
         if "error" in network:
             continue
@@ -197,11 +225,18 @@ def wrong_network(nodes: Nodes) -> Iterator[Complaint]:
                 interface = network["interface"] if network["interface"] not in (None, "lo") else "INTERFACE"
                 remedy = f"Mend /etc/hosts there, or set GLOO_SOCKET_IFNAME={interface}."
                 yield Complaint(
-                    host, f"its own name {name} {means} there: gloo tells the others an address that is none", remedy, fatal=False
+                    host,
+                    f"its own name {name} {means} there: gloo tells the others an address that is none",
+                    remedy,
+                    fatal=False,
                 )
         if network.get("meets_at") and network["port"] and str(network["meets_at"]) != network["port"]:
             cause = f"its own environment sets MASTER_PORT={network['port']}, the run meets at {network['meets_at']}"
-            yield Complaint(host, cause, "Take it out of that node's start-up files: processes started there would wait at the wrong port.")
+            yield Complaint(
+                host,
+                cause,
+                "Take it out of that node's start-up files: processes started there would wait at the wrong port.",
+            )
     variables = told(nodes, "network", "variables")
     for name in dict.fromkeys(name for found in variables.values() for name in found if not name.endswith("IFNAME")):
         has = {host: found.get(name, "not set") for host, found in variables.items()}
@@ -209,7 +244,8 @@ def wrong_network(nodes: Nodes) -> Iterator[Complaint]:
 
 
 def no_interface(network: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Variables that name an interface which the node does not have; NCCL takes beginnings, `=` before whole names, `^` for others."""
+    """Variables that name an interface which the node does not have; NCCL takes beginnings, `=` before whole names,
+    `^` for others."""
     for variable, asked in network["asked"].items():
         exact, names = asked.startswith("=") or variable.startswith("GLOO"), asked.lstrip("=").split(",")
         if asked.startswith("^"):
@@ -223,7 +259,9 @@ def unknown_interface(host: str, variable: str, asked: str, network: Mapping[str
     """What to say of it."""
     has = ", ".join(name for name in network["interfaces"] if name != "lo")
     return Complaint(
-        host, f"{variable}={asked}, and there is no such interface: it has {has or 'only lo'}", f"Set {variable} to one of them."
+        host,
+        f"{variable}={asked}, and there is no such interface: it has {has or 'only lo'}",
+        f"Set {variable} to one of them.",
     )
 
 
@@ -233,7 +271,12 @@ def wrong_clocks(nodes: Nodes) -> Iterator[Complaint]:
         if abs(offset) > CLOCK_SECONDS:
             direction = "behind" if offset > 0 else "ahead of"
             cause = f"its clock is {abs(offset):.0f} s {direction} the master's"
-            yield Complaint(host, cause, "Set it (`timedatectl set-ntp true`): the times of files and events will not fit.", fatal=False)
+            yield Complaint(
+                host,
+                cause,
+                "Set it (`timedatectl set-ntp true`): the times of files and events will not fit.",
+                fatal=False,
+            )
 
 
 def little_room(nodes: Nodes) -> Iterator[Complaint]:
@@ -242,7 +285,12 @@ def little_room(nodes: Nodes) -> Iterator[Complaint]:
         for what in ("output", "store") if "error" not in room else ():
             path, free = room[what]
             if free < SMALL_DISK_GIB:
-                yield Complaint(host, f"{free:.1f} GiB are free at {path}", "Free some: checkpoints and tokens take more.", fatal=False)
+                yield Complaint(
+                    host,
+                    f"{free:.1f} GiB are free at {path}",
+                    "Free some: checkpoints and tokens take more.",
+                    fatal=False,
+                )
         shared = room.get("shared_memory")
         if "error" not in room and (shared is None or shared < SMALL_SHARED_MEMORY_GIB):
             here = "no /dev/shm" if shared is None else f"/dev/shm of {shared:.2f} GiB"

@@ -1,4 +1,5 @@
-"""What a recipe reads from the disk, as a node sees it: the files' names and sizes, and a cheap hash of what stands in them."""
+"""What a recipe reads from the disk, as a node sees it: the files' names and sizes, and a cheap hash of what stands in
+them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,8 @@ def contents_of(recipe: Recipe) -> Mapping[str, Callable[[], dict[str, Any]]]:
 
 
 def is_folder_name(path: str) -> bool:
-    """`owner/name` that is no folder here may still be one elsewhere: only what looks like a path is looked at where it is missing."""
+    """`owner/name` that is no folder here may still be one elsewhere: only what looks like a path is looked at where
+    it is missing."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).exists()
 
 
@@ -47,22 +49,33 @@ def files_of_source(source: DocumentSource, key: str) -> dict[str, Any]:
     files = files_of(source, key)
     start = Path(source.path).expanduser()
     base = start if start.is_dir() else Path(os.path.commonpath([os.path.dirname(file.name) for file in files]))
-    return {"path": str(start.absolute()), **summary((os.path.relpath(file.name, base), Path(file.name), file.size) for file in files)}
+    return {
+        "path": str(start.absolute()),
+        **summary((os.path.relpath(file.name, base), Path(file.name), file.size) for file in files),
+    }
 
 
 def files_of_folder(path: Path, key: str) -> dict[str, Any]:
     """A folder's own files (those of hidden ones are left out), or the one file."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder (looked from {Path.cwd()}). Set `{key}`.")
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    )
     return {"path": str(path.absolute()), **summary((file.name, file, file.stat().st_size) for file in files)}
 
 
 def summary(files: Iterable[tuple[str, Path, int]]) -> dict[str, Any]:
-    """Of files by their names: equal summaries mean equal names and sizes, and equal ends of those that were opened."""
+    """Of files by their names: equal summaries mean equal names and sizes, and equal ends of those that were
+    opened."""
     found = sorted(files)
     every = max(1, -(-len(found) // MOST_FILES_OPENED))  # rounded up
-    marks = {name: f"{size}:{ends(path, size) if number % every == 0 else ''}" for number, (name, path, size) in enumerate(found)}
+    marks = {
+        name: f"{size}:{ends(path, size) if number % every == 0 else ''}"
+        for number, (name, path, size) in enumerate(found)
+    }
     whole = xxh3_64("\n".join(f"{name}\0{mark}" for name, mark in marks.items()).encode()).hexdigest()
     told = {"count": len(found), "bytes": sum(size for _, _, size in found), "hash": whole}
     return {**told, "files": marks} if len(found) <= MOST_FILES_NAMED else told

@@ -23,7 +23,18 @@ from cpt.hardware import SHARED_MEMORY, find_gpus, free_disk_gib, shared_memory_
 from cpt.recipe.schema import Recipe
 from cpt.runs.environment import hash_of_code, installed_version
 
-PACKAGES = ("transformers", "accelerate", "deepspeed", "peft", "trl", "datasets", "tokenizers", "safetensors", "numpy", "liger-kernel")
+PACKAGES = (
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "trl",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "liger-kernel",
+)
 OF_COMMUNICATION = ("NCCL_", "GLOO_", "TORCH_NCCL_", "FI_", "UCX_")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 Facts = dict[str, Any]
@@ -60,7 +71,9 @@ class Gathering:
                 self.facts[name] = look()
             except (CptError, OSError) as problem:
                 self.facts[name] = {"error": str(problem)}
-            except Exception as problem:  # not foreseen: told as a fact, since a thread that ends here would tell nobody
+            except (
+                Exception
+            ) as problem:  # not foreseen: told as a fact, since a thread that ends here would tell nobody
                 self.facts[name] = {"error": f"{type(problem).__name__}: {problem}"}
 
     def result(self, seconds: float) -> Facts:
@@ -72,7 +85,11 @@ class Gathering:
 def versions() -> Mapping[str, str | None]:
     """Of what has to be equal; torch is asked for its version without being imported."""
     own = {name: installed_version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **version_of_torch(), **{name: found for name, found in own.items() if found}}
+    return {
+        "python": platform.python_version(),
+        **version_of_torch(),
+        **{name: found for name, found in own.items() if found},
+    }
 
 
 def version_of_torch() -> dict[str, str]:
@@ -82,8 +99,18 @@ def version_of_torch() -> dict[str, str]:
         return {}
     told = {}
     for node in ast.parse(Path(found.origin).with_name("version.py").read_text()).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and isinstance(value := node.value, ast.Constant) and isinstance(value.value, str):  # type: ignore[attr-defined]
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(value := node.value, ast.Constant)  # type: ignore[attr-defined]
+            and isinstance(value.value, str)
+        ):
             told[target.id] = value.value
     names = {"torch": told.get("__version__"), "CUDA": told.get("cuda"), "NCCL": nccl_package()}
     return {name: value for name, value in names.items() if value}
@@ -118,7 +145,9 @@ def network(place: Place) -> dict[str, Any]:
         "own_name": {socket.gethostname(): addresses_of(socket.gethostname())},
         "interface": interface,
         "links": link_speeds(interface),
-        "variables": {name: os.environ.get(name, "") for name in sorted(os.environ) if name.startswith(OF_COMMUNICATION)},
+        "variables": {
+            name: os.environ.get(name, "") for name in sorted(os.environ) if name.startswith(OF_COMMUNICATION)
+        },
         "port": os.environ.get("MASTER_PORT"),
         "host": hostname(),
     }

@@ -52,11 +52,16 @@ def attempt(place: Place, address: tuple[str, int] | None) -> tuple[Connection, 
     try:
         end = socket.create_connection(address, timeout=SECONDS_TO_CONNECT)
     except (socket.gaierror, UnicodeError) as problem:
-        remedy = f"Write it into /etc/hosts, mend the DNS, or name the master by its address: `getent hosts {host}` must know it."
+        remedy = (
+            f"Write it into /etc/hosts, mend the DNS, or name the master by its address: `getent hosts {host}` must"
+            " know it."
+        )
         return Complaint(place.name, f"cannot resolve {host}, the name of the master: {problem}", remedy)
     except ConnectionRefusedError:
         cause = f"nothing listens at {host}:{port}, where this node was told that the master is"
-        return Complaint(place.name, cause, f"{same} If they are, node 0 was not started or has ended: its output says why.")
+        return Complaint(
+            place.name, cause, f"{same} If they are, node 0 was not started or has ended: its output says why."
+        )
     except OSError as problem:
         why = "no answer" if isinstance(problem, TimeoutError) else problem.strerror
         remedy = f"A link, a route or a firewall between the two: `ping {host}`, then `nc -zv {host} {port}`."
@@ -64,7 +69,9 @@ def attempt(place: Place, address: tuple[str, int] | None) -> tuple[Connection, 
     return introduced(place, Connection(end), f"{host}:{port}", same)
 
 
-def introduced(place: Place, connection: Connection, where: str, same: str) -> tuple[Connection, dict[str, Any]] | Complaint:
+def introduced(
+    place: Place, connection: Connection, where: str, same: str
+) -> tuple[Connection, dict[str, Any]] | Complaint:
     """Hear the greeting and say who we are."""
     hello = {
         "greeting": GREETING,

@@ -29,7 +29,13 @@ def check_launched_nodes(recipe: Recipe, on_cpu: bool) -> None:
     tell(f"Looking whether the {place.num_nodes} nodes fit together ({SECONDS}=0 leaves it out).")
     board = AgentStore(place) if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
     try:
-        fit = check_nodes(place, recipe, on_cpu=on_cpu, publish=board.publish if board else None, address=board.address if board else None)
+        fit = check_nodes(
+            place,
+            recipe,
+            on_cpu=on_cpu,
+            publish=board.publish if board else None,
+            address=board.address if board else None,
+        )
     except Unfit as unfit:
         refuse(merged(unfit.complaints))
         raise
@@ -40,11 +46,14 @@ def check_launched_nodes(recipe: Recipe, on_cpu: bool) -> None:
 
 
 class AgentStore:
-    """The store that torchrun's agent holds at the master's port: where process 0 says at which other port the nodes meet."""
+    """The store that torchrun's agent holds at the master's port: where process 0 says at which other port the nodes
+    meet."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.key = f"cpt/preflight/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+        self.key = (
+            f"cpt/preflight/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+        )
         self.store: dist.Store | None = None
 
     def publish(self, port: int) -> None:

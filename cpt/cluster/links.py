@@ -21,13 +21,21 @@ def interface_to(host: str) -> str | None:
     except (OSError, UnicodeError):
         return None
     entries = psutil.net_if_addrs().items()
-    return next((name for name, addresses in entries if any(entry.address.partition("%")[0] == own for entry in addresses)), None)
+    return next(
+        (name for name, addresses in entries if any(entry.address.partition("%")[0] == own for entry in addresses)),
+        None,
+    )
 
 
 def link_speeds(interface: str | None, network: Path = NETWORK, infiniband: Path = INFINIBAND) -> dict[str, float]:
-    """GB/s of the interface, where it is a card and not a virtual one, and of all InfiniBand (or RoCE) ports together."""
+    """GB/s of the interface, where it is a card and not a virtual one, and of all InfiniBand (or RoCE) ports
+    together."""
     speeds = {}
-    if interface is not None and (network / interface / "device").exists() and (speed := number_in(network / interface / "speed")) > 0:
+    if (
+        interface is not None
+        and (network / interface / "device").exists()
+        and (speed := number_in(network / interface / "speed")) > 0
+    ):
         speeds["ethernet"] = speed / 8000
     rates = [RATE.search(text_of(rate)) for rate in sorted(infiniband.glob("*/ports/*/rate")) if is_up(rate.parent)]
     if ports := [float(rate[1]) / 8 for rate in rates if rate]:

@@ -1,4 +1,5 @@
-"""All nodes meet at the master: each step gathers a value of every node there, and gives the answer back to all, before its deadline."""
+"""All nodes meet at the master: each step gathers a value of every node there, and gives the answer back to all,
+before its deadline."""
 
 import selectors
 import socket
@@ -63,7 +64,9 @@ class AtTheMaster:
             end, _ = self.listening.accept()
             connection = Connection(end)
             left = max(until - time.monotonic(), 0)
-            connection.send({"greeting": GREETING, "time": time.time(), "seconds": left + LONGER_THAN_THE_MASTER}, SECONDS_TO_SEND)
+            connection.send(
+                {"greeting": GREETING, "time": time.time(), "seconds": left + LONGER_THAN_THE_MASTER}, SECONDS_TO_SEND
+            )
             return connection
         return None
 
@@ -86,8 +89,12 @@ class AtTheMaster:
             cause = f"was started for {told.format(*theirs)}, the master ({self.place.name}) for {told.format(*here)}"
             self.end([Complaint(name, cause, "Start all nodes with the same numbers.")])
         if again or rank == 0 or (hello["local_rank"] == 0 and self.names.get(node, name) != name):
-            cause = f"says that it is process {rank} on node {node}, and so does {self.names.get(node, self.place.name)}"
-            self.end([Complaint(name, cause, "Give each node its own number (--node-rank), and each run its own port.")])
+            cause = (
+                f"says that it is process {rank} on node {node}, and so does {self.names.get(node, self.place.name)}"
+            )
+            self.end(
+                [Complaint(name, cause, "Give each node its own number (--node-rank), and each run its own port.")]
+            )
         self.names[node] = name
         if hello["local_rank"] == 0:
             self.speakers[node] = rank
@@ -100,7 +107,11 @@ class AtTheMaster:
         where = f"{self.place.master}:{self.place.port}"
         remedy = "It was not started, ended before, or was told another master or port: its own output says which"
         for name in named:
-            yield Complaint(name, f"did not come to the master at {where} in {seconds:.0f} s", f"{remedy}. {self.hint()}{MORE_TIME}.")
+            yield Complaint(
+                name,
+                f"did not come to the master at {where} in {seconds:.0f} s",
+                f"{remedy}. {self.hint()}{MORE_TIME}.",
+            )
         came = 1 + len(self.guests)
         if not absent and came < self.place.world_size:
             processes = sorted(set(range(1, self.place.world_size)) - self.guests.keys())
@@ -112,7 +123,10 @@ class AtTheMaster:
         """The master's name may mean another machine, or only this one."""
         meant = addresses_of(self.place.master)
         if meant and own_addresses().isdisjoint(meant):
-            return f"On the master itself ({hostname()}), {self.place.master} means {', '.join(meant)}: not an address that others see. "
+            return (
+                f"On the master itself ({hostname()}), {self.place.master} means {', '.join(meant)}: not an address"
+                " that others see. "
+            )
         return ""
 
     def step(self, what: str, value: Any, judge: Judge, seconds: float) -> Any:
@@ -153,7 +167,9 @@ class AtTheMaster:
         try:
             self.guests[rank].read()
         except (OSError, ValueError) as problem:
-            self.end([Complaint(self.names[node], f"is gone while {what}: {reason(problem)}", "Its own output says why.")])
+            self.end(
+                [Complaint(self.names[node], f"is gone while {what}: {reason(problem)}", "Its own output says why.")]
+            )
 
     def take(self, rank: int, waiting: dict[int, int], values: dict[int, Any], what: str) -> None:
         """Note a value that is complete.
@@ -233,7 +249,9 @@ class AtANode:
         except (OSError, ValueError) as problem:
             name = self.place.names[0] if self.place.names else self.place.master
             cause = f"the master ({name}) is gone while {what}, as seen from {self.place.name}: {reason(problem)}"
-            raise Unfit([Complaint(name, cause, "Its own output says why; else its link, or a host that stands still.")]) from problem
+            raise Unfit(
+                [Complaint(name, cause, "Its own output says why; else its link, or a host that stands still.")]
+            ) from problem
         if "unfit" in answer:
             raise Unfit(from_lines(answer["unfit"]))
         return answer["answer"]

@@ -17,16 +17,23 @@ def read_nodes(written: str) -> tuple[str, ...]:
     file = Path(written)
     is_file = "," not in written and file.is_file()
     if is_file:
-        lines = [line.split("#", 1)[0].split() for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [
+            line.split("#", 1)[0].split() for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
         names = tuple(words[0] for words in lines if words)
     else:
         names = tuple(name.strip() for name in written.split(","))
     where = written if is_file else f"--nodes {written}"
     for name in names:
         if not NAME.fullmatch(name):
-            raise LaunchError(f"{where}: `{name}` is not the name of a host. Write names separated by commas, or the path of a hostfile.")
+            raise LaunchError(
+                f"{where}: `{name}` is not the name of a host. Write names separated by commas, or the path of a"
+                " hostfile."
+            )
         if names.count(name) > 1:
             raise LaunchError(f"{where}: {name} is there twice.")
     if len(names) < 2:
-        raise LaunchError(f"{where}: one node has nothing to be compared with. Name two at least; for this machine alone: cpt doctor")
+        raise LaunchError(
+            f"{where}: one node has nothing to be compared with. Name two at least; for this machine alone: cpt doctor"
+        )
     return names

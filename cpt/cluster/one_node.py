@@ -51,7 +51,9 @@ def tell(place: Place, fits: str, complaints: Sequence[Complaint]) -> int:
         own = [complaint for complaint in merged(complaints) if place.name in complaint.host.split(", ")]
         code = 2 if any(complaint.fatal for complaint in complaints) else 0
         if code and not own:
-            sys.stdout.write(f"{place.name}: the nodes do not fit together; the output of {place.name_of(0)} says why.\n")
+            sys.stdout.write(
+                f"{place.name}: the nodes do not fit together; the output of {place.name_of(0)} says why.\n"
+            )
         show_complaints(own, place.num_nodes)
         return code
     code = show_complaints(complaints, place.num_nodes)

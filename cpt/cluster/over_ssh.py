@@ -28,7 +28,9 @@ SSH_ITSELF = 255
 SSH_REMEDIES = {
     "Could not resolve": "Mend the name, or write it into /etc/hosts or ~/.ssh/config here.",
     "Connection refused": "Start sshd there (apt-get install openssh-server), or name its port in ~/.ssh/config.",
-    "Host key verification failed": "Log in once by hand to accept its key, or run ssh-keyscan HOST >> ~/.ssh/known_hosts.",
+    "Host key verification failed": (
+        "Log in once by hand to accept its key, or run ssh-keyscan HOST >> ~/.ssh/known_hosts."
+    ),
     "Permission denied": "`ssh HOST true` has to work from here without a password: ssh-copy-id HOST",
 }
 NO_ANSWER = "It is off, or a link or a firewall is in between: `ping` it."
@@ -57,7 +59,11 @@ class Wish:
 
     def variables(self) -> dict[str, str]:
         """What the check there needs of the environment here."""
-        passed = {name: os.environ[name] for name in ("CPT_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME") if name in os.environ}
+        passed = {
+            name: os.environ[name]
+            for name in ("CPT_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "GLOO_SOCKET_IFNAME")
+            if name in os.environ
+        }
         here = str(Path(__file__).resolve().parents[2])
         return {**passed, "PYTHONPATH": here, NODES: ",".join(self.nodes), "CPT_PREFLIGHT_SECONDS": str(self.seconds)}
 
@@ -150,7 +156,9 @@ def gathered(remotes: Sequence[Remote], late: Sequence[str]) -> tuple[list[Compl
     """What the nodes say, each cause once; causes before what only follows from them."""
     complaints, sentence = [], ""
     silent = [remote for remote in remotes if remote.report() is None]
-    roots = [complaint for remote in silent if remote.name not in late and (complaint := why_silent(remote)) is not None]
+    roots = [
+        complaint for remote in silent if remote.name not in late and (complaint := why_silent(remote)) is not None
+    ]
     known = {complaint.host for complaint in roots}
     for remote in remotes:
         report = remote.report()
@@ -171,7 +179,9 @@ def why_silent(remote: Remote) -> Complaint | None:
     code = remote.process.returncode
     if code == SSH_ITSELF and not remote.is_local:
         remedy = next((told for sign, told in SSH_REMEDIES.items() if sign in said), NO_ANSWER)
-        return Complaint(remote.name, f"cannot be reached by ssh: {said or 'no answer'}", remedy.replace("HOST", remote.name))
+        return Complaint(
+            remote.name, f"cannot be reached by ssh: {said or 'no answer'}", remedy.replace("HOST", remote.name)
+        )
     if code is None or code < 0 and not said:
         return None
     return Complaint(

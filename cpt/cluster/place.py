@@ -11,7 +11,8 @@ import psutil
 from cpt.errors import LaunchError
 
 NODES = "CPT_NODES"
-"""The names of a run's hosts, separated by commas, in the order of their numbers; `cpt launch` writes it into its scripts."""
+"""The names of a run's hosts, separated by commas, in the order of their numbers; `cpt launch` writes it into its
+scripts."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def place_of_node(node: int, names: Sequence[str], master: str) -> Place:
         LaunchError: the number or the address cannot be.
     """
     if not 0 <= node < len(names):
-        raise LaunchError(f"--node-rank {node}: the {len(names)} nodes of --nodes have the numbers 0 to {len(names) - 1}.")
+        raise LaunchError(
+            f"--node-rank {node}: the {len(names)} nodes of --nodes have the numbers 0 to {len(names) - 1}."
+        )
     host, _, port = master.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise LaunchError(f"--master {master}: expected HOST:PORT, such as {names[0]}:29500.")
@@ -69,7 +72,9 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
     rank = int(environment.get("RANK", "0"))
     here = processes_here(environment) or world_size
     nodes = first_number(environment, "GROUP_WORLD_SIZE", "CROSS_SIZE", "SLURM_NNODES")
-    if processes_here(environment) is None and nodes is not None and environment.get("SLURM_PROCID") == str(rank):  # started by srun itself
+    if (
+        processes_here(environment) is None and nodes is not None and environment.get("SLURM_PROCID") == str(rank)
+    ):  # started by srun itself
         here = -(-world_size // nodes)
     if world_size <= here or "MASTER_ADDR" not in environment or "MASTER_PORT" not in environment:
         return None
@@ -113,13 +118,20 @@ def is_here(name: str) -> bool:
 def addresses_of(name: str) -> list[str]:
     """What it resolves to; empty where it does not."""
     try:
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))
+        return list(
+            dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+        )
     except (OSError, UnicodeError):
         return []
 
 
 def own_addresses() -> set[str]:
     """Of all interfaces but the loopback one, which every machine has."""
-    entries = [entry for found in psutil.net_if_addrs().values() for entry in found if entry.family in (socket.AF_INET, socket.AF_INET6)]
+    entries = [
+        entry
+        for found in psutil.net_if_addrs().values()
+        for entry in found
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     found = {entry.address.partition("%")[0] for entry in entries}
     return {address for address in found if not address.startswith("127.") and address != "::1"}

@@ -47,8 +47,12 @@ def taken(port: int, name: str, problem: OSError) -> Complaint:
     """What to say of a port that cannot be had."""
     if problem.errno == errno.EADDRINUSE:
         cause = f"port {port} is taken on this node, the master: {holder_of(port)} listens there"
-        return Complaint(name, cause, "End it, or choose another port for the run (--port, MASTER_PORT), the same on all nodes.")
-    return Complaint(name, f"cannot listen at port {port}: {problem.strerror}", "Choose a port from 1024 to 65535 for the run.")
+        return Complaint(
+            name, cause, "End it, or choose another port for the run (--port, MASTER_PORT), the same on all nodes."
+        )
+    return Complaint(
+        name, f"cannot listen at port {port}: {problem.strerror}", "Choose a port from 1024 to 65535 for the run."
+    )
 
 
 def holder_of(port: int) -> str:

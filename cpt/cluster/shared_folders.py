@@ -1,4 +1,5 @@
-"""Whether a folder is one and the same on all nodes: each writes a token into it, and each looks for those of the others."""
+"""Whether a folder is one and the same on all nodes: each writes a token into it, and each looks for those of the
+others."""
 
 import os
 import time
@@ -83,7 +84,9 @@ def unwritable(what: str, written: Mapping[str, Mapping[str, Any]], *, fatal: bo
     ]
 
 
-def unshared(what: str, remedy: str, folders: Mapping[str, str], unseen: Mapping[str, list[str]], *, fatal: bool) -> list[Complaint]:
+def unshared(
+    what: str, remedy: str, folders: Mapping[str, str], unseen: Mapping[str, list[str]], *, fatal: bool
+) -> list[Complaint]:
     """Nodes that do not see what others wrote.
 
     The node that stands alone is named: the one that the fewest others see.
@@ -101,7 +104,12 @@ def unshared(what: str, remedy: str, folders: Mapping[str, str], unseen: Mapping
     first = next(iter(folders))
     largest = max(groups.values(), key=lambda members: (len(members), first in members))
     return [
-        Complaint(host, f"{folders[host]}, {what}, is not the folder that {', '.join(largest[:4])} see under that name", remedy, fatal)
+        Complaint(
+            host,
+            f"{folders[host]}, {what}, is not the folder that {', '.join(largest[:4])} see under that name",
+            remedy,
+            fatal,
+        )
         for host in unseen
         if host not in largest
     ]

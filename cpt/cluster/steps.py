@@ -27,7 +27,10 @@ IMPORT_TIME = "A file system that is slow the first time needs more: CPT_PREFLIG
 FOLDERS = {  # name -> (what it is, what to do, whether a run without it fails)
     "output": (
         "the output folder (`output_dir`)",
-        "Mount one shared folder there on all nodes, or set `output_dir` to one: a run goes on from checkpoints that all nodes can read.",
+        (
+            "Mount one shared folder there on all nodes, or set `output_dir` to one: a run goes on from checkpoints"
+            " that all nodes can read."
+        ),
         True,
     ),
     "store": (
@@ -44,7 +47,9 @@ class Steps:
     def __init__(self, place: Place, recipe: Recipe | CptError | None, seconds: float, *, on_cpu: bool) -> None:
         self.place, self.seconds, self.until = place, seconds, time.monotonic() + seconds
         self.gpus = 0 if on_cpu else usable_gpus(place)
-        self.children = Children(max(1, self.gpus), holds_store=place.rank == 0, seconds=seconds)  # they import torch meanwhile
+        self.children = Children(
+            max(1, self.gpus), holds_store=place.rank == 0, seconds=seconds
+        )  # they import torch meanwhile
         self.gathering = Gathering(place, recipe)
         folders = {"store": default_cache_dir().absolute()}
         if isinstance(recipe, Recipe):
@@ -57,7 +62,9 @@ class Steps:
     def __enter__(self) -> "Steps":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.children.kill()
         for token in self.tokens.values():
             token.remove()
@@ -120,10 +127,15 @@ class Steps:
         """
         written = {name: token.write() for name, token in self.tokens.items()}
         everywhere = meeting.step(
-            "tokens are written", written, lambda values: {str(node): found for node, found in values.items()}, self.look()
+            "tokens are written",
+            written,
+            lambda values: {str(node): found for node, found in values.items()},
+            self.look(),
         )
         unseen = {
-            name: token.unseen({node: found[name]["token"] for node, found in everywhere.items() if could_write(found, name)})
+            name: token.unseen(
+                {node: found[name]["token"] for node, found in everywhere.items() if could_write(found, name)}
+            )
             for name, token in self.tokens.items()
         }
         meeting.step("tokens are read", unseen, lambda values: self.judge_tokens(everywhere, values), self.look())
@@ -133,8 +145,15 @@ class Steps:
         for name, (what, remedy, fatal) in FOLDERS.items():
             wrote = {self.names[int(node)]: found[name] for node, found in written.items() if name in found}
             self.complaints += unwritable(what, wrote, fatal=fatal)
-            folders = {self.names[int(node)]: found[name]["folder"] for node, found in written.items() if could_write(found, name)}
-            sees = {self.names[node]: [self.names[int(other)] for other in found.get(name, [])] for node, found in unseen.items()}
+            folders = {
+                self.names[int(node)]: found[name]["folder"]
+                for node, found in written.items()
+                if could_write(found, name)
+            }
+            sees = {
+                self.names[node]: [self.names[int(other)] for other in found.get(name, [])]
+                for node, found in unseen.items()
+            }
             self.complaints += unshared(what, remedy, folders, {host: sees[host] for host in folders}, fatal=fatal)
         if any(complaint.fatal for complaint in self.complaints):
             raise Unfit(self.complaints)
@@ -177,8 +196,14 @@ class Steps:
         answers = self.by_name(said)
         failed = {host: answer["error"] for host, answer in answers.items() if "error" in answer}
         if failed:
-            remedy = "Open all ports between the nodes, and name the interface that joins them: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
-            causes = [Complaint(host, f"an all-reduce over {backend} fails: {error}", remedy) for host, error in failed.items()]
+            remedy = (
+                "Open all ports between the nodes, and name the interface that joins them: GLOO_SOCKET_IFNAME,"
+                " NCCL_SOCKET_IFNAME."
+            )
+            causes = [
+                Complaint(host, f"an all-reduce over {backend} fails: {error}", remedy)
+                for host, error in failed.items()
+            ]
             raise Unfit([*self.complaints, *causes])
         self.complaints += judge_speeds(answers, self.links, backend)
         slowest = max(answers.values(), key=lambda answer: float(answer["seconds"]))

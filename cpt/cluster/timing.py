@@ -14,7 +14,18 @@ from typing import Any
 
 from cpt.cluster.complaint import Complaint
 
-OF_LAUNCHERS = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "ACCELERATE_", "OMP_NUM_THREADS")
+OF_LAUNCHERS = (
+    "RANK",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "WORLD_SIZE",
+    "MASTER_",
+    "CROSS_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "OMP_NUM_THREADS",
+)
 SLOW_SHARE = 0.25
 """Of what the link carries: an all-reduce below that is worth a look."""
 GLOO_GBPS = 1.0
@@ -41,7 +52,9 @@ class Children:
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))
         pipe = subprocess.PIPE
         words = [sys.executable, "-m", "cpt.cluster.all_reduce"]
-        child = subprocess.Popen(words, env={**kept, "OMP_NUM_THREADS": "1"}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        child = subprocess.Popen(
+            words, env={**kept, "OMP_NUM_THREADS": "1"}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
         threading.Thread(target=self.collect, args=(child,), daemon=True).start()
         threading.Thread(target=self.listen, args=(number, child), daemon=True).start()
         tell(child, {"holds_store": holds_store, "seconds": seconds})
@@ -85,7 +98,13 @@ class Children:
         for child, answer in zip(self.processes, answers, strict=True):
             if answer is None:
                 ended = child.poll() is not None
-                return {"error": f"its process ended: {' '.join(self.errors[-2:])}" if ended else f"no end within {seconds:.0f} s"}
+                return {
+                    "error": (
+                        f"its process ended: {' '.join(self.errors[-2:])}"
+                        if ended
+                        else f"no end within {seconds:.0f} s"
+                    )
+                }
         wrong = [answer for answer in answers if answer is not None and "error" in answer]
         return wrong[0] if wrong else answers[0] or {}
 
@@ -110,7 +129,9 @@ def gigabytes_per_second(measured: Mapping[str, Any]) -> float:
     return float(2 * (world - 1) / world * measured["bytes"] / measured["seconds"] / 1e9)
 
 
-def judge_speeds(measured: Mapping[str, Mapping[str, Any]], links: Mapping[str, Mapping[str, float]], backend: str) -> list[Complaint]:
+def judge_speeds(
+    measured: Mapping[str, Mapping[str, Any]], links: Mapping[str, Mapping[str, float]], backend: str
+) -> list[Complaint]:
     """Nodes that are slow beside the others, or all of them beside their links.
 
     Args:
@@ -118,7 +139,9 @@ def judge_speeds(measured: Mapping[str, Mapping[str, Any]], links: Mapping[str, 
         links: host -> GB/s by kind of link.
     """
     names = list(measured)
-    slow = slow_nodes({name: {names[int(other)]: speed for other, speed in said["pairs"].items()} for name, said in measured.items()})
+    slow = slow_nodes(
+        {name: {names[int(other)]: speed for other, speed in said["pairs"].items()} for name, said in measured.items()}
+    )
     if slow:
         return slow
     known = [max(found.values()) for found in links.values() if found]
@@ -128,8 +151,14 @@ def judge_speeds(measured: Mapping[str, Mapping[str, Any]], links: Mapping[str, 
     reached = min(map(gigabytes_per_second, measured.values()))
     if reached >= SLOW_SHARE * carries:
         return []
-    cause = f"an all-reduce over {backend} reaches {reached:.2f} GB/s, where the slowest link carries {min(known):.2f} GB/s"
-    remedy = "NCCL_DEBUG=INFO tells which link NCCL took; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose it. Look for a cable at a lower speed."
+    cause = (
+        f"an all-reduce over {backend} reaches {reached:.2f} GB/s, where the slowest link carries {min(known):.2f}"
+        " GB/s"
+    )
+    remedy = (
+        "NCCL_DEBUG=INFO tells which link NCCL took; NCCL_SOCKET_IFNAME and NCCL_IB_HCA choose it. Look for a cable at"
+        " a lower speed."
+    )
     return [Complaint(", ".join(names), cause, remedy, fatal=False)]
 
 
@@ -143,11 +172,16 @@ def slow_nodes(pairs: Mapping[str, Mapping[str, float]]) -> list[Complaint]:
     if not speeds:
         return []
     usual = sorted(speeds)[int(FASTER_PAIRS * len(speeds))]
-    slow = {host: [other for other, speed in found.items() if speed < SLOW_PAIR * usual] for host, found in pairs.items()}
+    slow = {
+        host: [other for other, speed in found.items() if speed < SLOW_PAIR * usual] for host, found in pairs.items()
+    }
     nodes = [host for host, others in slow.items() if others and len(others) == len(pairs[host])]
     remedy = "Its cable, its switch port, or what else runs there."
     if nodes:
         told = "{:.2f} GB/s with its neighbours, where others reach {:.2f}"
         return [Complaint(host, told.format(max(pairs[host].values()), usual), remedy, fatal=False) for host in nodes]
     links = sorted({tuple(sorted((host, other))) for host, others in slow.items() for other in others})
-    return [Complaint(f"{a}, {b}", f"{pairs[a][b]:.2f} GB/s between them, others reach {usual:.2f}", remedy, False) for a, b in links]
+    return [
+        Complaint(f"{a}, {b}", f"{pairs[a][b]:.2f} GB/s between them, others reach {usual:.2f}", remedy, False)
+        for a, b in links
+    ]

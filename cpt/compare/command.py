@@ -16,13 +16,17 @@ from cpt.runs.listing import find_run
 
 def command(
     runs: Annotated[
-        list[str], typer.Argument(help="Folders of two runs or more, or their names below runs/; the others against the first.")
+        list[str],
+        typer.Argument(help="Folders of two runs or more, or their names below runs/; the others against the first."),
     ],
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write it as Markdown too.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Write it as one HTML page with curves too.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write it as one HTML page with curves too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed, memory, events.
+    """Compare runs: recipes, versions, code, machines, data; then losses at the same tokens, held-out text, speed,
+    memory, events.
 
     Losses are compared at the same number of tokens; what could not be compared is listed too.
 
@@ -51,4 +55,6 @@ def write(path: Path | None, content: Callable[[], str]) -> None:
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as problem:
-        raise ResourceError(f"{path} cannot be written: {problem.strerror}. Name a file in a folder that is there.") from problem
+        raise ResourceError(
+            f"{path} cannot be written: {problem.strerror}. Name a file in a folder that is there."
+        ) from problem

@@ -21,7 +21,16 @@ from cpt.runs.metrics import FILE_NAME as METRICS
 MOST_NAMED = 5  # in a title
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages whose loss is that of the next token of all text
-DECIDE_ABOUT_DATA = ("data.", "seed", "stage", "budget.", "model.path", "tokenizer.", "evaluation.held_out_share", "evaluation.perplexity")
+DECIDE_ABOUT_DATA = (
+    "data.",
+    "seed",
+    "stage",
+    "budget.",
+    "model.path",
+    "tokenizer.",
+    "evaluation.held_out_share",
+    "evaluation.perplexity",
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,11 @@ class Comparison:
     @property
     def title(self) -> str:
         """The names, as long as they are few."""
-        return " and ".join(self.names) if len(self.names) <= MOST_NAMED else f"{len(self.names)} runs beside {self.names[0]}"
+        return (
+            " and ".join(self.names)
+            if len(self.names) <= MOST_NAMED
+            else f"{len(self.names)} runs beside {self.names[0]}"
+        )
 
     @property
     def num_differences(self) -> int:
@@ -54,18 +67,27 @@ class Comparison:
         """How many things differ, in one sentence."""
         runs = f"{len(self.records)} runs, beside {self.names[0]}"
         if not self.num_differences:
-            return f"{runs}: nothing differs in recipe, versions, code, machine, data, tokenizer and weights, as far as it is known."
+            return (
+                f"{runs}: nothing differs in recipe, versions, code, machine, data, tokenizer and weights, as far as"
+                " it is known."
+            )
         counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
-        return f"{runs}: {self.num_differences} difference{'s' if self.num_differences > 1 else ''} ({', '.join(counts)})."
+        return (
+            f"{runs}: {self.num_differences} difference{'s' if self.num_differences > 1 else ''}"
+            f" ({', '.join(counts)})."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         return {
             "runs": [
-                {"name": record.name, "folder": str(record.folder), "stage": record.stage, "state": record.state} for record in self.records
+                {"name": record.name, "folder": str(record.folder), "stage": record.stage, "state": record.state}
+                for record in self.records
             ],
             "differences": [
-                {"topic": topic.title, "name": row.name, "values": list(row.values)} for topic in self.differences for row in topic.rows
+                {"topic": topic.title, "name": row.name, "values": list(row.values)}
+                for topic in self.differences
+                for row in topic.rows
             ],
             "figures": [
                 {"topic": topic.title, "name": row.name, "values": list(row.values), "numbers": list(row.numbers)}
@@ -84,7 +106,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
         folders: of two runs or more; the first is the one that the others are compared with.
     """
     records = read_records(folders)
-    not_compared = [*given_twice(records), *still_going(records), *(sentence for record in records for sentence in missing_parts(record))]
+    not_compared = [
+        *given_twice(records),
+        *still_going(records),
+        *(sentence for record in records for sentence in missing_parts(record)),
+    ]
     recipes = recipe_topic(records, same_anyway(records), not_compared)
     model = model_topic(records)
     differences = [
@@ -141,24 +167,31 @@ def still_going(records: Sequence[Record]) -> list[str]:
         if record.state == "running":
             sentences.append(f"the end of {record.name}: it is still running{so_far}; its figures are those so far.")
         elif record.status and record.state != "finished":
-            sentences.append(f"the end of {record.name}: its state is {record.state}{so_far}; its figures are those until then.")
+            sentences.append(
+                f"the end of {record.name}: its state is {record.state}{so_far}; its figures are those until then."
+            )
         elif not record.status:
             sentences.append(f"the state of {record.name}: status.json is missing or cannot be read.")
     return sentences
 
 
 def comparable_losses(records: Sequence[Record], not_compared: list[str]) -> list[bool]:
-    """Which runs' losses mean the same as those of the first: the loss of each token of the same tokenizer, at the same task."""
+    """Which runs' losses mean the same as those of the first: the loss of each token of the same tokenizer, at the
+    same task."""
     first = records[0]
     fits = []
     for record in records:
         stages = Row("", tuple("next token" if one.stage in NEXT_TOKEN else one.stage for one in (first, record)))
         tokenizers = Row("", tuple(text_at(one.inputs, "tokenizer", "xxh3") for one in (first, record)))
         if stages.differs:
-            not_compared.append(f"training losses of {record.name}: its stage is {record.stage}, that of {first.name} is {first.stage}.")
+            not_compared.append(
+                f"training losses of {record.name}: its stage is {record.stage}, that of {first.name} is"
+                f" {first.stage}."
+            )
         if tokenizers.differs:
             not_compared.append(
-                f"losses per token of {record.name}: its tokenizer is another than that of {first.name}. Bits per byte can be compared."
+                f"losses per token of {record.name}: its tokenizer is another than that of {first.name}. Bits per byte"
+                " can be compared."
             )
         fits.append(not stages.differs and not tokenizers.differs)
     return fits

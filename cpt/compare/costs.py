@@ -23,12 +23,22 @@ def progress_topic(records: Sequence[Record]) -> Topic:
         Row("state", tuple(record.state for record in records)),
         Row("steps", tuple(whole(value) for value in steps), tuple(steps)),
         Row("tokens", tuple(whole(value) for value in tokens), tuple(tokens)),
-        Row("time of the last start", tuple(None if value is None else told_seconds(value) for value in times), tuple(times)),
+        Row(
+            "time of the last start",
+            tuple(None if value is None else told_seconds(value) for value in times),
+            tuple(times),
+        ),
         Row("cost", tuple(None if value is None else f"{value:.2f}" for value in costs), tuple(costs)),
     ]
     starts = [len(record.starts) for record in records]
     if max(starts) > 1:
-        rows.append(Row("starts", tuple(str(number) if number else None for number in starts), tuple(float(number) for number in starts)))
+        rows.append(
+            Row(
+                "starts",
+                tuple(str(number) if number else None for number in starts),
+                tuple(float(number) for number in starts),
+            )
+        )
     return known("How far they came", rows)
 
 
@@ -50,7 +60,10 @@ def event_topic(records: Sequence[Record]) -> Topic:
     """How many of each kind."""
     counts = [Counter(str(event["kind"]) for event in record.events if "kind" in event) for record in records]
     kinds = sorted({kind for count in counts for kind in count})
-    rows = [Row(kind, tuple(str(count[kind]) for count in counts), tuple(float(count[kind]) for count in counts)) for kind in kinds]
+    rows = [
+        Row(kind, tuple(str(count[kind]) for count in counts), tuple(float(count[kind]) for count in counts))
+        for kind in kinds
+    ]
     return known("Events", rows)
 
 
@@ -69,7 +82,9 @@ def figure_row(
     Args:
         relative: with the share by which it differs from the first run.
     """
-    numbers = [float(summary(values)) * factor if len(values := record.metrics.curve(name)[1]) else None for record in records]
+    numbers = [
+        float(summary(values)) * factor if len(values := record.metrics.curve(name)[1]) else None for record in records
+    ]
     told = [None if number is None else form.format(number) for number in numbers]
     first = numbers[0]
     if relative and first:

@@ -37,7 +37,8 @@ class LossCurve:
         return float((whole if len(whole) else smoothed).min())
 
     def at(self, tokens: float, span: float) -> float | None:
-        """The mean over the span before a count of tokens; of the log before it where there is none in the span. None before the first."""
+        """The mean over the span before a count of tokens; of the log before it where there is none in the span. None
+        before the first."""
         last = int(np.searchsorted(self.tokens, tokens, side="right"))
         first = min(int(np.searchsorted(self.tokens, tokens - span, side="right")), last - 1)
         return float(self.losses[first:last].mean()) if last else None
@@ -51,18 +52,24 @@ def loss_topic(records: Sequence[Record], comparable: Sequence[bool]) -> Topic:
     """
     nothing = np.empty(0)
     curves = [
-        LossCurve(*(record.metrics.curve("loss") if fits else (nothing, nothing))) for record, fits in zip(records, comparable, strict=True)
+        LossCurve(*(record.metrics.curve("loss") if fits else (nothing, nothing)))
+        for record, fits in zip(records, comparable, strict=True)
     ]
     ends = [float(curve.tokens[-1]) for curve in curves if len(curve.tokens)]
     if not ends:
         return Topic("Training loss", ())
     shortest = min(ends)
     span = SMOOTHED_OVER * shortest
-    rows = [loss_row(f"after {shortest * place:,.0f} tokens", [curve.at(shortest * place, span) for curve in curves]) for place in PLACES]
+    rows = [
+        loss_row(f"after {shortest * place:,.0f} tokens", [curve.at(shortest * place, span) for curve in curves])
+        for place in PLACES
+    ]
     spans = [SMOOTHED_OVER * float(curve.tokens[-1]) if len(curve.tokens) else 0.0 for curve in curves]
     own = list(zip(curves, spans, strict=True))
     if any(end != shortest for end in ends):
-        rows.append(loss_row("at the run's end", [float(curve.smoothed(span)[-1]) if span else None for curve, span in own]))
+        rows.append(
+            loss_row("at the run's end", [float(curve.smoothed(span)[-1]) if span else None for curve, span in own])
+        )
     rows.append(loss_row("lowest", [curve.lowest(span) if span else None for curve, span in own]))
     remarks = [f"Each is the mean over the {SMOOTHED_OVER:.0%} of the tokens before."]
     pairs = [record for record, fits in zip(records[1:], comparable[1:], strict=True) if fits]

@@ -1,4 +1,5 @@
-"""What runs came to on held-out text and on tasks, with standard errors; on the same documents their differences, document by document."""
+"""What runs came to on held-out text and on tasks, with standard errors; on the same documents their differences,
+document by document."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ FIRST = "-"  # in the column of the run that the others are compared with
 
 
 def held_out_topic(records: Sequence[Record], not_compared: list[str]) -> Topic:
-    """Bits per byte of each set at the last evaluation, and differences from the first run with their 95 % intervals."""
+    """Bits per byte of each set at the last evaluation, and differences from the first run with their 95 %
+    intervals."""
     rows = []
     for name in sets_of(records):
         values = [record.metrics.last(f"{EVALUATED}{name}{UNIT}") for record in records]
@@ -28,7 +30,11 @@ def held_out_topic(records: Sequence[Record], not_compared: list[str]) -> Topic:
     evaluated = [tokens_of_evaluation(record) for record in records]
     if len(set(evaluated) - {None}) > 1:
         rows.append(
-            Row("tokens seen by then", tuple(None if tokens is None else f"{tokens:,.0f}" for tokens in evaluated), tuple(evaluated))
+            Row(
+                "tokens seen by then",
+                tuple(None if tokens is None else f"{tokens:,.0f}" for tokens in evaluated),
+                tuple(evaluated),
+            )
         )
     return known("Held-out text, bits per byte (lower is better)", rows)
 
@@ -36,7 +42,11 @@ def held_out_topic(records: Sequence[Record], not_compared: list[str]) -> Topic:
 def sets_of(records: Sequence[Record]) -> list[str]:
     """The held-out sets that any run has."""
     names = dict.fromkeys(name for record in records for name in record.metrics.names)
-    return [name.removeprefix(EVALUATED).removesuffix(UNIT) for name in names if name.startswith(EVALUATED) and name.endswith(UNIT)]
+    return [
+        name.removeprefix(EVALUATED).removesuffix(UNIT)
+        for name in names
+        if name.startswith(EVALUATED) and name.endswith(UNIT)
+    ]
 
 
 def tokens_of_evaluation(record: Record) -> float | None:
@@ -61,7 +71,8 @@ def standard_error(losses: DocumentLosses) -> float:
 
 
 def paired_rows(records: Sequence[Record], name: str, not_compared: list[str]) -> Iterator[Row]:
-    """The difference of each run from the first on the same documents; why there is none, where one would be expected."""
+    """The difference of each run from the first on the same documents; why there is none, where one would be
+    expected."""
     if not any(name in record.losses for record in records):
         not_compared.append(f"`{name}` document by document: no run kept its losses by document.")
         return
@@ -69,17 +80,25 @@ def paired_rows(records: Sequence[Record], name: str, not_compared: list[str]) -
     differences = [paired(first, record, name, not_compared) for record in others]
     if any(differences):
         told = [None if one is None else told_difference(one) for one in differences]
-        yield Row(f"{name}, difference", (FIRST, *told), (None, *(None if one is None else one.difference for one in differences)))
+        yield Row(
+            f"{name}, difference",
+            (FIRST, *told),
+            (None, *(None if one is None else one.difference for one in differences)),
+        )
 
 
 def paired(first: Record, record: Record, name: str, not_compared: list[str]) -> Difference | None:
     """Of bits per byte on the same documents."""
     if name not in first.losses or name not in record.losses:
         without = " and ".join(one.name for one in (first, record) if name not in one.losses)
-        not_compared.append(f"`{name}` document by document, {record.name} with {first.name}: no losses were kept by {without}.")
+        not_compared.append(
+            f"`{name}` document by document, {record.name} with {first.name}: no losses were kept by {without}."
+        )
         return None
     if not is_same_set(first.losses[name], record.losses[name]):
-        not_compared.append(f"`{name}` document by document, {record.name} with {first.name}: the documents are not the same.")
+        not_compared.append(
+            f"`{name}` document by document, {record.name} with {first.name}: the documents are not the same."
+        )
         return None
     try:
         return bits_per_byte_difference([first.losses[name]], [record.losses[name]])
@@ -105,7 +124,11 @@ def task_topic(records: Sequence[Record]) -> Topic:
     for name in dict.fromkeys(name for one in scores for name in one):
         found = [one.get(name) for one in scores]
         rows.append(
-            Row(name, tuple(None if one is None else one[0] for one in found), tuple(None if one is None else one[1] for one in found))
+            Row(
+                name,
+                tuple(None if one is None else one[0] for one in found),
+                tuple(None if one is None else one[1] for one in found),
+            )
         )
     return known("Tasks, with standard errors", rows)
 

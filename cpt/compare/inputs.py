@@ -1,4 +1,5 @@
-"""What runs read: their data by source and file, their tokenizers and weights, told apart by content and not by path."""
+"""What runs read: their data by source and file, their tokenizers and weights, told apart by content and not by
+path."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -34,8 +35,15 @@ def model_topic(records: Sequence[Record]) -> Topic:
     files = dict.fromkeys(name for record in records for name in weights_of(record))
     rows = [Row("tokenizer", tuple(shortened(text_at(record.inputs, "tokenizer", "xxh3")) for record in records))]
     rows += [Row("type of the weights", tuple(text_at(record.inputs, "weights", "dtype") for record in records))]
-    if not all(set(weights_of(record).values()) == set(weights_of(records[0]).values()) for record in records if weights_of(record)):
-        rows += [Row(f"weights {name}", tuple(hash_of_file(weights_of(record), name) for record in records)) for name in files]
+    if not all(
+        set(weights_of(record).values()) == set(weights_of(records[0]).values())
+        for record in records
+        if weights_of(record)
+    ):
+        rows += [
+            Row(f"weights {name}", tuple(hash_of_file(weights_of(record), name) for record in records))
+            for name in files
+        ]
     return differing("Tokenizer and weights", rows)
 
 
@@ -57,7 +65,9 @@ def same_anyway(records: Sequence[Record]) -> set[Location]:
         if len(files) == len(records) and files[0] and all(one == files[0] for one in files):
             same |= {("data", "sources", index, "path"), ("data", "sources", f"[{source}]", "path")}
     for name in records[0].losses:
-        if all(name in record.losses and is_same_set(record.losses[name], records[0].losses[name]) for record in records):
+        if all(
+            name in record.losses and is_same_set(record.losses[name], records[0].losses[name]) for record in records
+        ):
             same.add(("evaluation", "perplexity", f"[{name}]", "path"))
     return same
 
@@ -78,13 +88,18 @@ def file_rows(records: Sequence[Record], source: str) -> Iterator[Row]:
     there = [one for one in files if one is not None]
     if len({tuple(sorted(one.values())) for one in there}) < 2:
         return  # the same contents, whatever the files are called
-    names = [name for name in sorted({name for one in there for name in one}) if len({one.get(name) for one in there}) > 1]
+    names = [
+        name for name in sorted({name for one in there for name in one}) if len({one.get(name) for one in there}) > 1
+    ]
     for name in names[:MOST_FILES]:
         yield Row(f"{source}: {name}", tuple(None if one is None else hash_of_file(one, name) for one in files))
     if len(names) > MOST_FILES:
         counts = [None if one is None else f"{len(one):,} files" for one in files]
         left = len(names) - MOST_FILES
-        yield Row(f"{source}: {left:,} more files differ", (*counts[:1], *(f"{count} (differ)" if count else None for count in counts[1:])))
+        yield Row(
+            f"{source}: {left:,} more files differ",
+            (*counts[:1], *(f"{count} (differ)" if count else None for count in counts[1:])),
+        )
 
 
 def count_rows(records: Sequence[Record], source: str) -> Iterator[Row]:
@@ -143,7 +158,11 @@ def shortened(text: str | None) -> str | None:
 
 def texts(content: Any) -> dict[str, str]:
     """What is text of a mapping."""
-    return {str(key): value for key, value in content.items() if isinstance(value, str)} if isinstance(content, dict) else {}
+    return (
+        {str(key): value for key, value in content.items() if isinstance(value, str)}
+        if isinstance(content, dict)
+        else {}
+    )
 
 
 def text_at(content: Any, *keys: str) -> str | None:

@@ -23,7 +23,8 @@ def versions_topic(records: Sequence[Record]) -> Topic:
 
 
 def code_topic(records: Sequence[Record]) -> Topic:
-    """Commit and uncommitted changes of the folder that the runs were started in, and the source files of cpt itself."""
+    """Commit and uncommitted changes of the folder that the runs were started in, and the source files of cpt
+    itself."""
     rows = [
         row_of_starts("commit", records, commit_of),
         row_of_starts("uncommitted changes", records, changes_of),
@@ -45,7 +46,9 @@ def machine_topic(records: Sequence[Record]) -> Topic:
 
 def names_at(records: Sequence[Record], key: str) -> list[str]:
     """What any start of any run has there."""
-    return list(dict.fromkeys(name for record in records for start in record.starts for name in mapping_at(start, key)))
+    return list(
+        dict.fromkeys(name for record in records for start in record.starts for name in mapping_at(start, key))
+    )
 
 
 def row_of_starts(name: str, records: Sequence[Record], value: Callable[..., str | None], *keys: str) -> Row:
@@ -82,7 +85,8 @@ def hash_of_code(start: Content) -> str | None:
 
 
 def changes_of(start: Content) -> str | None:
-    """Which files, and a hash of what was changed in them. What git does not know is left out: a run's own folder is among it."""
+    """Which files, and a hash of what was changed in them. What git does not know is left out: a run's own folder is
+    among it."""
     changes, diff = text_at(start, "git", "changes"), text_at(start, "git", "diff")
     if changes is None and diff is None:
         return None

@@ -47,9 +47,15 @@ def plots_of(comparison: Comparison) -> Iterator[Plot]:
     losses = [record for record, comparable in zip(comparison.records, fits, strict=True) if comparable]
     yield from plot("Training loss", "nats per token", [smoothed(record, "loss", SMOOTHED_OVER) for record in losses])
     for name in sets_of(comparison.records):
-        curves = [Curve(record.name, *record.metrics.curve(f"{EVALUATED}{name}{UNIT}")) for record in comparison.records]
+        curves = [
+            Curve(record.name, *record.metrics.curve(f"{EVALUATED}{name}{UNIT}")) for record in comparison.records
+        ]
         yield from plot(f"Held-out text: {name}", "bits per byte", curves)
-    yield from plot("Speed", "tokens/s", [smoothed(record, "tokens_per_second", SPEED_SMOOTHED_OVER) for record in comparison.records])
+    yield from plot(
+        "Speed",
+        "tokens/s",
+        [smoothed(record, "tokens_per_second", SPEED_SMOOTHED_OVER) for record in comparison.records],
+    )
 
 
 def plot(title: str, y_title: str, curves: list[Curve]) -> Iterator[Plot]:

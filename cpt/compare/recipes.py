@@ -48,14 +48,15 @@ def recipe_topic(records: Sequence[Record], same_anyway: set[Location], not_comp
         rows += [row] if row.differs else []
     for number, count in lacking.items():
         not_compared.append(
-            f"{count} keys of the recipe that {records[number].name} lacks: its recipe.yaml is cut off, of another version, or was changed "
-            "by hand; the others are compared as they are written."
+            f"{count} keys of the recipe that {records[number].name} lacks: its recipe.yaml is cut off, of another"
+            " version, or was changed by hand; the others are compared as they are written."
         )
     return Topic("Recipe", tuple(rows), tuple(remarks))
 
 
 def full_trees(records: Sequence[Record], not_compared: list[str]) -> tuple[list[Content], list[int]]:
-    """Each recipe with this version's defaults for keys that it does not have; and which ones have lost their form and stay as written."""
+    """Each recipe with this version's defaults for keys that it does not have; and which ones have lost their form and
+    stay as written."""
     filled, formless = list[Content](), []
     for number, record in enumerate(records):
         tree, unknown = with_defaults(record.recipe) if record.recipe else ({}, [])
@@ -63,7 +64,10 @@ def full_trees(records: Sequence[Record], not_compared: list[str]) -> tuple[list
             formless.append(number)
         elif unknown:
             keys = ", ".join(f"`{dotted(location)}`" for location in unknown)
-            not_compared.append(f"what {keys} of {record.name} means: its recipe is of another version; such keys are compared as written.")
+            not_compared.append(
+                f"what {keys} of {record.name} means: its recipe is of another version; such keys are compared as"
+                " written."
+            )
         filled.append(record.recipe if tree is None else tree)
     return filled, formless
 
@@ -74,7 +78,10 @@ def with_defaults(tree: Content) -> tuple[Content | None, list[Location]]:
     stripped = copied(tree)
     for _ in range(2):
         try:
-            return restored(Recipe.model_validate(stripped).model_dump(mode="json", by_alias=True), tree, unknown), unknown
+            return (
+                restored(Recipe.model_validate(stripped).model_dump(mode="json", by_alias=True), tree, unknown),
+                unknown,
+            )
         except ValidationError as found:
             problems = found.errors(include_url=False)
         if any(problem["type"] != "extra_forbidden" for problem in problems):
@@ -110,7 +117,8 @@ def copied(tree: Any) -> Any:
 
 
 def differing_keys(trees: Sequence[Content]) -> list[KeyDifference]:
-    """The deepest keys whose values are not the same in all recipes; of sources and other parts with names, by their names."""
+    """The deepest keys whose values are not the same in all recipes; of sources and other parts with names, by their
+    names."""
     if len(trees) < 2:
         return []
     return list(differences([{key: value for key, value in tree.items() if key not in ASIDE} for tree in trees], ()))
@@ -130,7 +138,9 @@ def differences(values: list[Any], above: Location) -> Iterator[KeyDifference]:
                 yield (*above, "order"), orders
         else:
             for index in range(max(map(len, values))):
-                yield from differences([value[index] if index < len(value) else UNSET for value in values], (*above, index))
+                yield from differences(
+                    [value[index] if index < len(value) else UNSET for value in values], (*above, index)
+                )
     elif any(not is_same(value, values[0]) for value in values):
         yield above, values
 
@@ -150,7 +160,9 @@ def by_name(items: list[Any]) -> dict[str, Any] | None:
 
 def dotted(location: Location) -> str:
     """`data.sources[general].weight`."""
-    steps = [f"[{step}]" if isinstance(step, int) else step if step.startswith("[") else f".{step}" for step in location]
+    steps = [
+        f"[{step}]" if isinstance(step, int) else step if step.startswith("[") else f".{step}" for step in location
+    ]
     return "".join(steps).removeprefix(".")
 
 
@@ -161,7 +173,11 @@ def told(value: Any) -> str:
     if isinstance(value, str) and (not value or is_taken_for_another(value)):
         return f"'{value}'"
     text = " ".join(in_yaml(without_defaults(value)).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({xxh3_64_hexdigest(text.encode(errors='replace'))[:8]})"
+    return (
+        text
+        if len(text) <= LONGEST
+        else f"{text[: LONGEST - 14]}... ({xxh3_64_hexdigest(text.encode(errors='replace'))[:8]})"
+    )
 
 
 def is_taken_for_another(text: str) -> bool:

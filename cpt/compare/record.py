@@ -93,12 +93,15 @@ def is_whole(losses: DocumentLosses) -> bool:
     """All arrays are of the same documents, which have something to predict."""
     arrays = vars(losses).values()
     return (
-        len({array.shape for array in arrays}) == 1 and losses.hashes.ndim == 1 and bool(losses.num_bytes.sum() and losses.num_tokens.sum())
+        len({array.shape for array in arrays}) == 1
+        and losses.hashes.ndim == 1
+        and bool(losses.num_bytes.sum() and losses.num_tokens.sum())
     )
 
 
 def missing_parts(record: Record) -> list[str]:
-    """What cannot be compared of this run, a sentence each; the reason is a file that is not there, or that cannot be read."""
+    """What cannot be compared of this run, a sentence each; the reason is a file that is not there, or that cannot be
+    read."""
     of_files = {
         RECIPE: (record.recipe, "recipe"),
         ENVIRONMENT: (record.starts, "versions, code and machine"),
@@ -112,12 +115,15 @@ def missing_parts(record: Record) -> list[str]:
             told = [text for text in record.unreadable if text.startswith(str(path))]
             why = told[0] if told else f"{path} is {'empty' if path.exists() else 'missing'}"
             sentences.append(f"{what} of {record.name}: {why}.")
-    others = [text for text in record.unreadable if not any(text.startswith(str(record.folder / name)) for name in of_files)]
+    others = [
+        text for text in record.unreadable if not any(text.startswith(str(record.folder / name)) for name in of_files)
+    ]
     return [*sentences, *(f"{record.name}: {text}." for text in others)]
 
 
 def short_names(folders: list[Path]) -> list[str]:
-    """The last part of each path, with as many parts above it as tell two runs apart; the same folder twice is numbered."""
+    """The last part of each path, with as many parts above it as tell two runs apart; the same folder twice is
+    numbered."""
     parts = [folder.resolve().parts for folder in folders]
     length = 1
     while length < max(map(len, parts)) and len({part[-length:] for part in parts}) < len(set(parts)):

@@ -52,7 +52,11 @@ def section(table: TextTable) -> str:
     """With its heading."""
     parts = [f"## {plain(table.title)}"]
     if table.rows:
-        lines = [line(table.columns), line(["---"] * len(table.columns)), *(line([plain(cell) for cell in row]) for row in table.rows)]
+        lines = [
+            line(table.columns),
+            line(["---"] * len(table.columns)),
+            *(line([plain(cell) for cell in row]) for row in table.rows),
+        ]
         parts.append("\n".join(lines))
     return "\n\n".join([*parts, *(plain(remark) for remark in table.remarks)])
 

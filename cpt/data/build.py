@@ -57,18 +57,20 @@ def build_data(
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; what was done before is found in `cache_dir`.
 
-    Training documents that hold what the model is judged by are left out, unless the recipe refuses it (`own_evaluation: false`).
-    Of a source larger than `data.window_bytes`, only what the run begins with.
+    Training documents that hold what the model is judged by are left out, unless the recipe refuses it
+    (`own_evaluation: false`). Of a source larger than `data.window_bytes`, only what the run begins with.
 
     Args:
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: what the sources' rows are: documents, or examples (`cpt.data.forms`). Sources that say it themselves keep theirs.
+        form: what the sources' rows are: documents, or examples (`cpt.data.forms`). Sources that say it themselves
+            keep theirs.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.
-        RecipeError: a filter or its options do not exist, names are not unique, the run needs more of a source than there is and may have,
+        RecipeError: a filter or its options do not exist, names are not unique, the run needs more of a source than
+        there is and may have,
             or something needs the whole of a source that may not be on the disk as a whole.
         ResourceError: the cache cannot be written, or the Hub not reached.
     """
@@ -110,7 +112,12 @@ class Builder:
         needs_all = whole or why_all(self.data, self.budget) is not None
         limit = disk_limit(self.data, sources)
         refuse_small_disk(self.data, self.budget, sources, limit, needs_all=needs_all)
-        make_shards([*everything(judges), *(shard for source in sources for shard in self.first_shards(source, needs_all=needs_all))])
+        make_shards(
+            [
+                *everything(judges),
+                *(shard for source in sources for shard in self.first_shards(source, needs_all=needs_all)),
+            ]
+        )
         for source in [*judges, *sources]:
             if not source.missing(range(len(source.plan.shards))):
                 source.finish()
@@ -173,14 +180,18 @@ class Builder:
         ]
 
     def longest_held_out(self, source: TokenizedSource) -> int | None:
-        """Bytes of the longest document that may be held out of a source; None where its rows are examples, which are short."""
+        """Bytes of the longest document that may be held out of a source; None where its rows are examples, which are
+        short."""
         if self.evaluation.held_out_share is None or form_of_source(source.work.source) != "document":
             return None
         documents = source.documents(source.plan.held_out)
         return longest_held_out(int(documents.num_bytes.sum()), len(documents), self.evaluation.held_out_share)
 
-    def held_out_of_others(self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]) -> list[NDArray[np.uint64]]:
-        """For each source the texts that are held out of another one and too long to be held out of this one: neither trains on them."""
+    def held_out_of_others(
+        self, sources: Sequence[TokenizedSource], longest: Sequence[int | None]
+    ) -> list[NDArray[np.uint64]]:
+        """For each source the texts that are held out of another one and too long to be held out of this one: neither
+        trains on them."""
         share = self.evaluation.held_out_share
         if share is None or len(sources) == 1:
             return [np.empty(0, np.uint64)] * len(sources)
@@ -219,16 +230,22 @@ class Builder:
             return 1
         return rows_of_run(self.budget, tokens_of_epoch(reports, self.layout), self.data.sequence_length)
 
-    def scarce(self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]) -> list[WindowedRows]:
+    def scarce(
+        self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]
+    ) -> list[WindowedRows]:
         """Sources that the run may use up and may not repeat, and whose size is only estimated."""
         counts = mixture.turns.counts(self.num_rows(reports))
         return [
             rows
             for rows, report, count in zip(windowed, reports, counts, strict=True)
-            if report.is_estimate and rows.max_epochs is not None and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
+            if report.is_estimate
+            and rows.max_epochs is not None
+            and count > CLOSE_TO_ALL * rows.max_epochs * report.rows
         ]
 
-    def held_out_sets(self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]) -> dict[str, HeldOutSet]:
+    def held_out_sets(
+        self, windowed: Sequence[WindowedRows], judges: Sequence[TokenizedSource]
+    ) -> dict[str, HeldOutSet]:
         """The documents of each source that the hash of their text keeps from training, and the sets of the recipe."""
         sets = {}
         looked_at = 0
@@ -244,7 +261,10 @@ class Builder:
                     if warning := other_share(name, share, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)):
                         log.warning(f"{warning}.")
             else:
-                log.warning(f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is not evaluated.")
+                log.warning(
+                    f"{name}: none of its {len(documents):,} documents fell into `evaluation.held_out_share`; it is"
+                    " not evaluated."
+                )
         if self.evaluation.held_out_share is not None and not sets:
             raise DataError(nothing_held_out(self.evaluation.held_out_share, looked_at))
         for judge in judges:
@@ -254,7 +274,8 @@ class Builder:
         return sets
 
     def fingerprint(self, mixture: MixtureRows, windowed: Sequence[WindowedRows]) -> str:
-        """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order itself."""
+        """Hash of all that decides the rows: documents, packing, weights, seed, and the first places of the order
+        itself."""
         return key_of(
             {
                 "sources": [rows.fingerprint for rows in windowed],
@@ -262,7 +283,9 @@ class Builder:
                 "seed": mixture.seed,
                 "layout": self.layout.content(),
                 **({"lengths": mixture.lengths} if mixture.lengths else {}),
-                "order": [[*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)],
+                "order": [
+                    [*mixture.turns.turn(number), shuffled(number, 1000, mixture.seed)] for number in range(100)
+                ],
             }
         )
 
@@ -292,11 +315,15 @@ def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evalu
 
 def check_names(data: Data, evaluation: Evaluation) -> None:
     """Refuse two sources, or two held-out sets, of one name: reports could not tell them apart."""
-    sources, held_out = ([reported_name(source) for source in section] for section in (data.sources, evaluation.perplexity))
+    sources, held_out = (
+        [reported_name(source) for source in section] for section in (data.sources, evaluation.perplexity)
+    )
     groups = {"data.sources": sources, "evaluation.perplexity": held_out}
     if evaluation.held_out_share is not None:  # then each source has a held-out set of its name
         groups["data.sources` and `evaluation.perplexity"] = list({*sources}) + held_out
     for where, names in groups.items():
         twice = [f"`{name}`" for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise RecipeError(f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own.")
+            raise RecipeError(
+                f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
+            )

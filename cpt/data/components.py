@@ -1,4 +1,5 @@
-"""Turn the recipe's lists of named functions (filters, transforms) into functions, and notice when their code changes."""
+"""Turn the recipe's lists of named functions (filters, transforms) into functions, and notice when their code
+changes."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,9 @@ def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
     try:
         return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
     except (OSError, TypeError) as problem:
-        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, so that we notice when it changes.") from problem
+        raise RecipeError(
+            f"the {kind} `{name}` must be a function in a Python file, so that we notice when it changes."
+        ) from problem
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -15,8 +15,8 @@ DocumentView = Mapping[str, str]
 class Piece:
     """A part of a source that can be read by itself: a range of a file's bytes, or all of it.
 
-    A line, a row group of a parquet file or a batch of an arrow file belongs to the piece in which its first byte lies. So a file is cut by
-    its size alone, and a piece may hold nothing.
+    A line, a row group of a parquet file or a batch of an arrow file belongs to the piece in which its first byte
+    lies. So a file is cut by its size alone, and a piece may hold nothing.
     """
 
     path: str
@@ -53,7 +53,8 @@ class Origin:
     def where(self, number: int) -> str:
         """`corpus/a.jsonl:17`, `a.parquet: row 17` or `a.txt`, counted from 1 over the whole file.
 
-        Nobody fetches what stands before a piece of a remote file to count its lines: `s3://bucket/a.jsonl: line 17 after byte 1,048,576`.
+        Nobody fetches what stands before a piece of a remote file to count its lines: `s3://bucket/a.jsonl: line 17
+        after byte 1,048,576`.
         """
         address = hub_address(self.path)
         if self.unit == "document":
@@ -74,8 +75,8 @@ class Origin:
 class Document(NamedTuple):
     """A text and where it stands.
 
-    A plain tuple, because there are billions. `where` is worked out when it is asked for: in the middle of a large file that means counting
-    the lines before. So ask for it of the documents that a message is about, not of each one.
+    A plain tuple, because there are billions. `where` is worked out when it is asked for: in the middle of a large
+    file that means counting the lines before. So ask for it of the documents that a message is about, not of each one.
     """
 
     text: str

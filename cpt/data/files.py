@@ -46,7 +46,8 @@ def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
 
 
 def files_of(source: DocumentSource, key: str) -> list[File]:
-    """The files that a source means, local, behind a URL or on the Hub, in order; none of a function or of what only `datasets` can read.
+    """The files that a source means, local, behind a URL or on the Hub, in order; none of a function or of what only
+    `datasets` can read.
 
     Raises:
         DataError: there is none, or one of an unknown kind was asked for.
@@ -101,7 +102,11 @@ def as_file(name: str, found: os.stat_result) -> File:
 def is_document(name: str) -> bool:
     """True for a file of a known kind that is not hidden, by its name from the source's folder."""
     *folders, last = name.split("/")
-    return format_of(last) in READERS and last not in DATASETS_OWN and not any(part.startswith(".") for part in (*folders, last))
+    return (
+        format_of(last) in READERS
+        and last not in DATASETS_OWN
+        and not any(part.startswith(".") for part in (*folders, last))
+    )
 
 
 def find_remote(source: DocumentSource, key: str) -> list[File]:
@@ -114,18 +119,25 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
             found = {name: info_of(system, name)}
         else:
             found = {file: info for file, info in system.find(name, detail=True).items() if format_of(file) in READERS}
-        unsized = [file for file, info in found.items() if info.get("size") is None]  # an HTTP server's listing tells nothing but names
+        unsized = [
+            file for file, info in found.items() if info.get("size") is None
+        ]  # an HTTP server's listing tells nothing but names
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
     except ImportError as problem:
-        raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path` to what is here.") from problem
+        raise ResourceError(
+            f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path` to what is here."
+        ) from problem
     except FileNotFoundError:
         found = {}
     except (OSError, ValueError) as problem:
         raise cannot_read(source.path, problem, key) from problem
     if not found:
         raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
-    files = [File(str(system.unstrip_protocol(file)), int(info.get("size") or 0), version_of(info)) for file, info in found.items()]
+    files = [
+        File(str(system.unstrip_protocol(file)), int(info.get("size") or 0), version_of(info))
+        for file, info in found.items()
+    ]
     for file in files:
         refuse_unknown(file.name, key)
     return sorted(files)
@@ -145,12 +157,17 @@ def refuse_unknown(file: str, key: str) -> None:
     """A file that was asked for must be of a known kind."""
     if format_of(file) not in READERS:
         suffix = Path(file).suffix
-        remedy = f"Convert it first: cpt data ingest {file} --output FOLDER. Then set" if suffix.lower() in CONVERTED else "Set"
+        remedy = (
+            f"Convert it first: cpt data ingest {file} --output FOLDER. Then set"
+            if suffix.lower() in CONVERTED
+            else "Set"
+        )
         raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {remedy} `{key}.path`.")
 
 
 def tell_formats(source: DocumentSource) -> None:
-    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of hidden folders nothing.
+    """Log what was found in a folder, and what is passed over: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`; of
+    hidden folders nothing.
 
     Links that lead to a folder, or nowhere, are told where they stand in the folder itself.
     """
@@ -158,7 +175,9 @@ def tell_formats(source: DocumentSource) -> None:
     if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
         return
     read, skipped = Counter[str](), Counter[str]()
-    for name in sorted((name for name, _ in walk(folder) if not is_in_hidden_folder(name)), key=lambda name: name.split("/")):
+    for name in sorted(
+        (name for name, _ in walk(folder) if not is_in_hidden_folder(name)), key=lambda name: name.split("/")
+    ):
         if is_document(name):
             read[format_of(name).removeprefix(".")] += 1
         else:

@@ -1,7 +1,8 @@
-"""Let a model learn to fill a gap: some documents are cut in three, and their middle comes last (arxiv.org/abs/2207.14255).
+"""Let a model learn to fill a gap: some documents are cut in three, and their middle comes last
+(arxiv.org/abs/2207.14255).
 
-The marks between the parts are the tokenizer's own, as ids: text itself never becomes one (see `tokenization.py`), so this is no
-transform but a way to encode.
+The marks between the parts are the tokenizer's own, as ids: text itself never becomes one (see `tokenization.py`), so
+this is no transform but a way to encode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,11 @@ MARKS = [  # before the prefix, the suffix and the middle
 
 
 class MiddleEncoder(DocumentEncoder):
-    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle; the others as they are.
+    """Encodes a share of the documents as prefix, suffix, middle, or as suffix, prefix, middle; the others as they
+    are.
 
-    Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters, as they do where an
-    editor asks, so the parts are encoded by themselves.
+    Which documents, and where they are cut, follows from the hash of their text. Cuts lie between any two characters,
+    as they do where an editor asks, so the parts are encoded by themselves.
 
     Raises:
         RecipeError: the tokenizer has no marks.
@@ -40,8 +42,8 @@ class MiddleEncoder(DocumentEncoder):
         if not self.marks:
             known = "; ".join(" ".join(marks) for marks in MARKS)
             raise RecipeError(
-                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` has no marks for it (looked for {known}). "
-                "Remove the key, or add such tokens to the tokenizer."
+                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` has no marks for it (looked for {known})."
+                " Remove the key, or add such tokens to the tokenizer."
             )
         self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
 
@@ -52,7 +54,9 @@ class MiddleEncoder(DocumentEncoder):
         first = 0 if self.bos is None else 1
         each = iter(part[first:-1] for part in np.split(ids, lengths.cumsum()[:-1]))  # without BOS and EOS
         documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
-        return np.concatenate([np.empty(0, self.dtype), *documents]), np.array([len(ids) for ids in documents], np.int64)
+        return np.concatenate([np.empty(0, self.dtype), *documents]), np.array(
+            [len(ids) for ids in documents], np.int64
+        )
 
     def parts_of(self, text: str) -> list[str]:
         """The text, or its prefix, middle and suffix."""
@@ -62,7 +66,8 @@ class MiddleEncoder(DocumentEncoder):
         return [text[:one], text[one:other], text[other:]]
 
     def joined(self, parts: list[Ids], text: str) -> Ids:
-        """One document of the parts' ids; suffix first is written as StarCoder and most since do (the paper's SPM, variant 2)."""
+        """One document of the parts' ids; suffix first is written as StarCoder and most since do (the paper's SPM,
+        variant 2)."""
         before, end = np.array([] if self.bos is None else [self.bos], self.dtype), np.array([self.eos], self.dtype)
         if len(parts) == 1:
             return np.concatenate([before, parts[0], end])

@@ -43,7 +43,8 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
             continue
         if not isinstance(reason, str) or not reason:
             raise RecipeError(
-                f"the filter {name_of(check)} returned {reason!r}. It must return the reason to drop (a string), or None to keep."
+                f"the filter {name_of(check)} returned {reason!r}. It must return the reason to drop (a string), or"
+                " None to keep."
             )
         return reason
     return None

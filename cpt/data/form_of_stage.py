@@ -18,7 +18,8 @@ def sections_of(recipe: Recipe) -> tuple[Data, Evaluation]:
     """The recipe's sections of data, each source with the form that its stage reads it in.
 
     Raises:
-        RecipeError: `chat` names other columns than the form has, or rows are made in a way that is only for documents.
+        RecipeError: `chat` names other columns than the form has, or rows are made in a way that is only for
+        documents.
     """
     form = form_of_stage(recipe.stage)
     refuse_layout(recipe.data, form)

@@ -1,6 +1,8 @@
-"""The form of what is trained on: documents, or examples of one of four kinds; it follows from the columns that a stage's trainer takes.
+"""The form of what is trained on: documents, or examples of one of four kinds; it follows from the columns that a
+stage's trainer takes.
 
-An example is a document whose text says all of it (`examples.py`). Its form travels with its source, as a further entry of `chat`.
+An example is a document whose text says all of it (`examples.py`). Its form travels with its source, as a further
+entry of `chat`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,19 +59,25 @@ def form_of(columns: Sequence[str]) -> str:
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """The recipe's sections, each source with the form that its rows are read in.
 
-    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are documents in every form:
-    all of a text is read, in windows, and its bits per byte are those that a run on documents finds.
+    Held-out files of plain texts (txt and md files, those with a `template` or a `text_column` of their own) are
+    documents in every form: all of a text is read, in windows, and its bits per byte are those that a run on documents
+    finds.
 
     Raises:
         RecipeError: `chat` names other columns than the form has.
     """
     if form != "document":
-        sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
+        sources = [
+            source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)
+        ]
         held_out = [
             source if is_plain(source) else source_with_form(source, form, f"evaluation.perplexity[{number}]")
             for number, source in enumerate(evaluation.perplexity)
         ]
-        data, evaluation = data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})
+        data, evaluation = (
+            data.model_copy(update={"sources": sources}),
+            evaluation.model_copy(update={"perplexity": held_out}),
+        )
     for key, source in [
         *((f"data.sources[{number}]", source) for number, source in enumerate(data.sources)),
         *((f"evaluation.perplexity[{number}]", source) for number, source in enumerate(evaluation.perplexity)),
@@ -94,7 +102,10 @@ def source_with_form(source: Kind, form: str, key: str) -> Kind:
     chat = source.chat
     if isinstance(chat, str):
         if form not in ("conversation", "prompt"):
-            raise RecipeError(f"`{key}.chat: {chat}` names one column, and this stage learns from {wanted(form)}: write `chat: {{...}}`.")
+            raise RecipeError(
+                f"`{key}.chat: {chat}` names one column, and this stage learns from {wanted(form)}: write `chat:"
+                " {...}`."
+            )
         chat = {"messages" if form == "conversation" else "prompt": chat}
     return source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
 
@@ -141,7 +152,10 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
         return
     needs = f"this stage learns from rows with the columns {wanted(form)} (jsonl, json, parquet, csv)"
     if isinstance(source, Source):
-        remedy = f"Name such files; plain text is learned from in stage cpt, and beside conversations in sft. Is only one of them {suffix}?"
+        remedy = (
+            "Name such files; plain text is learned from in stage cpt, and beside conversations in sft. Is only one"
+            f" of them {suffix}?"
+        )
         remedy += f" Then write {source.path}/*.jsonl"
     else:
         remedy = f"To measure the bits per byte of plain text, write {source.path}/*{suffix}"
@@ -162,7 +176,12 @@ def refuse_layout(data: Data, form: str) -> None:
         raise RecipeError(f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}.")
     for number, phase in enumerate(data.phases):
         if phase.context_length is not None:
-            raise RecipeError(f"`data.phases[{number}].context_length` is for documents: examples are not cut into pieces. Leave it out.")
+            raise RecipeError(
+                f"`data.phases[{number}].context_length` is for documents: examples are not cut into pieces. Leave it"
+                " out."
+            )
     for number, source in enumerate(data.sources):
         if source.fill_in_the_middle is not None:
-            raise RecipeError(f"`data.sources[{number}].fill_in_the_middle` is for documents, not for examples. Leave it out.")
+            raise RecipeError(
+                f"`data.sources[{number}].fill_in_the_middle` is for documents, not for examples. Leave it out."
+            )

@@ -1,7 +1,8 @@
 """gigatoken, many times faster than Hugging Face's tokenizers, where it is seen to give the same ids.
 
-It is young and does not honour every tokenizer's rules, so it is believed only after a proof: documents of the run itself and hard strings
-are encoded with both. It never gets the user's files, only texts that were read and checked (its own readers stop at a bad row in silence).
+It is young and does not honour every tokenizer's rules, so it is believed only after a proof: documents of the run
+itself and hard strings are encoded with both. It never gets the user's files, only texts that were read and checked
+(its own readers stop at a bad row in silence).
 """
 
 import json
@@ -36,10 +37,16 @@ HARD_STRINGS = [
     "https://example.org/a_b-c?d=e&f=%20#g user@example.org C:\\dir\\file",
     "!?!?...---___***///\\\\\\ <<>> ((([[[{{{",
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155\ud558\uc138\uc694",
-    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    (
+        "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947"
+        " \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35"
+    ),
     "e\u0301 \u00e9 n\u0303 \u1e9b\u0323 \ufb01 \uff21\uff11 \u212b \u0130i\u0307 \u1e9e",
     "a\u0300\u0301\u0302\u0303\u0304 \u0300 \u20dd",
-    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd \u2764\ufe0f \U000e0041",
+    (
+        "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd \u2764\ufe0f"
+        " \U000e0041"
+    ),
     "\x01\x02\x1b[0m\x7f\x80\x9f\u2028\u2029\u0085\x0b\x0c\x1c",
     "\ufffd\uffff\U0010ffff\ue000\U000f0000",
     "x" * 5000,
@@ -68,7 +75,9 @@ class Gigatoken:
 
         Worker processes of ours share the cores already, so there each keeps to its own thread (CPT_WORKER).
         """
-        encoded = self._tokenizer.encode_batch(list(texts), parallel=False if os.environ.get("CPT_WORKER") else None).layout
+        encoded = self._tokenizer.encode_batch(
+            list(texts), parallel=False if os.environ.get("CPT_WORKER") else None
+        ).layout
         lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
         if len(lengths) != len(texts):
             raise RuntimeError(f"gigatoken gave {len(lengths)} documents for {len(texts)}")
@@ -90,7 +99,8 @@ def gigatoken_version() -> str | None:
 
 
 def without_special_tokens(model: str) -> str:
-    """The tokenizer with special tokens read as text, which is what `encode_special_tokens` means to Hugging Face's."""
+    """The tokenizer with special tokens read as text, which is what `encode_special_tokens` means to Hugging
+    Face's."""
     content = json.loads(model)
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
     return json.dumps(content)

@@ -1,4 +1,5 @@
-"""Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the run was resumed."""
+"""Hand each process its micro-batches: the same rows make a step, however many processes there are and wherever the
+run was resumed."""
 
 import logging
 import signal
@@ -26,7 +27,14 @@ class RankSampler(Sampler[int]):
     """Global row numbers in the order in which one rank reads them."""
 
     def __init__(
-        self, *, micro_batch: int, num_micro_batches: int, rank: int, world_size: int, first_row: int, left_out: Sequence[Stretch] = ()
+        self,
+        *,
+        micro_batch: int,
+        num_micro_batches: int,
+        rank: int,
+        world_size: int,
+        first_row: int,
+        left_out: Sequence[Stretch] = (),
     ) -> None:
         self.micro_batch, self.num_micro_batches = micro_batch, num_micro_batches
         self.rank, self.world_size, self.first_row = rank, world_size, first_row
@@ -46,18 +54,21 @@ class RankSampler(Sampler[int]):
 class CPTDataLoader(DataLoader[Row]):
     """This rank's micro-batches of the rows from `first_row` to `rows_in_all`.
 
-    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. Resuming is `first_row` = rows
-    trained so far: nothing is read again. Every rank has equally many micro-batches; rows that are too few for one on each are left out.
+    Micro-batch m of rank r holds the rows first_row + (m * world_size + r) * micro_batch and following. Resuming is
+    `first_row` = rows
+    trained so far: nothing is read again. Every rank has equally many micro-batches; rows that are too few for one on
+    each are left out.
 
     Args:
         rows: indexable by global row number: `PreparedData.rows`.
         micro_batch: rows in a batch.
         rows_in_all: where the run ends, counted from its very beginning.
         left_out: stretches of rows that are not read; `first_row` and `rows_in_all` count only the others.
-        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and threads follow the
-            measured wait (see `Prefetched`). With worker processes it has no part.
+        depth: micro-batches that a thread makes ahead; 0 makes each when it is asked for. By default, depth and
+            threads follow the measured wait (see `Prefetched`). With worker processes it has no part.
         on_lost_workers: told in a sentence when worker processes died and were replaced; by default it is logged.
-        complete: adds to a micro-batch what the model wants to know of it, where it is made: in the thread, or in the worker process.
+        complete: adds to a micro-batch what the model wants to know of it, where it is made: in the thread, or in the
+            worker process.
         torch_loader_options: num_workers, pin_memory, collate_fn, ... of torch's DataLoader.
     """
 
@@ -78,9 +89,15 @@ class CPTDataLoader(DataLoader[Row]):
     ) -> None:
         rounds = max(0, rows_in_all - first_row) // (micro_batch * world_size)
         sampler = RankSampler(
-            micro_batch=micro_batch, num_micro_batches=rounds, rank=rank, world_size=world_size, first_row=first_row, left_out=left_out
+            micro_batch=micro_batch,
+            num_micro_batches=rounds,
+            rank=rank,
+            world_size=world_size,
+            first_row=first_row,
+            left_out=left_out,
         )
-        # A loader without its own generator draws from the global one when it starts, and dropout would differ after a resume.
+        # A loader without its own generator draws from the global one when it starts, and dropout would differ after a
+        # resume.
         options = {"collate_fn": stack_rows, "generator": torch.Generator(), **torch_loader_options}
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
@@ -93,7 +110,8 @@ class CPTDataLoader(DataLoader[Row]):
         self.micro_batches_in_all = rows_in_all // (micro_batch * world_size)
 
     def __len__(self) -> int:
-        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it, resumed or not."""
+        """Micro-batches of the whole run, those before `first_row` too: the Trainer derives its steps from it, resumed
+        or not."""
         return self.micro_batches_in_all
 
     def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
@@ -108,7 +126,8 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """torch's own iterator; where its worker processes died (killed for memory, most often), new ones go on with the next micro-batch.
+        """torch's own iterator; where its worker processes died (killed for memory, most often), new ones go on with
+        the next micro-batch.
 
         Raises:
             RuntimeError: they died MOST_REPLACEMENTS times already.
@@ -147,7 +166,8 @@ class CPTDataLoader(DataLoader[Row]):
         return batches
 
     def prefetched(self) -> Prefetched[list[int], Row]:
-        """The micro-batches, made in a thread; in several, where they help, only of rows that are known to allow it."""
+        """The micro-batches, made in a thread; in several, where they help, only of rows that are known to allow
+        it."""
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
 
@@ -189,9 +209,11 @@ class Completed:
 
 
 def tells_of_lost_worker(problem: Exception) -> bool:
-    """Whether torch's iterator failed because a worker process died, and not by an error of the rows, which begins with `Caught`.
+    """Whether torch's iterator failed because a worker process died, and not by an error of the rows, which begins
+    with `Caught`.
 
-    What a dead worker had made already cannot be fetched from it any more either: its connection is reset, refused or at its end.
+    What a dead worker had made already cannot be fetched from it any more either: its connection is reset, refused or
+    at its end.
     """
     if isinstance(problem, RuntimeError):
         return str(problem).startswith("DataLoader worker (pid")
@@ -200,4 +222,8 @@ def tells_of_lost_worker(problem: Exception) -> bool:
 
 def num_bytes(batch: Row) -> int:
     """Of a batch's tensors; a user's own kind of batch is not looked into."""
-    return sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor)) if isinstance(batch, dict) else 0
+    return (
+        sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor))
+        if isinstance(batch, dict)
+        else 0
+    )

@@ -19,7 +19,9 @@ from cpt.recipe.schema import Data, DocumentSource, Evaluation, Source
 log = logging.getLogger("cpt")
 
 
-def open_sources(data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int) -> dict[str, TokenizedSource]:
+def open_sources(
+    data: Data, evaluation: Evaluation, encoder: DocumentEncoder, cache_dir: Path, seed: int
+) -> dict[str, TokenizedSource]:
     """Every source and held-out set by its place in the recipe; nothing is read yet.
 
     Raises:
@@ -33,7 +35,9 @@ def open_sources(data: Data, evaluation: Evaluation, encoder: DocumentEncoder, c
     return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed}
 
 
-def open_source(data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int) -> TokenizedSource:
+def open_source(
+    data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int
+) -> TokenizedSource:
     """One of them; a held-out set is always one window."""
     encoder = encoder_of(source, encoder, key)
     filters = {**filters_of(data, source, key), f"{key}.chat": encoder.filters()}

@@ -1,16 +1,19 @@
 """Pack documents into rows of exactly `sequence_length` tokens, so that no token is lost.
 
-best_fit: the fullest row that still has room takes the next document, longest documents first (arxiv.org/abs/2404.10830). Documents longer
-than a row are cut into full rows and a rest, which is packed like a document. Padding stands only where nothing fits.
-concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows begin with the rest
-of a document whose beginning they do not see.
-sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with something before it;
-tokens in several windows are learnt from several times. The windows are packed by best fit, because a document's last one may be short.
+best_fit: the fullest row that still has room takes the next document, longest documents first
+(arxiv.org/abs/2404.10830). Documents longer than a row are cut into full rows and a rest, which is packed like a
+document. Padding stands only where nothing fits.
+concatenate: all documents one after the other, cut wherever a row is full; only the last row is padded, but most rows
+begin with the rest of a document whose beginning they do not see.
+sliding_window: windows of a row's length, one each `stride` tokens of a document, so that each token is read with
+something before it; tokens in several windows are learnt from several times. The windows are packed by best fit,
+because a document's last one may be short.
 none: each document, or piece of one, has a row of its own.
-token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of them: a batch by itself,
-for models that cannot tell the documents of a packed row apart.
+token_budget: documents of similar length, as many as fit into a row's tokens when each is padded to the longest of
+them: a batch by itself, for models that cannot tell the documents of a packed row apart.
 
-Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see `Packing.pieces`).
+Whatever the packing, documents that share a row do so anew in each epoch: pieces of one length change places (see
+`Packing.pieces`).
 """
 
 import itertools
@@ -26,7 +29,9 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.store.folder import open_array
 
-FORMAT = 3  # of the stored packing; counts up when the same documents are packed another way, or change places another way
+FORMAT = (
+    3  # of the stored packing; counts up when the same documents are packed another way, or change places another way
+)
 Int64 = NDArray[np.int64]
 
 
@@ -55,9 +60,10 @@ class Packing:
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
         """Where the pieces of a row begin among the source's tokens, and how long they are.
 
-        In epoch 0 they are those that were packed together. In each further epoch the pieces of one length change places with each other,
-        for each length by another map i -> a * i + b modulo their number. So rows stay as full as they are, each piece stands in one row
-        of each epoch, and nothing is computed but the row asked for. A piece of a length of its own has no other place.
+        In epoch 0 they are those that were packed together. In each further epoch the pieces of one length change
+        places with each other, for each length by another map i -> a * i + b modulo their number. So rows stay as full
+        as they are, each piece stands in one row of each epoch, and nothing is computed but the row asked for. A piece
+        of a length of its own has no other place.
         """
         first, after = self.first_piece[row : row + 2]
         lengths = self.lengths[first:after]
@@ -65,20 +71,25 @@ class Packing:
             return self.starts[first:after], lengths
         begins, ends = self.first_of_length[lengths].tolist(), self.first_of_length[lengths + 1].tolist()
         places = []
-        for rank, begin, end, length in zip(self.rank[first:after].tolist(), begins, ends, lengths.tolist(), strict=True):
+        for rank, begin, end, length in zip(
+            self.rank[first:after].tolist(), begins, ends, lengths.tolist(), strict=True
+        ):
             factor, offset = exchange(end - begin, length, epoch)
             places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
         return self.starts[self.by_length[places]], lengths
 
 
-def pack(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None) -> Packing:
+def pack(
+    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
+) -> Packing:
     """Lay documents out in rows.
 
     Args:
         starts, lengths: of the documents, among the source's tokens.
         packing: a name of PACKINGS.
         seed: decides which of equally long documents come together.
-        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read twice.
+        stride: tokens from one piece of a long document to the next; by default all of a row, so that no token is read
+            twice.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
@@ -97,13 +108,15 @@ def pack(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed
 
 @lru_cache(maxsize=2**14)
 def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
-    """Factor and offset of the map by which the `count` pieces of one length change places; without a common divisor it is one to one."""
+    """Factor and offset of the map by which the `count` pieces of one length change places; without a common divisor
+    it is one to one."""
     draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
     return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
-    """Pieces of at most `sequence_length` tokens, one each `stride` tokens until a document ends: full ones, then the rest."""
+    """Pieces of at most `sequence_length` tokens, one each `stride` tokens until a document ends: full ones, then the
+    rest."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
     number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
@@ -113,7 +126,9 @@ def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tup
 def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
     """Pieces of the documents laid end to end: a cut where a document ends, and where a row does."""
     begins = lengths.cumsum() - lengths
-    bounds = np.unique(np.concatenate([begins, np.arange(0, lengths.sum(), sequence_length), lengths.sum(keepdims=True)]))
+    bounds = np.unique(
+        np.concatenate([begins, np.arange(0, lengths.sum(), sequence_length), lengths.sum(keepdims=True)])
+    )
     document = np.searchsorted(begins, bounds[:-1], side="right") - 1
     return starts[document] + bounds[:-1] - begins[document], np.diff(bounds)
 
@@ -121,8 +136,8 @@ def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int)
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
     """The row of each piece.
 
-    Rows are grouped by the room they have left; `roomy` has bit r set while some row has room r, so the fullest row that takes a piece is
-    the lowest bit from the piece's length up. Pieces of one length are placed together.
+    Rows are grouped by the room they have left; `roomy` has bit r set while some row has room r, so the fullest row
+    that takes a piece is the lowest bit from the piece's length up. Pieces of one length are placed together.
     """
     order = np.argsort(-lengths, kind="stable")
     rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
@@ -188,7 +203,9 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 }
 
 
-def fill_packing(starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path) -> None:
+def fill_packing(
+    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path
+) -> None:
     """Write the packing into an empty folder."""
     packed = pack(starts, lengths, sequence_length, packing, seed, stride)
     for field in fields(packed):

@@ -1,7 +1,8 @@
 """Do one function for many arguments in worker processes, and give the results in order.
 
-Not concurrent.futures: its spawned workers import the user's `__main__` anew (for `cpt/train.py` that is torch and DeepSpeed, and a script
-without a main guard starts itself again), and they outlive a parent that was killed. Ours import what they need, and end with the parent.
+Not concurrent.futures: its spawned workers import the user's `__main__` anew (for `cpt/train.py` that is torch and
+DeepSpeed, and a script without a main guard starts itself again), and they outlive a parent that was killed. Ours
+import what they need, and end with the parent.
 """
 
 import os
@@ -26,19 +27,24 @@ Result = TypeVar("Result")
 
 
 def map_in_order(
-    prepare: Callable[[], Callable[[Argument], Result]], arguments: Iterable[Argument], num_workers: int, imports: Sequence[str] = ()
+    prepare: Callable[[], Callable[[Argument], Result]],
+    arguments: Iterable[Argument],
+    num_workers: int,
+    imports: Sequence[str] = (),
 ) -> Iterator[Result]:
     """The results in the order of the arguments, each as soon as it and all before it are there.
 
     Args:
-        prepare: gives the function, importable or a picklable object with __call__. It is called while the workers start.
+        prepare: gives the function, importable or a picklable object with __call__. It is called while the workers
+            start.
         arguments: asked for the next one whenever a worker is free, from one of our threads.
         num_workers: processes; with 0 everything is done here.
         imports: modules that workers import on their start, those that are installed.
 
     Raises:
         ResourceError: a worker died, most likely for want of memory.
-        Exception: what the function raised, with the worker's traceback as a note. Where several arguments fail, the first one's, as if
+        Exception: what the function raised, with the worker's traceback as a note. Where several arguments fail, the
+        first one's, as if
             they had been taken one after the other.
     """
     remaining = iter(arguments)
@@ -106,7 +112,12 @@ class Worker(Generic[Argument, Result]):
             [sys.executable, "-c", "from cpt.data.parallel import work; work()", *imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "CPT_WORKER": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "TOKENIZERS_PARALLELISM": "false",
+                "CPT_WORKER": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
         )
         self._thread: threading.Thread | None = None
 
@@ -149,7 +160,11 @@ class Worker(Generic[Argument, Result]):
 
 def died(code: int, problem: Exception) -> ResourceError:
     """What to say of a worker that is gone."""
-    how = f"was killed by signal {-code}; most likely memory ran out" if code < 0 else f"ended with code {code}; what it said stands above"
+    how = (
+        f"was killed by signal {-code}; most likely memory ran out"
+        if code < 0
+        else f"ended with code {code}; what it said stands above"
+    )
     return ResourceError(
         f"a worker process that read and tokenised documents {how} ({type(problem).__name__}). "
         "What was finished is kept: start again, with fewer workers: CPT_WORKERS=1."
@@ -162,7 +177,10 @@ def num_workers() -> int:
     if not asked:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not asked.isdecimal():
-        raise ResourceError(f"CPT_WORKERS is `{asked}`, expected a whole number: how many processes tokenise; 0 for none besides this one.")
+        raise ResourceError(
+            f"CPT_WORKERS is `{asked}`, expected a whole number: how many processes tokenise; 0 for none besides this"
+            " one."
+        )
     return int(asked)
 
 

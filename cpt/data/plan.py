@@ -1,8 +1,9 @@
-"""How a source is cut up, from its files' names and sizes alone: shards that one process tokenises, and windows of shards that are packed
-and shuffled together.
+"""How a source is cut up, from its files' names and sizes alone: shards that one process tokenises, and windows of
+shards that are packed and shuffled together.
 
-A small source is one window. A large one is read window by window, in an order of its shards that is drawn from the seed, so that training
-begins when the first, small, window is there, and never needs more than a few of them. Nothing here depends on what is stored already.
+A small source is one window. A large one is read window by window, in an order of its shards that is drawn from the
+seed, so that training begins when the first, small, window is there, and never needs more than a few of them. Nothing
+here depends on what is stored already.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,13 @@ from cpt.recipe.schema import DocumentSource
 
 Shard = list[Piece]
 FileState = tuple[str, int, str]  # name, size, version
-SHARD_BYTES = 16 * 2**20  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
+SHARD_BYTES = (
+    16 * 2**20
+)  # of files: little enough to be lost by a kill, and enough for the start of a file to cost nothing
 ORDERED_PARTS = 64  # of a source that is read by a score
-HELD_OUT_SHARDS = 8  # of a source in windows, from which its held-out set is taken: it must be there before the first step
+HELD_OUT_SHARDS = (
+    8  # of a source in windows, from which its held-out set is taken: it must be there before the first step
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,13 @@ class Plan:
 
 
 def plan_of(
-    source: DocumentSource, key: str, states: Sequence[FileState], *, window_bytes: int | None, seed: int, ordered: bool = False
+    source: DocumentSource,
+    key: str,
+    states: Sequence[FileState],
+    *,
+    window_bytes: int | None,
+    seed: int,
+    ordered: bool = False,
 ) -> Plan:
     """Cut a source up.
 
@@ -109,7 +120,8 @@ def grouped(pieces: Sequence[Piece], sizes: Sequence[int], shard_bytes: int) -> 
 
 
 def in_windows(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, window_bytes: int) -> list[list[int]]:
-    """Shards in the given order, grouped into windows: the first two of one shard, then twice as much each time, up to the full size."""
+    """Shards in the given order, grouped into windows: the first two of one shard, then twice as much each time, up to
+    the full size."""
     windows: list[list[int]] = [[]]
     room = wanted = first_bytes
     for shard in order:

@@ -1,6 +1,8 @@
-"""Make the next micro-batches while the model works on this one, as far ahead and by as many threads as the measured wait asks for.
+"""Make the next micro-batches while the model works on this one, as far ahead and by as many threads as the measured
+wait asks for.
 
-Whatever the depth and the number of threads, the items come in the same order; an error comes where its item would have come.
+Whatever the depth and the number of threads, the items come in the same order; an error comes where its item would
+have come.
 """
 
 import logging
@@ -50,14 +52,14 @@ class Measured:
 class Prefetched(Generic[Task, Item]):
     """Iterates over `make(task)` for each task, made in background threads; once.
 
-    The threads end with the last item, when the iterator is closed or forgotten, and with the main thread: one that is still inside torch
-    while Python shuts down would abort the process.
+    The threads end with the last item, when the iterator is closed or forgotten, and with the main thread: one that is
+    still inside torch while Python shuts down would abort the process.
 
     Args:
-        depth: how many items may be made and not taken. None: a few at first; twice as many each time when the loop waited although the
-            threads had time to rest, up to MOST_ITEMS and MOST_BYTES.
-        most_threads: to be tried one after the other where none ever rests and the loop waits; one that does not help ends.
-            Several threads must then be able to call `make` at once.
+        depth: how many items may be made and not taken. None: a few at first; twice as many each time when the loop
+            waited although the threads had time to rest, up to MOST_ITEMS and MOST_BYTES.
+        most_threads: to be tried one after the other where none ever rests and the loop waits; one that does not help
+            ends. Several threads must then be able to call `make` at once.
         num_bytes: of an item.
         begin: called by each thread first.
     """
@@ -81,7 +83,10 @@ class Prefetched(Generic[Task, Item]):
         self.begun = self.taken = 0
         self.is_wanted, self.is_ended, self.told = True, False, False
         self.lock = threading.Lock()
-        self.arrived, self.freed = threading.Condition(self.lock), threading.Condition(self.lock)  # an item, and a place for one
+        self.arrived, self.freed = (
+            threading.Condition(self.lock),
+            threading.Condition(self.lock),
+        )  # an item, and a place for one
         self.threads: list[threading.Thread] = []
         self.measured = Measured()
         self.rate_before_trial: float | None = None
@@ -148,8 +153,8 @@ class Prefetched(Generic[Task, Item]):
         if not self.told:
             self.told = True
             log.info(
-                f"micro-batches came late ({measured.waited / seconds:.1%} of the time); now up to {self.depth} are made ahead by "
-                f"{self.num_threads} thread(s), and more if need be"
+                f"micro-batches came late ({measured.waited / seconds:.1%} of the time); now up to {self.depth} are"
+                f" made ahead by {self.num_threads} thread(s), and more if need be"
             )
 
     def start_thread(self) -> None:
@@ -202,7 +207,8 @@ class Prefetched(Generic[Task, Item]):
 
     @property
     def resumed_at(self) -> int:
-        """So few items left that a thread goes on: where it makes several at a time, threads change less often, as short steps need."""
+        """So few items left that a thread goes on: where it makes several at a time, threads change less often, as
+        short steps need."""
         return self.depth - max(1, self.depth // 4)
 
     @property

@@ -51,8 +51,12 @@ class PreparedData:
         return sum(report.tokens for report in self.sources)
 
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is read."""
-        counts = [upto - before for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)]
+        """Each source's tokens, without padding, among the rows from `first` to `rows`; arithmetic, nothing is
+        read."""
+        counts = [
+            upto - before
+            for upto, before in zip(self.rows.turns.counts(rows), self.rows.turns.counts(first), strict=True)
+        ]
         return {
             report.name: count * rows.filled * rows.layout.sequence_length
             for report, rows, count in zip(self.sources, self.windowed, counts, strict=True)
@@ -105,7 +109,10 @@ class PreparedData:
             DataError: it was kept of other data.
         """
         if state["fingerprint"] != self.fingerprint:
-            raise DataError("the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new run.")
+            raise DataError(
+                "the checkpoint was written with other data than the recipe gives now. Bring them back, or begin a new"
+                " run."
+            )
         for report, rows in zip(self.sources, self.windowed, strict=True):
             if report.name in state["windows"]:
                 rows.restore(state["windows"][report.name])

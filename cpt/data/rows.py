@@ -21,13 +21,19 @@ IGNORED = -100  # the label that transformers leaves out of the loss
 class PackedRows(Sequence[Row]):
     """Row r of a source, by number.
 
-    A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions begin anew with each document, which is all that
-    transformers needs to keep documents apart; a document's first token has no label, since what stands before it is another document, and
-    of an example only what is learned has labels. Padding comes last, as a document of its own without labels.
+    A row is {"input_ids", "labels", "position_ids"}, int64 of `sequence_length`. Positions begin anew with each
+    document, which is all that transformers needs to keep documents apart; a document's first token has no label,
+    since what stands before it is another document, and of an example only what is learned has labels. Padding comes
+    last, as a document of its own without labels.
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int) -> None:
-        self.documents, self.packing_folder, self.sequence_length, self.pad = documents, packing_folder, sequence_length, pad
+        self.documents, self.packing_folder, self.sequence_length, self.pad = (
+            documents,
+            packing_folder,
+            sequence_length,
+            pad,
+        )
         self.packing = open_packing(packing_folder)
         self._counting = np.arange(sequence_length)
 
@@ -62,7 +68,8 @@ class PackedRows(Sequence[Row]):
         return self.row(number, epoch=0)
 
     def row(self, number: int, epoch: int) -> Row:
-        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a row."""
+        """Row `number` as it is in an epoch: in each, documents of one length change places, so that others share a
+        row."""
         arrays = np.empty((3, self.sequence_length), np.int64)
         self.fill(number, epoch, *arrays)
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
@@ -83,7 +90,10 @@ class PackedRows(Sequence[Row]):
         labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
         if self.documents.are_examples:
-            segments = [self.documents.segments(start, length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+            segments = [
+                self.documents.segments(start, length)
+                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+            ]
             labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
@@ -92,14 +102,17 @@ class PackedRows(Sequence[Row]):
 class PaddedRows(PackedRows):
     """Rows of `packing: token_budget`: each is a batch by itself, whose documents do not share a sequence.
 
-    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most `sequence_length`.
+    A row is {"input_ids", "labels", "position_ids", "attention_mask"}, int64 of [documents, longest]; together at most
+    `sequence_length`.
     """
 
     @property
     def num_positions(self) -> int:
         """Tokens, and the padding up to the longest document of each row."""
         packing = self.packing
-        return int((np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum())
+        return int(
+            (np.diff(packing.first_piece) * np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])).sum()
+        )
 
     def row(self, number: int, epoch: int) -> Row:
         """Row `number` as it is in an epoch: in each, documents of one length change places."""
@@ -110,9 +123,16 @@ class PaddedRows(PackedRows):
         for line, start, length in zip(input_ids, starts.tolist(), lengths.tolist(), strict=True):
             line[:length] = self.documents.tokens(start, length)
         labels = np.where((position_ids == 0) | (attention_mask == 0), IGNORED, input_ids)
-        for line, start, length in zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ():
+        for line, start, length in (
+            zip(labels, starts.tolist(), lengths.tolist(), strict=True) if self.documents.are_examples else ()
+        ):
             line[:length][self.documents.segments(start, length) == CONTEXT] = IGNORED
-        arrays = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids, "attention_mask": attention_mask}
+        arrays = {
+            "input_ids": input_ids,
+            "labels": labels,
+            "position_ids": position_ids,
+            "attention_mask": attention_mask,
+        }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -14,8 +14,9 @@ from cpt.data.store.token_files import StoredDocuments
 
 AFTER_MAX_TOKENS = "after max_tokens"  # a reason to leave documents out
 ROWS_OF_A_PART = 8  # at least, of a source that is read by a score
-# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would rest on it. With fewer
-# than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four of these are allowed.
+# A longer document is never held out: it would be much of the held-out bytes, and the interval of the verdict would
+# rest on it. With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document,
+# so four of these are allowed.
 LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
 
 
@@ -95,7 +96,9 @@ class Selection:
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 
-def is_held_out(hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None) -> NDArray[np.bool_]:
+def is_held_out(
+    hashes: NDArray[np.uint64], num_bytes: NDArray[np.int64], share: float, longest: int | None = None
+) -> NDArray[np.bool_]:
     """Which documents are held out.
 
     Args:
@@ -112,11 +115,18 @@ def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:
     return int(total_bytes * max(LARGEST_PART * share, LARGEST_OF_AVERAGE / max(1, num_documents)))
 
 
-def part_by_score(documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int) -> NDArray[np.int64]:
-    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where each would be tiny."""
+def part_by_score(
+    documents: StoredDocuments, chosen: NDArray[np.int64], part: int, sequence_length: int
+) -> NDArray[np.int64]:
+    """A part of the chosen documents, by their score: equally many tokens each; fewer parts than there may be where
+    each would be tiny."""
     order = chosen[np.argsort(documents.scores[chosen], kind="stable")]
     ends = np.diff(documents.offsets)[order].cumsum()
     parts = int(np.clip(ends[-1] // (ROWS_OF_A_PART * sequence_length), 1, ORDERED_PARTS)) if len(order) else 1
-    bounds = np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left") if len(order) else [0, 0]
+    bounds = (
+        np.searchsorted(ends, [ends[-1] * part / parts, ends[-1] * (part + 1) / parts], "left")
+        if len(order)
+        else [0, 0]
+    )
     last = len(order) if part + 1 == parts else bounds[1]
     return order[bounds[0] : last] if part < parts else order[:0]

@@ -1,4 +1,5 @@
-"""Open a source of the recipe as documents: which files it means, in which pieces they can be read, and what stands in them."""
+"""Open a source of the recipe as documents: which files it means, in which pieces they can be read, and what stands in
+them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,10 +52,12 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
-    """The source in pieces that can be read apart from each other; their documents, one after the other, are the source's.
+    """The source in pieces that can be read apart from each other; their documents, one after the other, are the
+    source's.
 
-    They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it gives parts of files. A
-    user's function, and a dataset on the Hub that is not read file by file, are one piece, for the main process.
+    They follow from the names and sizes of the files, of which none is opened; an HTTP server is asked whether it
+    gives parts of files. A user's function, and a dataset on the Hub that is not read file by file, are one piece, for
+    the main process.
 
     Raises:
         DataError: nothing is there, or a file of an unknown kind.
@@ -92,8 +95,8 @@ def files_with_sizes(source: DocumentSource, key: str) -> list[tuple[str, int]]:
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece and its bad rows, in order.
 
-    What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents` counts over all pieces, so
-    it is up to the caller; a piece gives no more than it.
+    What a row is read into is decided here; what becomes of bad ones by `bad_rows.apply_policy`. `max_documents`
+    counts over all pieces, so it is up to the caller; a piece gives no more than it.
 
     Raises:
         DataError: the file cannot be read at all, or the dataset is not there.
@@ -118,7 +121,8 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
 
 
 def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece of a file on the Hub, which is fetched as a whole or, where nothing is to be kept of it, in parts.
+    """The documents of a piece of a file on the Hub, which is fetched as a whole or, where nothing is to be kept of
+    it, in parts.
 
     A dataset that is not read file by file is one piece.
     """
@@ -141,7 +145,11 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
             return
         yield from READERS[format_of(piece.path)](piece, source)
     except (OSError, pa.ArrowException) as problem:
-        if isinstance(problem, OSError) and (problem.errno or is_url(piece.path) and not isinstance(problem, pa.ArrowException)):
+        if isinstance(problem, OSError) and (
+            problem.errno or is_url(piece.path) and not isinstance(problem, pa.ArrowException)
+        ):
             raise cannot_read(piece.path, problem, key) from problem
         # A compressed file that is cut off or damaged.
-        yield BadRow("damaged file", f"cannot be read to its end ({first_line(problem)}); the rest of it is lost", whole, 1)
+        yield BadRow(
+            "damaged file", f"cannot be read to its end ({first_line(problem)}); the rest of it is lost", whole, 1
+        )

@@ -1,7 +1,8 @@
-"""Prices as text, for a source `path: cpt.data.time_series:prices`: each day's change, rounded to a step, is a whole number.
+"""Prices as text, for a source `path: cpt.data.time_series:prices`: each day's change, rounded to a step, is a whole
+number.
 
-As Chronos does (arxiv.org/abs/2403.07815), values become the words of a small vocabulary, equally wide bins, and a language model learns
-them as it learns text. Changes and not prices, because prices of 10 and of 1,000 move alike.
+As Chronos does (arxiv.org/abs/2403.07815), values become the words of a small vocabulary, equally wide bins, and a
+language model learns them as it learns text. Changes and not prices, because prices of 10 and of 1,000 move alike.
 """
 
 import csv
@@ -40,7 +41,7 @@ def prices(
 
     Raises:
         DataError: a file or column is missing, a price is none, or days are not in order.
-    """
+    """  # noqa: E501
     most = round(max_percent / step_percent)
     for symbol in symbols:
         days = list(read_prices(Path(folder) / f"{symbol}.csv", date_column, price_column, until))
@@ -59,19 +60,26 @@ def read_prices(file: Path, date_column: str, price_column: str, until: str | No
             for column in (date_column, price_column):
                 if column not in (rows.fieldnames or []):
                     found = ", ".join(rows.fieldnames or [])
-                    raise DataError(f"{file}: no column `{column}`. It has: {found}. Set `options.date_column` or `options.price_column`.")
+                    raise DataError(
+                        f"{file}: no column `{column}`. It has: {found}. Set `options.date_column` or"
+                        " `options.price_column`."
+                    )
             before = ""
             for row in rows:
                 where = f"{file}: line {rows.line_num}"
                 day, price = day_in(row[date_column], where), price_in(row[price_column], where)
                 if day <= before:
-                    raise DataError(f"{where}: {day} does not come after {before}. Sort the file by day, each day once.")
+                    raise DataError(
+                        f"{where}: {day} does not come after {before}. Sort the file by day, each day once."
+                    )
                 before = day
                 if until is None or day <= until:
                     yield day, price
     except OSError as problem:
         known = ", ".join(sorted(path.stem for path in file.parent.glob("*.csv"))) or "no csv file"
-        raise DataError(f"{file}: cannot be read ({problem.strerror}). {file.parent} has: {known}. Set `options.symbols`.") from problem
+        raise DataError(
+            f"{file}: cannot be read ({problem.strerror}). {file.parent} has: {known}. Set `options.symbols`."
+        ) from problem
 
 
 def day_in(value: str | None, where: str) -> str:

@@ -1,4 +1,5 @@
-"""Turn texts into ids: BOS where the tokenizer has one, the text, EOS; each exactly once, and none of them from inside a text."""
+"""Turn texts into ids: BOS where the tokenizer has one, the text, EOS; each exactly once, and none of them from inside
+a text."""
 
 import copy
 import json
@@ -26,16 +27,18 @@ Ids = NDArray[np.unsignedinteger]
 class DocumentEncoder:
     """Encodes documents with the tokenizer's own rules, except that text never becomes a special token.
 
-    `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat turn. Added tokens
-    that are not special (new words of a domain) are found as always.
+    `</s>` or `<|im_end|>` written in a document is text like any other: a document cannot end itself or open a chat
+    turn. Added tokens that are not special (new words of a domain) are found as always.
 
-    The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it encode alike.
+    The ids are Hugging Face's; gigatoken finds them, many times faster, for documents that `proven_for` has seen it
+    encode alike.
 
     Attributes:
         form: what the encoder is for: documents, or examples (`forms.py`).
         engine: the library that finds the ids, with its version.
         fingerprint: of everything that decides the ids. Not of the engine, since equal ids are what is proven of it.
-        chat_template, named_tokens, control_tokens: what `ChatEncoder` writes chats with; the ids of texts do not depend on them.
+        chat_template, named_tokens, control_tokens: what `ChatEncoder` writes chats with; the ids of texts do not
+            depend on them.
     """
 
     form = "document"
@@ -43,8 +46,9 @@ class DocumentEncoder:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         if tokenizer.eos_token_id is None:
             raise RecipeError(
-                f"the tokenizer `{tokenizer.name_or_path}` has no end-of-sequence token, so documents would run into each other. "
-                "Set `tokenizer.path` to one that has, or give it one: tokenizer.add_special_tokens({'eos_token': ...})."
+                f"the tokenizer `{tokenizer.name_or_path}` has no end-of-sequence token, so documents would run into"
+                " each other. Set `tokenizer.path` to one that has, or give it one:"
+                " tokenizer.add_special_tokens({'eos_token': ...})."
             )
         self.name = str(tokenizer.name_or_path)
         self.eos = int(tokenizer.eos_token_id)
@@ -54,10 +58,17 @@ class DocumentEncoder:
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
         self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
         self._slow = None if tokenizer.is_fast else tokenizer
-        self._model = backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
-        self.fingerprint = xxh3_128_hexdigest(f"{self._model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode())
+        self._model = (
+            backend_as_text(tokenizer) if tokenizer.is_fast else json.dumps([self.engine, sorted(vocabulary.items())])
+        )
+        self.fingerprint = xxh3_128_hexdigest(
+            f"{self._model} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}".encode()
+        )
         self._special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        if tokenizer.unk_token_id not in (self.eos, self.bos):  # it may stand in a text; GPT-2's is its EOS, which may not
+        if tokenizer.unk_token_id not in (
+            self.eos,
+            self.bos,
+        ):  # it may stand in a text; GPT-2's is its EOS, which may not
             self._special.pop(tokenizer.unk_token_id, None)
         self._is_special = np.zeros(max([*vocabulary.values(), *self._special]) + 1, bool)
         self._is_special[list(self._special)] = True
@@ -67,19 +78,26 @@ class DocumentEncoder:
         self.chat_template = chat_template_of(tokenizer)
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
         added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.control_tokens: dict[str, int] = {**added, **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))}
+        self.control_tokens: dict[str, int] = {
+            **added,
+            **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker process gets; it builds the fast tokenizer from its text, and only where it is needed."""
         return {name: value for name, value in vars(self).items() if name != "_fast"}
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
-        """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come out the same."""
+        """An encoder of the same ids for texts like these: gigatoken's where all of them, and many hard strings, come
+        out the same."""
         version = gigatoken_version()
         if self._slow is not None:
             return self
         if version is None:
-            log.info("gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip install gigatoken")
+            log.info(
+                "gigatoken is not installed; Hugging Face's tokenizer does the work, many times more slowly. pip"
+                " install gigatoken"
+            )
             return self
         gigatoken = Gigatoken(self._model)
         reason = why_not(self._model, self._by_hugging_face, gigatoken, documents)
@@ -132,9 +150,16 @@ class DocumentEncoder:
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
         if self._slow is None:
-            parts = [np.array(encoding.ids, self.dtype) for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+            parts = [
+                np.array(encoding.ids, self.dtype)
+                for encoding in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+            ]
         else:
-            encoded = self._slow(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"] if texts else []
+            encoded = (
+                self._slow(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+                if texts
+                else []
+            )
             parts = [np.array(ids, self.dtype) for ids in encoded]
         return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
 
@@ -145,7 +170,8 @@ class DocumentEncoder:
         return fast
 
     def _without_special(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> Flat:
-        """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling in pieces."""
+        """Replace special ids that are ordinary vocabulary too (SentencePiece's `</s>`) by the ids of their spelling
+        in pieces."""
         # There are none in the texts of most tokenizers, and comparing is ten times as fast as looking up.
         if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
             return ids, lengths
@@ -153,13 +179,19 @@ class DocumentEncoder:
         spelled = [np.array(self._spelled(self._special[number]), self.dtype) for number in ids[found].tolist()]
         lengths = lengths.copy()
         np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
-        kept = np.split(np.delete(ids, found), found - np.arange(len(found)))  # what stands before, between and after them
-        return np.concatenate([part for pair in zip(kept, [*spelled, spelled[0][:0]], strict=True) for part in pair]), lengths
+        kept = np.split(
+            np.delete(ids, found), found - np.arange(len(found))
+        )  # what stands before, between and after them
+        return (
+            np.concatenate([part for pair in zip(kept, [*spelled, spelled[0][:0]], strict=True) for part in pair]),
+            lengths,
+        )
 
     def _spelled(self, token: str) -> list[int]:
         if len(token) < 2:
             raise RecipeError(
-                f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it. Choose another."
+                f"the tokenizer has `{token}`, one character, as a special token, so text cannot be told from it."
+                " Choose another."
             )
         half = len(token) // 2
         ids: list[int] = []
@@ -170,7 +202,8 @@ class DocumentEncoder:
 
 
 def backend_as_text(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The fast tokenizer as the text of a tokenizer.json, without cuts and padding, which would lose or invent tokens."""
+    """The fast tokenizer as the text of a tokenizer.json, without cuts and padding, which would lose or invent
+    tokens."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)  # our settings must not reach the one that the user holds
     backend.no_truncation()
     backend.no_padding()

@@ -1,4 +1,5 @@
-"""`cpt data`: check and preview the documents of a recipe, ingest documents that are not text yet, let a model rewrite them."""
+"""`cpt data`: check and preview the documents of a recipe, ingest documents that are not text yet, let a model rewrite
+them."""
 
 COMMANDS = {  # name -> module:function
     "check": "cpt.data_commands.check:check_command",

@@ -29,15 +29,23 @@ TRUNCATED_SHARE = 0.05
 
 
 def check_command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="The recipe's YAML file, or a folder or file of documents.")
+    ],
     overrides: Overrides = None,
     source: OneSource = None,
-    output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="List all bad rows in this file, one JSON object a line.")
+    ] = None,
     truncated_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Of examples: more than this share longer than data.sequence_length is a mistake."
+        ),
     ] = TRUNCATED_SHARE,
 ) -> None:
-    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what is wrong.
+    """Read every row of every source and say which are bad; exit code 2 when a run would stop at them, or learn what
+    is wrong.
 
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
@@ -49,10 +57,15 @@ def check_command(
         sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
     else:
         loaded = load_recipe(recipe, overrides or ())
-        data, gate, sources = loaded.data, ExampleGate(console, loaded, truncated_share), list(chosen_sources(loaded, source))
+        data, gate, sources = (
+            loaded.data,
+            ExampleGate(console, loaded, truncated_share),
+            list(chosen_sources(loaded, source)),
+        )
     has_examples = any(form_of_source(one) != "document" for _, one in sources)
     refuse_ignored(
-        {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples}, "on documents: a long one continues in the next row"
+        {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
+        "on documents: a long one continues in the next row",
     )
     found: list[Listed] = []
     mistakes: list[CptError] = []
@@ -69,7 +82,9 @@ def check_command(
         output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
-    console.print(f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False)
+    console.print(
+        f"{recipe}: {len(mistakes)} mistake(s)." if mistakes else f"{recipe}: a run can read all of it.", markup=False
+    )
     raise typer.Exit(2 if mistakes else 0)
 
 
@@ -91,7 +106,8 @@ def check_source(console: Console, data: Data, source: DocumentSource, key: str,
         console.print(giant, style="yellow", markup=False)
     if bad and data.on_bad_row == "error":
         raise DataError(
-            f"{source.path}: {sum(row['rows'] for row in bad):,} bad row(s). Fix them ({key}.path), or write `data.on_bad_row: skip`."
+            f"{source.path}: {sum(row['rows'] for row in bad):,} bad row(s). Fix them ({key}.path), or write"
+            " `data.on_bad_row: skip`."
         )
     refuse_too_many(sum(row["rows"] for row in bad), documents, data.max_bad_share, source.path, key, bad)
     if documents == sum(counts.empty for counts in files):
@@ -101,17 +117,30 @@ def check_source(console: Console, data: Data, source: DocumentSource, key: str,
 def show_counts(console: Console, name: str, files: Sequence[FileCounts]) -> None:
     """A row per file: those with bad rows, and as many of the others as fit."""
     table = Table(
-        Column("file", overflow="fold"), "documents", "of these empty", "characters", "bad rows", "why", title=name, title_justify="left"
+        Column("file", overflow="fold"),
+        "documents",
+        "of these empty",
+        "characters",
+        "bad rows",
+        "why",
+        title=name,
+        title_justify="left",
     )
     shown = sorted(range(len(files)), key=lambda number: not files[number].bad)[:FILES_SHOWN]
     for counts in [files[number] for number in sorted(shown)]:
-        table.add_row(escape(counts.path), *numbers_of([counts]), reasons(counts.bad), style="yellow" if counts.bad else None)
+        table.add_row(
+            escape(counts.path), *numbers_of([counts]), reasons(counts.bad), style="yellow" if counts.bad else None
+        )
     if len(files) > 1:
-        table.add_row(f"all {len(files):,} files", *numbers_of(files), reasons([row for counts in files for row in counts.bad]))
+        table.add_row(
+            f"all {len(files):,} files", *numbers_of(files), reasons([row for counts in files for row in counts.bad])
+        )
     console.print(table)
 
 
 def numbers_of(files: Sequence[FileCounts]) -> list[str]:
     """Documents, empty ones, characters and bad rows of all of them."""
-    rows = zip(*((counts.documents, counts.empty, counts.num_characters, counts.num_bad) for counts in files), strict=True)
+    rows = zip(
+        *((counts.documents, counts.empty, counts.num_characters, counts.num_bad) for counts in files), strict=True
+    )
     return [f"{sum(numbers):,}" for numbers in rows]

@@ -53,8 +53,9 @@ class ExampleGate:
         assert isinstance(encoder, ExampleEncoder)
         if missing := missing_tokens(encoder):
             raise RecipeError(
-                f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no token of the tokenizer: "
-                "it would be spelled in pieces. Add it as a special token, or take the template that belongs to the tokenizer."
+                f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, which is no"
+                " token of the tokenizer: it would be spelled in pieces. Add it as a special token, or take the"
+                " template that belongs to the tokenizer."
             )
         lists = filters_of(self.recipe.data, source, key), transforms_of(self.recipe.data, source, key)
         pieces = pieces_of(source, key, PIECE_BYTES)
@@ -69,10 +70,18 @@ class ExampleGate:
         """A line for each kind, with its first rows."""
         if not found.counts:
             return
-        table = Table("rows", "fault", Column("which", overflow="fold"), title=f"{name}: {found.examples:,} examples", title_justify="left")
+        table = Table(
+            "rows",
+            "fault",
+            Column("which", overflow="fold"),
+            title=f"{name}: {found.examples:,} examples",
+            title_justify="left",
+        )
         for kind, count in found.counts.most_common():
             more = f" and {count - ROWS_SHOWN:,} more" if count > ROWS_SHOWN else ""
-            table.add_row(f"{count:,}", escape(kind), escape(", ".join(found.where(kind, ROWS_SHOWN)) + more), style="yellow")
+            table.add_row(
+                f"{count:,}", escape(kind), escape(", ".join(found.where(kind, ROWS_SHOWN)) + more), style="yellow"
+            )
         self.console.print(table)
 
     def judge(self, source: DocumentSource, key: str, found: Findings) -> None:
@@ -87,5 +96,9 @@ class ExampleGate:
         if not wrong:
             return
         told = "; ".join(f"{found.counts[kind]:,} x {kind} ({found.where(kind, 1)[0]})" for kind in wrong)
-        much = f" {cut / found.examples:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
+        much = (
+            f" {cut / found.examples:.1%} do not fit into `data.sequence_length`: raise it (or --truncated-share)."
+            if is_much
+            else ""
+        )
         raise DataError(f"{source.path}: {told}. Fix the rows or drop them by a filter (`{key}.filters`).{much}")

@@ -24,17 +24,26 @@ COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 
 def ingest_command(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst.")
+        list[Path],
+        typer.Argument(help="Files and folders (with all below) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")],
-    on_bad: Annotated[Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")] = "error",
+    output: Annotated[
+        Path, typer.Option(help="Folder for the jsonl files; what is in it already is not converted again.")
+    ],
+    on_bad: Annotated[
+        Literal["error", "skip"], typer.Option(help="Exit code where files give no document. error: 2; skip: 0.")
+    ] = "error",
     max_seconds: Annotated[float, typer.Option(min=1, help="Give up on a file after so many seconds.")] = 120,
     shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes after which a new jsonl file begins.")] = 64,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try files again that could not be converted before.")
+    ] = False,
 ) -> None:
-    """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and running headers.
+    """Convert documents into text that a recipe reads: with headings, lists, tables and code, without menus and
+    running headers.
 
-    All files are tried; those that give no document are listed with the reason. Started again, it converts what is new.
+    All files are tried; those that give no document are listed with the reason. Started again, it converts what is
+    new.
 
     Example: cpt data ingest papers/ handbook.pdf --output corpus --on-bad skip
     """
@@ -73,13 +82,24 @@ def show_ingested(console: Console, done: "Ingested") -> None:
     if done.passed_over:
         kinds = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
         more = ", ..." if len(done.passed_over) > KINDS_SHOWN else ""
-        console.print(f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).", markup=False)
-        if as_they_are := sorted(suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES):
-            console.print(f"A recipe reads {', '.join(as_they_are)} as they are: data.sources: [{{path: THEIR FOLDER}}]", markup=False)
+        console.print(
+            f"{done.passed_over.total():,} file(s) that are no documents were passed over ({kinds}{more}).",
+            markup=False,
+        )
+        if as_they_are := sorted(
+            suffix for suffix in done.passed_over if format_of(f"file{suffix}") in DOCUMENT_FILES
+        ):
+            console.print(
+                f"A recipe reads {', '.join(as_they_are)} as they are: data.sources: [{{path: THEIR FOLDER}}]",
+                markup=False,
+            )
     if done.failed:
         show_failed(console, done)
     if done.num_shards:
-        console.print(f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]", markup=False)
+        console.print(
+            f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]",
+            markup=False,
+        )
     else:
         console.print("There is no document in the output.")
 
@@ -88,9 +108,13 @@ def show_failed(console: Console, done: "Ingested") -> None:
     """The files without a document, counted by the reason, with the first of each."""
     first = {entry.reason: entry for entry in reversed(done.failed)}
     counts = Counter(entry.reason for entry in done.failed)
-    table = Table(Column("no document", justify="right"), "because", Column("for example", overflow="fold"), "", style="yellow")
+    table = Table(
+        Column("no document", justify="right"), "because", Column("for example", overflow="fold"), "", style="yellow"
+    )
     for reason, count in counts.most_common(FAILED_SHOWN):
         entry = first[reason]
-        table.add_row(f"{count:,}", reason, escape(entry.path), escape("" if entry.detail == reason else entry.detail or ""))
+        table.add_row(
+            f"{count:,}", reason, escape(entry.path), escape("" if entry.detail == reason else entry.detail or "")
+        )
     console.print(table)
     console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)

@@ -29,9 +29,12 @@ def preview_command(
     overrides: Overrides = None,
     source: OneSource = None,
     rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
-    documents: Annotated[int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")] = 1000,
+    documents: Annotated[
+        int, typer.Option(min=1, help="How many documents of each source to look at, from its beginning.")
+    ] = 1000,
 ) -> None:
-    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what is learned.
+    """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples what
+    is learned.
 
     Example: cpt data preview recipe.yaml --rows 5
     """
@@ -51,19 +54,36 @@ def preview_command(
 
 def show_seen(console: Console, seen: Seen) -> None:
     """Kept and dropped documents by reason, each with an example."""
-    table = Table("documents", "become", Column("for example", overflow="fold"), "which reads", title=seen.name, title_justify="left")
+    table = Table(
+        "documents",
+        "become",
+        Column("for example", overflow="fold"),
+        "which reads",
+        title=seen.name,
+        title_justify="left",
+    )
     if seen.kept:
         table.add_row(f"{len(seen.kept):,}", "kept", escape(seen.kept[0].where), escape(excerpt(seen.kept[0].text)))
     for reason, count in seen.lost.most_common():
         example = seen.examples[reason]
-        table.add_row(f"{count:,}", f"dropped: {escape(reason)}", escape(example.where), escape(excerpt(example.text)), style="yellow")
+        table.add_row(
+            f"{count:,}",
+            f"dropped: {escape(reason)}",
+            escape(example.where),
+            escape(excerpt(example.text)),
+            style="yellow",
+        )
     console.print(table)
 
 
-def show_row(console: Console, number: int, parts: Sequence[RowPart], tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+def show_row(
+    console: Console, number: int, parts: Sequence[RowPart], tokenizer: PreTrainedTokenizerBase, length: int
+) -> None:
     """A packed row: each document in another colour, and `|` between them for pipes."""
     padding = length - sum(len(part.ids) for part in parts)
-    console.print(f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens, {padding:,} padding")
+    console.print(
+        f"row {number}: {len(parts)} document(s), {length - padding:,} of {length:,} tokens, {padding:,} padding"
+    )
     line = Text("  ")
     for place, part in enumerate(parts):
         if place:

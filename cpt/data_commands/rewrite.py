@@ -22,40 +22,61 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def rewrite_command(
-    source: Annotated[str, typer.Argument(help="Documents, as a recipe's `path` means them: files, a folder, a URL, a dataset's id.")],
+    source: Annotated[
+        str, typer.Argument(help="Documents, as a recipe's `path` means them: files, a folder, a URL, a dataset's id.")
+    ],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the model that writes.")],
     output: Annotated[Path, typer.Option(help="Folder for the jsonl files; what is in it already is not made again.")],
     source_keys: Annotated[
         list[str] | None, typer.Argument(help="key=value of a recipe's source: text_column=body max_documents=1000")
     ] = None,
-    prompt: Annotated[str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it, steps parted by ---.")] = "clear_prose",
+    prompt: Annotated[
+        str, typer.Option(help=f"{', '.join(PROMPTS)}; or a file with {{text}} in it, steps parted by ---.")
+    ] = "clear_prose",
     revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    pivot: Annotated[str | None, typer.Option(help="Of back_translation: the language to go to. [default: German]")] = None,
-    language: Annotated[str | None, typer.Option(help="Of back_translation: the language of the documents. [default: English]")] = None,
-    max_input_tokens: Annotated[int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")] = WRAP_TOKENS,
+    pivot: Annotated[
+        str | None, typer.Option(help="Of back_translation: the language to go to. [default: German]")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Of back_translation: the language of the documents. [default: English]")
+    ] = None,
+    max_input_tokens: Annotated[
+        int, typer.Option(min=8, help="Longer documents are cut at the ends of paragraphs.")
+    ] = WRAP_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")] = TOP_P,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Draw among the tokens that have this probability together.")
+    ] = TOP_P,
     seed: Annotated[int, typer.Option(min=0, help="Each text's own seed follows from it and the text.")] = SEED,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")] = 8,
-    cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")] = "drop",
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Texts at a time: for the speed. In float32 it does not change the answers.")
+    ] = 8,
+    cut_off: Annotated[
+        Literal["drop", "keep"], typer.Option(help="Answers that had not ended at --max-new-tokens.")
+    ] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 on a GPU, float32 without one.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code of the model; --revision must be a commit.")
     ] = False,
 ) -> None:
-    """Write new text from documents with a local model, each with its provenance: source, model, prompt, sampling and seed.
+    """Write new text from documents with a local model, each with its provenance: source, model, prompt, sampling and
+    seed.
 
     A tokenizer's chat template is used where there is one. Started again, it goes on where it was.
 
-    Example: cpt data rewrite 'corpus/*.jsonl' max_documents=1000 --model Qwen/Qwen2.5-1.5B-Instruct --prompt question_answers --output qa
+    Example: cpt data rewrite 'corpus/*.jsonl' max_documents=1000 --model Qwen/Qwen2.5-1.5B-Instruct --prompt
+    question_answers --output qa
     """
     show_log()
     refuse_ignored(
-        {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {}, "with --temperature 0, which draws nothing"
+        {"--top-p": top_p != TOP_P, "--seed": seed != SEED} if temperature == 0 else {},
+        "with --temperature 0, which draws nothing",
     )
-    refuse_ignored({"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder")
+    refuse_ignored(
+        {"--revision": revision is not None and Path(model).expanduser().is_dir()}, "with a model in a folder"
+    )
     task = Task(
         source=source_of(source, source_keys or []),
         model=Model(path=model, revision=revision, dtype=dtype, trust_remote_code=trust_remote_code),
@@ -82,7 +103,9 @@ def source_of(path: str, keys: list[str]) -> DocumentSource:
     for word in keys:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
-            raise RecipeError(f"`{word}`: expected key=value of a source.{did_you_mean(key, known)} There is: {', '.join(known)}.")
+            raise RecipeError(
+                f"`{word}`: expected key=value of a source.{did_you_mean(key, known)} There is: {', '.join(known)}."
+            )
         try:
             values[key] = yaml.safe_load(text)
         except yaml.YAMLError as problem:
@@ -108,7 +131,8 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
         table.add_row(f"{count:,}", f"dropped: {reason}", style="yellow")
     console.print(table)
     console.print(
-        f"{done.documents:,} documents, {done.pieces:,} texts asked about; {done.groups_done_before:,} group(s) were there before."
+        f"{done.documents:,} documents, {done.pieces:,} texts asked about; {done.groups_done_before:,} group(s) were"
+        " there before."
     )
     if done.texts:
         console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

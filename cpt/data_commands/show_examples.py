@@ -24,12 +24,15 @@ MARKS = {CONTEXT: ("", ""), LEARNED: ("[", "]"), UNWANTED: ("{", "}")}
 def show_examples(
     console: Console, kept: Sequence[Example], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase, number: int
 ) -> None:
-    """The first examples: each token by itself, in the colour of what becomes of it; in a pipe `[learned]` and `{rejected}`."""
+    """The first examples: each token by itself, in the colour of what becomes of it; in a pipe `[learned]` and
+    `{rejected}`."""
     for example in kept[:number]:
         ids, _, segments = encoder.encode_segments([example.text])
         counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
         told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        console.print(f"{example.where}: {int((segments != ROW).sum()):,} tokens{f', {told}' if told else ''}", markup=False)
+        console.print(
+            f"{example.where}: {int((segments != ROW).sum()):,} tokens{f', {told}' if told else ''}", markup=False
+        )
         line = Text("  ")
         for place, (token, segment) in enumerate(zip(ids.tolist(), segments.tolist(), strict=True)):
             if segment == ROW:

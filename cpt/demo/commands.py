@@ -38,7 +38,8 @@ class Commands:
                 end(process)
         if code:
             raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; its own message stands above. Started again, the demo goes on."
+                f"`cpt {words[0]}` ended with exit code {code}; its own message stands above. Started again, the demo"
+                " goes on."
             )
 
     @contextmanager
@@ -70,7 +71,11 @@ class Commands:
 
     def environment(self) -> dict[str, str]:
         """This process's, with ours: nothing may ask the Hub, and DeepSpeed need not warn that it finds no GPU."""
-        quiet = {"TOKENIZERS_PARALLELISM": "false"} if find_gpus() else {"TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu"}
+        quiet = (
+            {"TOKENIZERS_PARALLELISM": "false"}
+            if find_gpus()
+            else {"TOKENIZERS_PARALLELISM": "false", "DS_ACCELERATOR": "cpu"}
+        )
         return {"HF_HUB_OFFLINE": "1", **quiet, **os.environ, **self.variables}
 
 

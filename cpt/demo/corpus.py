@@ -1,8 +1,8 @@
 """The demo's corpus, out of what every Python installation carries: code as the domain, prose as general text.
 
-Domain: the standard library's sources, docstrings taken out. General: those docstrings, the language reference of `pydoc_data`,
-the licence and other text files. So the two sets share no text, and a passage that occurs twice is kept only once, so that nothing held
-out is seen in training.
+Domain: the standard library's sources, docstrings taken out. General: those docstrings, the language reference of
+`pydoc_data`, the licence and other text files. So the two sets share no text, and a passage that occurs twice is kept
+only once, so that nothing held out is seen in training.
 """
 
 import ast
@@ -24,14 +24,27 @@ Part = Literal["train", "held_out"]
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
 MAX_CHARACTERS = 2000  # documents close at the first passage beyond this; a longer class or paragraph stays whole
-LONGEST_FILE = 3000  # of code: the first statements of a module that fit, so that judging by a hundred files takes seconds
+LONGEST_FILE = (
+    3000  # of code: the first statements of a module that fit, so that judging by a hundred files takes seconds
+)
 SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
 # Tables and generated text, tests (many distributions leave them out), and what is not the standard library at all.
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__", "lib2to3"}
+SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+    "__pycache__",
+    "lib2to3",
+}
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
-    """The same as folders of text files, one file a module or a topic, as a user has them; folders that are there already stay.
+    """The same as folders of text files, one file a module or a topic, as a user has them; folders that are there
+    already stay.
 
     Args:
         library: the folder to read; by default this Python's standard library.
@@ -84,13 +97,16 @@ class Corpus:
 
 
 def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
-    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`; a file of the library is on one side as a whole, its docstrings too.
+    """Write `<domain|general>/<train|held_out>.jsonl` under `folder`; a file of the library is on one side as a whole,
+    its docstrings too.
 
     Args:
         library: the folder to read; by default this Python's standard library.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
-    documents: dict[tuple[Kind, Part], list[str]] = {(k, p): [] for k in ("domain", "general") for p in ("train", "held_out")}
+    documents: dict[tuple[Kind, Part], list[str]] = {
+        (k, p): [] for k in ("domain", "general") for p in ("train", "held_out")
+    }
     seen: set[str] = set()
     for name, kind, passages in read_library(library):
         part: Part = "held_out" if is_held_out(name) else "train"
@@ -131,7 +147,11 @@ def library_files(library: Path) -> list[Path]:
     found = []
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
-        found += [Path(folder, name) for name in names if name.endswith((".py", ".txt")) and not name.startswith("_sysconfigdata")]
+        found += [
+            Path(folder, name)
+            for name in names
+            if name.endswith((".py", ".txt")) and not name.startswith("_sysconfigdata")
+        ]
     return sorted(found)
 
 
@@ -150,13 +170,20 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     lines: list[str | None] = [*text.splitlines()]
     docstrings: list[str] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
             docstrings += paragraphs(ast.get_docstring(node) or "")
             take_out(lines, node.body[0], leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module))
     starts = [min([node.lineno, *(d.lineno for d in decorators(node))]) - 1 for node in tree.body]
     ends = [*starts[1:], len(lines)] if starts else []
-    statements = ["\n".join(line for line in lines[start:end] if line is not None) for start, end in zip(starts, ends, strict=True)]
-    return [re.sub(r"\n{4,}", "\n\n\n", statement.rstrip()) for statement in statements if statement.strip()], docstrings
+    statements = [
+        "\n".join(line for line in lines[start:end] if line is not None)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return [
+        re.sub(r"\n{4,}", "\n\n\n", statement.rstrip()) for statement in statements if statement.strip()
+    ], docstrings
 
 
 def decorators(node: ast.stmt) -> list[ast.expr]:
@@ -182,7 +209,9 @@ def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> 
 
 def paragraphs(text: str) -> list[str]:
     """Passages between blank lines, with the common indentation taken off."""
-    return [block.rstrip() for block in re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip())) if block.strip()]
+    return [
+        block.rstrip() for block in re.split(r"\n\s*\n", textwrap.dedent(text.strip("\n").rstrip())) if block.strip()
+    ]
 
 
 def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The demo, start to end: text, a base model, then what a user does: init, check, train with three seeds, verdict, export, serve."""
+"""The demo, start to end: text, a base model, then what a user does: init, check, train with three seeds, verdict,
+export, serve."""
 
 import os
 import signal
@@ -22,7 +23,9 @@ from cpt.shipped import SHIPPED_FILES
 RECIPES = SHIPPED_FILES / "recipes"
 FOLDER = Path("demo_runs")  # the one that the recipes name
 VOCABULARY_SIZE = 4096
-TOKENS = 220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
+TOKENS = (
+    220_000  # of each continued pre-training: less than once through the documents, so that it takes half a minute
+)
 LOG = "training.logging_steps=50"  # few lines
 SEEDS = (1, 2, 3)
 WIDTH_OF_A_TITLE = 80
@@ -31,8 +34,12 @@ PROMPT = "def read_lines(path):\n"
 
 def command(
     folder: Annotated[Path, typer.Option(help="Where texts, tokenizer, runs and summary go.")] = FOLDER,
-    seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(map(str, SEEDS)),
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")] = None,
+    seeds: Annotated[str, typer.Option(help="One continued pre-training for each, separated by commas.")] = ",".join(
+        map(str, SEEDS)
+    ),
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, any key of the recipes, for all runs.")
+    ] = None,
 ) -> None:
     """Run the demo; what is finished already in the folder is not done again.
 
@@ -43,7 +50,9 @@ def command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
-        raise typer.BadParameter(f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}") from problem
+        raise typer.BadParameter(
+            f"--seeds takes numbers with commas between them, such as 1,2,3; not {seeds!r}"
+        ) from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = run_demo(folder, numbers, overrides or ())
@@ -98,11 +107,15 @@ def make_texts(folder: Path, console: Console) -> tuple[Path, Path]:
     try:
         folders = write_files(folder)
     except OSError as problem:
-        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER") from problem
+        raise ResourceError(
+            f"cannot write into {folder}: {problem.strerror}. Name another place: cpt demo --folder FOLDER"
+        ) from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
     for path, what in ((documents, "code, the documents to learn"), (general, "prose, what a base has read")):
         sizes = [file.stat().st_size for file in path.iterdir()]
-        console.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}", highlight=False, soft_wrap=True
+        )
     return documents, general
 
 
@@ -115,11 +128,14 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
     recipe = RECIPES / "demo" / "base.yaml"
     if not recipe.exists():
         raise ResourceError(
-            f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a clone."
+            f"{recipe} is not there: the demo needs the recipes that come with cpt. Install it again, or run it in a"
+            " clone."
         )
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
-        cpt.run("tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)
+        cpt.run(
+            "tokenizer", "train", "--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer
+        )
     if not base.is_finished:
         recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
         cpt.run("train", recipe, *moved_paths(folder), *overrides)
@@ -131,10 +147,16 @@ def moved_paths(folder: Path) -> list[str]:
     """Overrides that move what the base's recipe names under `demo_runs/` to another folder."""
     if folder == FOLDER:
         return []
-    return [f"output_dir={folder}", f"tokenizer.path={folder / 'tokenizer'}", f"data.sources.0.path={folder / 'general'}"]
+    return [
+        f"output_dir={folder}",
+        f"tokenizer.path={folder / 'tokenizer'}",
+        f"data.sources.0.path={folder / 'general'}",
+    ]
 
 
-def train_seeds(folder: Path, recipe: Path, seeds: Sequence[int], overrides: Sequence[str], cpt: Commands) -> list[Run]:
+def train_seeds(
+    folder: Path, recipe: Path, seeds: Sequence[int], overrides: Sequence[str], cpt: Commands
+) -> list[Run]:
     """The recipe that `cpt init` wrote, once a seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
     if not all(map(is_judged, runs)):
@@ -143,7 +165,9 @@ def train_seeds(folder: Path, recipe: Path, seeds: Sequence[int], overrides: Seq
         if is_judged(run):
             cpt.console.print(f"{run.folder} is finished.", highlight=False)
         else:
-            cpt.run("train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides)
+            cpt.run(
+                "train", recipe, f"output_dir={folder}", f"name={run.folder.name}", f"seed={seed}", LOG, *overrides
+            )
     return runs
 
 

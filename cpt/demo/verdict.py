@@ -1,4 +1,5 @@
-"""What the demo is judged by: the verdict of each seed's run, and bits per byte of domain and general text before and after."""
+"""What the demo is judged by: the verdict of each seed's run, and bits per byte of domain and general text before and
+after."""
 
 import json
 import statistics
@@ -60,7 +61,9 @@ class Row:
     @property
     def passed(self) -> bool:
         """Learned the domain, and did not forget."""
-        return self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
+        return (
+            self.worked and self.domain_change <= -DOMAIN_FALL_PERCENT and self.general_change <= GENERAL_RISE_PERCENT
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ def read_row(run: Run) -> Row:
     """What the verdict of a run says, and its median speed."""
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     verdict = read_verdict(run)
-    domain, general = (next(one for one in verdict["sets"] if one["is_general"] == is_general) for is_general in (False, True))
+    domain, general = (
+        next(one for one in verdict["sets"] if one["is_general"] == is_general) for is_general in (False, True)
+    )
     return Row(
         run=run.folder.name,
         domain_before=domain["before"],
@@ -131,15 +136,23 @@ def median_speed(lines: Sequence[dict[str, Any]]) -> float:
 
 def write_summary(summary: Summary, folder: Path) -> None:
     """Save summary.json for programs and summary.md for people."""
-    changes = [{"domain_change_percent": row.domain_change, "general_change_percent": row.general_change} for row in summary.rows]
+    changes = [
+        {"domain_change_percent": row.domain_change, "general_change_percent": row.general_change}
+        for row in summary.rows
+    ]
     content: dict[str, Any] = {**asdict(summary), "changes": changes, "passed": summary.passed}
     (folder / "summary.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     header = "| | domain before | after | change | general before | after | change | tokens/s |"
     rows = "\n".join("| " + " | ".join(cells(row)) + " |" for row in [*summary.rows, worst(summary.rows)])
-    answer = f"## What the served model answered\n\n```\n{summary.answer.prompt}{summary.answer.text}\n```\n" if summary.answer else ""
+    answer = (
+        f"## What the served model answered\n\n```\n{summary.answer.prompt}{summary.answer.text}\n```\n"
+        if summary.answer
+        else ""
+    )
     (folder / "summary.md").write_text(
-        f"# Continued pre-training of the demo's base model\n\n{describe_runs(summary)}\n\nBits per byte on held-out documents:\n\n"
-        f"{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\n{summary.headline} The page: `{summary.page}`\n\n{answer}",
+        f"# Continued pre-training of the demo's base model\n\n{describe_runs(summary)}\n\nBits per byte on held-out"
+        f" documents:\n\n{header}\n|{' --- |' * 8}\n{rows}\n\n{verdict(summary)}\n\n{summary.headline} The page:"
+        f" `{summary.page}`\n\n{answer}",
         encoding="utf-8",
     )
 
@@ -158,11 +171,19 @@ def show(summary: Summary, console: Console, folder: Path) -> None:
     console.print(table)
     console.print(f"[bold {'green' if summary.passed else 'red'}]{verdict(summary)}")
     console.print(summary.headline, highlight=False)
-    for what, place in {"The verdict": summary.page, "The summary": folder / "summary.md", "The model": folder / "model"}.items():
+    for what, place in {
+        "The verdict": summary.page,
+        "The summary": folder / "summary.md",
+        "The model": folder / "model",
+    }.items():
         console.print(f"{what + ':':13}{place}", highlight=False, soft_wrap=True)
     first, last = (folder / summary.rows[number].run for number in (0, -1))
     console.print("Look further:", highlight=False)
-    for words in (f"report {first}", *([f"compare {first} {last}"] if first != last else []), f"reproduce {first} --steps 100"):
+    for words in (
+        f"report {first}",
+        *([f"compare {first} {last}"] if first != last else []),
+        f"reproduce {first} --steps 100",
+    ):
         console.print(f"  cpt {words}", highlight=False, soft_wrap=True)
 
 
@@ -170,9 +191,10 @@ def describe_runs(summary: Summary) -> str:
     """What was trained, for how long."""
     base, first = summary.base, summary.rows[0]
     return (
-        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on other prose went "
-        f"from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training: {first.tokens:,} tokens a seed. "
-        f"All runs together took {base.seconds + sum(row.seconds for row in summary.rows):.0f} s."
+        f"Base model: {base.tokens:,} tokens of prose at {base.tokens_per_second:,.0f} tokens/s; its bits per byte on"
+        f" other prose went from {base.general_before:.3f} to {base.general_after:.3f}. Continued pre-training:"
+        f" {first.tokens:,} tokens a seed. All runs together took"
+        f" {base.seconds + sum(row.seconds for row in summary.rows):.0f} s."
     )
 
 
@@ -202,6 +224,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def verdict(summary: Summary) -> str:
     """One sentence: what was asked, and whether every seed did it."""
-    asked = f"domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} % or less"
+    asked = (
+        f"domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by {GENERAL_RISE_PERCENT:.0f} %"
+        " or less"
+    )
     count = sum(row.passed for row in summary.rows)
     return f"{'Passed' if summary.passed else 'NOT passed'}: {asked}, in {count} of {len(summary.rows)} seeds."

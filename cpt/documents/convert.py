@@ -18,7 +18,11 @@ from cpt.documents.output import Entry
 from cpt.documents.pdf import convert_pdf
 from cpt.errors import ResourceError
 
-LIBRARIES = {"html_to_markdown": "html-to-markdown", "mammoth": "mammoth", "pypdfium2": "pypdfium2"}  # module -> package
+LIBRARIES = {
+    "html_to_markdown": "html-to-markdown",
+    "mammoth": "mammoth",
+    "pypdfium2": "pypdfium2",
+}  # module -> package
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
 
 
@@ -67,14 +71,24 @@ class FileConverter:
             convert, modules = CONVERTERS[kind]
             for module in modules:
                 import_module(module)  # once, before the fork
-            document = with_clean_text(run_isolated(convert, raw, self.seconds, self.memory_bytes), tidy=kind not in ("md", "txt"))
+            document = with_clean_text(
+                run_isolated(convert, raw, self.seconds, self.memory_bytes), tidy=kind not in ("md", "txt")
+            )
         except NotConverted as problem:
             return replace(entry, reason=problem.reason, detail=problem.detail), None
         except OSError as problem:
             return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
-        converter = ", ".join(f"{name} {version(name)}" for name in ["cpt", *(LIBRARIES[module] for module in modules)])
+        converter = ", ".join(
+            f"{name} {version(name)}" for name in ["cpt", *(LIBRARIES[module] for module in modules)]
+        )
         pages = {} if document.pages is None else {"pages": document.pages}
-        row = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind, "title": document.title}
+        row = {
+            "text": document.text,
+            "path": entry.path,
+            "sha256": entry.sha256,
+            "format": kind,
+            "title": document.title,
+        }
         return entry, {**row, **pages, "converter": converter}
 
 
@@ -88,7 +102,8 @@ def read_whole(path: str) -> bytes:
 
 
 def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
-    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank lines."""
+    """Without control characters and soft hyphens; if `tidy`, also without blanks at line ends and double blank
+    lines."""
     text = NOT_TEXT.sub("", document.text)
     if tidy:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
@@ -104,4 +119,6 @@ def require_libraries() -> None:
         ResourceError: libraries are missing; with the command that installs them.
     """
     if missing := [name for module, name in LIBRARIES.items() if find_spec(module) is None]:
-        raise ResourceError(f"documents are read with {', '.join(missing)}, not installed here. Run: pip install 'cpt[documents]'")
+        raise ResourceError(
+            f"documents are read with {', '.join(missing)}, not installed here. Run: pip install 'cpt[documents]'"
+        )

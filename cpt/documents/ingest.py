@@ -1,4 +1,5 @@
-"""Convert files and folders of documents into jsonl that a recipe's source reads; started again, only what is new is converted."""
+"""Convert files and folders of documents into jsonl that a recipe's source reads; started again, only what is new is
+converted."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,9 @@ class Ingested:
     num_shards: int = 0  # in the folder, those of earlier runs included
     passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are no documents
     num_known: int = 0  # files that an earlier run has converted or listed
-    new: dict[str, Counter[str]] = field(default_factory=dict)  # by kind: files, documents, pages, characters, duplicates, failed
+    new: dict[str, Counter[str]] = field(
+        default_factory=dict
+    )  # by kind: files, documents, pages, characters, duplicates, failed
     misnamed: int = 0  # new documents of another kind than their suffix says
     failed: list[Entry] = field(default_factory=list)  # of the inputs, those without a document, now or before
 
@@ -42,7 +45,8 @@ def ingest(
 ) -> Ingested:
     """Convert what is new among the inputs, and add it to the output folder.
 
-    A file that cannot be converted is listed. The bytes do not depend on the number of workers (CPT_WORKERS), nor on interruptions.
+    A file that cannot be converted is listed. The bytes do not depend on the number of workers (CPT_WORKERS), nor on
+    interruptions.
 
     Args:
         max_seconds: time limit of a file's conversion.
@@ -61,7 +65,11 @@ def ingest(
         todo = [path for path in files if is_to_do(path, folder.entries.get(names[path]), folder, retry_failed)]
         done = Ingested(output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo))
         again = {names[path] for path in todo}
-        holders = {str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None and one.path not in again}
+        holders = {
+            str(one.sha256): one.path
+            for one in folder.entries.values()
+            if one.shard is not None and one.path not in again
+        }
         for number, (entry, row) in enumerate(convert_all(todo, holders, max_seconds), 1):
             record(entry, row, folder, holders, done)
             tell(number, len(todo))
@@ -90,15 +98,20 @@ def is_unchanged(path: Path, entry: Entry | None) -> bool:
     return entry is not None and (entry.size, entry.mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
-def convert_all(paths: Sequence[Path], holders: dict[str, str], seconds: float) -> Iterator[tuple[Entry, dict[str, Any] | None]]:
-    """What became of each file, in order. There is always a worker process: only a process without threads may fork."""
+def convert_all(
+    paths: Sequence[Path], holders: dict[str, str], seconds: float
+) -> Iterator[tuple[Entry, dict[str, Any] | None]]:
+    """What became of each file, in order. There is always a worker process: only a process without threads may
+    fork."""
     for start in range(0, len(paths), BATCH_FILES):
         batch = paths[start : start + BATCH_FILES]
         prepare = partial(FileConverter, seconds, MEMORY_BYTES, frozenset(holders))
         yield from map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
 
 
-def record(entry: Entry, row: dict[str, Any] | None, folder: OutputFolder, holders: dict[str, str], done: Ingested) -> None:
+def record(
+    entry: Entry, row: dict[str, Any] | None, folder: OutputFolder, holders: dict[str, str], done: Ingested
+) -> None:
     """Write a document, or why there is none, and count it."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
     before, sha256 = folder.entries.get(entry.path), str(entry.sha256)
@@ -109,7 +122,9 @@ def record(entry: Entry, row: dict[str, Any] | None, folder: OutputFolder, holde
     elif row is None:
         counts["failed"] += 1
         folder.record(entry)
-    elif before is not None and before.shard is not None and before.sha256 == sha256:  # nothing but its time has changed
+    elif (
+        before is not None and before.shard is not None and before.sha256 == sha256
+    ):  # nothing but its time has changed
         folder.record(replace(entry, shard=before.shard))
     else:
         folder.record(entry, row)

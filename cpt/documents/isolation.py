@@ -16,8 +16,11 @@ Result = TypeVar("Result")
 FORK = multiprocessing.get_context("fork")
 
 
-def run_isolated(function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int) -> Result:
-    """What the function returns. Call it in a process without threads: it forks, so that imported libraries need no second import.
+def run_isolated(
+    function: Callable[[Argument], Result], argument: Argument, seconds: float, memory_bytes: int
+) -> Result:
+    """What the function returns. Call it in a process without threads: it forks, so that imported libraries need no
+    second import.
 
     Raises:
         NotConverted: by the function itself; or it took too long, too much memory, crashed, or raised anything else.
@@ -35,13 +38,17 @@ def run_isolated(function: Callable[[Argument], Result], argument: Argument, sec
         raise NotConverted("took too long", f"more than {seconds:g} seconds")
     if given is None:
         code = child.exitcode or 0
-        raise NotConverted("the converter crashed", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}")
+        raise NotConverted(
+            "the converter crashed", f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        )
     if not is_result:
         raise NotConverted(*given)
     return given
 
 
-def answer(function: Callable[[Argument], Any], argument: Argument, sending: Connection, seconds: float, memory_bytes: int) -> None:
+def answer(
+    function: Callable[[Argument], Any], argument: Argument, sending: Connection, seconds: float, memory_bytes: int
+) -> None:
     """In the child: the kernel ends it after its time, whatever code it is in, and refuses it more memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)

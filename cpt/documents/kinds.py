@@ -11,7 +11,9 @@ from pathlib import Path
 from cpt.data.readers.opening import format_of
 from cpt.errors import DataError
 
-SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt"} | dict.fromkeys((".html", ".htm", ".xhtml"), "html")
+SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt"} | dict.fromkeys(
+    (".html", ".htm", ".xhtml"), "html"
+)
 SUFFIXES |= dict.fromkeys((".md", ".markdown"), "md")
 OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
 # Atomic, so that a thousand comments are not tried in all their combinations.
@@ -39,7 +41,8 @@ class NotConverted(Exception):  # noqa: N818 -- it is caught where it is raised,
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
-    """The files that were named and the documents below folders, sorted; and the suffixes of the other files there, counted.
+    """The files that were named and the documents below folders, sorted; and the suffixes of the other files there,
+    counted.
 
     Raises:
         DataError: an input does not exist, or is a folder in the output.
@@ -47,9 +50,13 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     files, others, ours = list[Path](), Counter[str](), output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
-            raise DataError(f"{path} is in the output folder {output}, whose files are no input. Give another folder as --output.")
+            raise DataError(
+                f"{path} is in the output folder {output}, whose files are no input. Give another folder as --output."
+            )
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"{path}: no such file or folder (looked from {Path.cwd()}). Give files or folders of documents.")
+            raise DataError(
+                f"{path}: no such file or folder (looked from {Path.cwd()}). Give files or folders of documents."
+            )
         files += [] if path.is_dir() else [path]
         for file in sorted(path.rglob("*")) if path.is_dir() else ():
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
@@ -59,7 +66,8 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
                 files.append(file)
             else:
                 others[
-                    "".join(file.suffixes[-2:] if format_of(file.name) != file.suffix.lower() else file.suffix).lower() or "no suffix"
+                    "".join(file.suffixes[-2:] if format_of(file.name) != file.suffix.lower() else file.suffix).lower()
+                    or "no suffix"
                 ] += 1
     return list(dict.fromkeys(files)), others
 
@@ -94,7 +102,10 @@ def kind_by_content(head: bytes, file: Path | BytesIO) -> str | None:
     if b"%PDF-" in head[:1024]:  # readers accept that much before the mark
         return "pdf"
     if head.startswith(OLD_OFFICE):
-        raise NotConverted("encrypted or old Office file", "a .doc of before 2007, or one with a password. Save it as .docx without one")
+        raise NotConverted(
+            "encrypted or old Office file",
+            "a .doc of before 2007, or one with a password. Save it as .docx without one",
+        )
     if head.startswith(ZIP):
         try:
             with zipfile.ZipFile(file) as archive:
@@ -109,7 +120,8 @@ def kind_by_content(head: bytes, file: Path | BytesIO) -> str | None:
 
 
 def decode(raw: bytes, *, is_html: bool = False) -> str:
-    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers, where it can be that."""
+    """Text by its byte order mark, else as a page declares, else UTF-8, else windows-1252 as in browsers, where it can
+    be that."""
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         return raw.decode("utf-16", errors="replace")
     declared = CHARSET.search(raw[:4096]) if is_html else None
@@ -119,5 +131,7 @@ def decode(raw: bytes, *, is_html: bool = False) -> str:
         except (UnicodeDecodeError, LookupError):
             continue
     if sum(byte > 127 for byte in raw) > len(raw) / 4:  # no Latin script has so many accents
-        raise NotConverted("unknown encoding", "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8")
+        raise NotConverted(
+            "unknown encoding", "neither UTF-8 nor windows-1252. Convert it: iconv -f ENCODING -t utf-8"
+        )
     return raw.decode("cp1252", errors="replace")

@@ -1,4 +1,5 @@
-"""HTML, EPUB and DOCX -> Markdown, by html-to-markdown: a book's chapters are XHTML, and mammoth turns DOCX into HTML."""
+"""HTML, EPUB and DOCX -> Markdown, by html-to-markdown: a book's chapters are XHTML, and mammoth turns DOCX into
+HTML."""
 
 import html
 import io
@@ -15,7 +16,26 @@ from xml.parsers.expat import ExpatError
 from cpt.documents.kinds import CJK, Converted, NotConverted, decode
 
 MAX_UNPACKED_BYTES = 512 * 2**20
-PLAIN = ("a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s", "samp", "strong", "tt", "u", "var")
+PLAIN = (
+    "a",
+    "abbr",
+    "b",
+    "cite",
+    "code",
+    "del",
+    "em",
+    "i",
+    "ins",
+    "kbd",
+    "mark",
+    "q",
+    "s",
+    "samp",
+    "strong",
+    "tt",
+    "u",
+    "var",
+)
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
 MENUS = (
     "nav",
@@ -34,7 +54,9 @@ SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
 TITLE = re.compile(r"<title\b[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
-EMPTY_ELEMENT = re.compile(r"<(?!(?:area|base|br|col|hr|img|input|link|meta|wbr)\b)([\w:-]+)((?:\s[^<>]*)?)/>", re.IGNORECASE)
+EMPTY_ELEMENT = re.compile(
+    r"<(?!(?:area|base|br|col|hr|img|input|link|meta|wbr)\b)([\w:-]+)((?:\s[^<>]*)?)/>", re.IGNORECASE
+)
 WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"
 CODE_STYLES = ("Source Code", "Code", "HTML Preformatted", "Preformatted Text")
 WORD_STYLES += "".join(f"\np[style-name='{name}'] => pre:separator('\\n')" for name in CODE_STYLES)
@@ -54,7 +76,9 @@ def markdown_of(page: str, skip: tuple[str, ...] = MENUS) -> str:
 
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # an HTML parser would not see that it ends
-    parts = [CJK_LINE_END.sub("", part) if number % 2 == 0 else part for number, part in enumerate(PREFORMATTED.split(page))]
+    parts = [
+        CJK_LINE_END.sub("", part) if number % 2 == 0 else part for number, part in enumerate(PREFORMATTED.split(page))
+    ]
     parts[::2] = [re.sub(r"\s+", " ", part) for part in parts[::2]]
     options = html_to_markdown.ConversionOptions(
         bullets="-",
@@ -96,12 +120,18 @@ def convert_epub(raw: bytes) -> Converted:
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
         package = ElementTree.fromstring(archive.read(name))
         files = {
-            one.get("id"): unquote(str(one.get("href"))) for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
+            one.get("id"): unquote(str(one.get("href")))
+            for one in package.iterfind(".//{*}item")
+            if "html" in str(one.get("media-type"))
         }
         spine = [str(one.get("idref")) for one in package.iterfind(".//{*}itemref") if one.get("linear") != "no"]
-        chapters = [posixpath.normpath(posixpath.join(posixpath.dirname(name), files[one])) for one in spine if one in files]
+        chapters = [
+            posixpath.normpath(posixpath.join(posixpath.dirname(name), files[one])) for one in spine if one in files
+        ]
         if "META-INF/encryption.xml" in archive.namelist():
-            encrypted = ElementTree.fromstring(archive.read("META-INF/encryption.xml")).iterfind(".//{*}CipherReference")
+            encrypted = ElementTree.fromstring(archive.read("META-INF/encryption.xml")).iterfind(
+                ".//{*}CipherReference"
+            )
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
                 raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
         if not chapters:
@@ -124,7 +154,9 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
                 raise NotConverted("encrypted", "the zip file has a password")
             if (size := sum(one.file_size for one in members)) > MAX_UNPACKED_BYTES:
                 limit = MAX_UNPACKED_BYTES // 2**20
-                raise NotConverted("too large when unpacked", f"{size:,} bytes, the limit is {limit} MiB. Is it a zip bomb?")
+                raise NotConverted(
+                    "too large when unpacked", f"{size:,} bytes, the limit is {limit} MiB. Is it a zip bomb?"
+                )
             yield archive
     except (KeyError, OSError) as problem:
         raise NotConverted("damaged", str(problem)) from problem

@@ -1,7 +1,9 @@
-"""The folder that documents are converted into: shards that a recipe's source reads, and in `.ingest` a journal of what was done.
+"""The folder that documents are converted into: shards that a recipe's source reads, and in `.ingest` a journal of
+what was done.
 
-`documents-00000.jsonl` and so on are complete once they exist. Until a shard is full, its documents and what became of each file are in a
-log; a process that is killed loses nothing but the last line of it, and the next one writes the same bytes as without the interruption.
+`documents-00000.jsonl` and so on are complete once they exist. Until a shard is full, its documents and what became of
+each file are in a log; a process that is killed loses nothing but the last line of it, and the next one writes the
+same bytes as without the interruption.
 """
 
 import fcntl
@@ -74,7 +76,8 @@ class OutputFolder:
                 self._shard(number).unlink()
         failed = [entry for entry in self.entries.values() if entry.reason is not None]
         listed = [
-            {"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail} for one in failed
+            {"path": one.path, "sha256": one.sha256, "format": one.kind, "reason": one.reason, "detail": one.detail}
+            for one in failed
         ]
         write_whole(self.failed_file, (orjson.dumps(line) + b"\n" for line in listed))
         write_whole(self._journal, (orjson.dumps(asdict(entry)) + b"\n" for entry in self.entries.values()))
@@ -151,7 +154,9 @@ def open_output(folder: Path, max_shard_bytes: int) -> Iterator[OutputFolder]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
             except BlockingIOError as problem:
-                raise LaunchError(f"{folder}: another `cpt data ingest` writes there. Wait for it, or give another --output.") from problem
+                raise LaunchError(
+                    f"{folder}: another `cpt data ingest` writes there. Wait for it, or give another --output."
+                ) from problem
             yield OutputFolder(folder, max_shard_bytes)
     except OSError as problem:
         raise ResourceError(

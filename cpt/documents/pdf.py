@@ -1,4 +1,5 @@
-"""PDF -> text: pdfium gives characters with their positions; lines, headings, code, lists and tables are derived from those."""
+"""PDF -> text: pdfium gives characters with their positions; lines, headings, code, lists and tables are derived from
+those."""
 
 import ctypes
 import re
@@ -11,14 +12,18 @@ from typing import Any, NamedTuple
 
 from cpt.documents.kinds import CJK, Converted, NotConverted
 
-LIGATURES = {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFB00, 0xFB07)}  # ff, fi, fl, ffi, ffl, st
+LIGATURES = {
+    code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFB00, 0xFB07)
+}  # ff, fi, fl, ffi, ffl, st
 PASSWORD_ERROR, LINE_END_HYPHEN = 4, "\x02"  # as pdfium reports them
 GUESSED_BLANK = "\v"  # by pdfium, which is wrong in wide fonts
 HYPHENS = (LINE_END_HYPHEN, "-", "\u2010", "\u00ad")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
 BULLET = re.compile(r"[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7\u2013*-](?: +|$)")
 ITEM = re.compile(rf"{BULLET.pattern}|(?:\(?\d{{1,3}}[.)]|\(?[a-z][.)]|\([ivx]+\))(?: +|$)")
-LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # the dots and the page of an entry in a table of contents
+LEADERS = re.compile(
+    r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?"
+)  # the dots and the page of an entry in a table of contents
 WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 MIN_PAGES, HEADING_RATIO = 3, 1.125
 Glyph = tuple[str, float, float, float, float]  # character, left, right, bottom, top
@@ -80,7 +85,15 @@ def read_lines(text_page: Any, page: int) -> list[Line]:
         if code not in (0x00, 0x0A, 0x0D):
             FPDFText_GetLooseCharBox(text_page, index, ctypes.byref(box))
             is_guess = code == 0x20 and FPDFText_IsGenerated(text_page, index) == 1
-            lines[-1].append((GUESSED_BLANK if is_guess else LIGATURES.get(code, chr(code)), box.left, box.right, box.bottom, box.top))
+            lines[-1].append(
+                (
+                    GUESSED_BLANK if is_guess else LIGATURES.get(code, chr(code)),
+                    box.left,
+                    box.right,
+                    box.bottom,
+                    box.top,
+                )
+            )
         if code in (ord(LINE_END_HYPHEN), 0x0A, 0x0D):
             lines.append([])
     return [line_of(glyphs, page) for glyphs in lines if any(not glyph[0].isspace() for glyph in glyphs)]
@@ -98,7 +111,9 @@ def line_of(glyphs: Sequence[Glyph], page: int) -> Line:
         start, end, text = cells[-1] if cells else (left, left, "")
         if character.isspace():
             cells[-1:] = [(start, end, text + character)]
-        elif not cells or (not pitch and left - end > size > 0 and not ITEM.fullmatch(text.lstrip())):  # a bullet belongs to its item
+        elif not cells or (
+            not pitch and left - end > size > 0 and not ITEM.fullmatch(text.lstrip())
+        ):  # a bullet belongs to its item
             cells.append((left, right, character))
         else:
             text = text.replace(GUESSED_BLANK, " " if left - end > 0.15 * size else "")
@@ -110,22 +125,37 @@ def line_of(glyphs: Sequence[Glyph], page: int) -> Line:
 
 
 def without_running_lines(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """The pages without headers and footers: outer lines that count the pages, or at a height where most lines recur on other pages."""
+    """The pages without headers and footers: outer lines that count the pages, or at a height where most lines recur
+    on other pages."""
     sorted_pages = [sorted(page, key=lambda line: line.bottom) for page in pages]
     outer = [{*page[:number], *page[-number:]} for page in sorted_pages for number in [2 if len(page) > 7 else 1]]
-    keys = {line: (re.sub(r"\d+|\b[ivxlc]+\b", "#", line.text.casefold()), round(line.bottom)) for lines in outer for line in lines}
+    keys = {
+        line: (re.sub(r"\d+|\b[ivxlc]+\b", "#", line.text.casefold()), round(line.bottom))
+        for lines in outer
+        for line in lines
+    }
     times = Counter(keys.values())
     # A number that counts the pages always differs from ours by the same.
-    counted = Counter((key, int(number) - line.page) for line, key in keys.items() for number in set(re.findall(r"\d{1,6}", line.text)))
+    counted = Counter(
+        (key, int(number) - line.page)
+        for line, key in keys.items()
+        for number in set(re.findall(r"\d{1,6}", line.text))
+    )
     counting = {key for (key, _), number in counted.items() if number > 1}
     lines_at = Counter(height for _, height in keys.values())
     known_at = Counter(key[1] for key in keys.values() if times[key] > 1 or key in counting)
-    running = {height for height, number in lines_at.items() if number >= MIN_PAGES and known_at[height] > 0.5 * number}
-    return [[line for line in page if line not in keys or not (keys[line] in counting or keys[line][1] in running)] for page in pages]
+    running = {
+        height for height, number in lines_at.items() if number >= MIN_PAGES and known_at[height] > 0.5 * number
+    }
+    return [
+        [line for line in page if line not in keys or not (keys[line] in counting or keys[line][1] in running)]
+        for page in pages
+    ]
 
 
 class Layout:
-    """Blocks of lines, found one after the other: each `*_at` returns how many lines a block has that begins there, and its text."""
+    """Blocks of lines, found one after the other: each `*_at` returns how many lines a block has that begins there,
+    and its text."""
 
     def __init__(self, lines: Sequence[Line], outline: Mapping[int, Mapping[str, int]]) -> None:
         sizes = Counter[float]()
@@ -134,15 +164,22 @@ class Layout:
         self.lines, self.outline, self.body = lines, outline, max(sizes, key=lambda size: sizes[size], default=0)
         gaps = [above.bottom - below.bottom for above, below in pairwise(lines)]
         self.pitch = median([gap for gap in gaps if 0 < gap < 3 * self.body] or [self.body])
-        self.has_code = 2 * sum(len(line.text) for line in lines if line.pitch) < sizes.total()  # else it is all typewritten
+        self.has_code = (
+            2 * sum(len(line.text) for line in lines if line.pitch) < sizes.total()
+        )  # else it is all typewritten
         self.words = Counter(word.casefold() for line in lines for word in WORD.findall(line.text))
         if not outline:  # then what is larger than the text is a title, but for sentences, numbers and initials
             groups = [list(group) for _, group in groupby(lines, key=lambda line: (line.page, line.size))]
             groups = [group for group in groups if group[0].size >= HEADING_RATIO * self.body and len(group) < 4]
             titles = [
-                (group[0], text) for group in groups if sum(map(str.isalpha, text := self.joined(group))) > 1 and text[-1] not in ".,;"
+                (group[0], text)
+                for group in groups
+                if sum(map(str.isalpha, text := self.joined(group))) > 1 and text[-1] not in ".,;"
             ]
-            levels = {size: min(level, 4) for level, size in enumerate(sorted({line.size for line, _ in titles}, reverse=True), 1)}
+            levels = {
+                size: min(level, 4)
+                for level, size in enumerate(sorted({line.size for line, _ in titles}, reverse=True), 1)
+            }
             self.outline = {
                 page: {key_of(text): levels[line.size] for line, text in here}
                 for page, here in groupby(titles, key=lambda one: one[0].page)
@@ -152,7 +189,12 @@ class Layout:
         """All blocks."""
         text, position, was_item = "", 0, False
         while position < len(self.lines):
-            count, block = self.heading_at(position) or self.code_at(position) or self.table_at(position) or self.paragraph_at(position)
+            count, block = (
+                self.heading_at(position)
+                or self.code_at(position)
+                or self.table_at(position)
+                or self.paragraph_at(position)
+            )
             is_item = self.lines[position].is_item and block[0] not in "#|`"
             text += ("\n" if is_item and was_item else "\n\n") + block
             position, was_item = position + count, is_item
@@ -164,7 +206,11 @@ class Layout:
         """Lines with a title of the outline that points to their page, numbered or not."""
         first, key = self.lines[start], ""
         for count, line in enumerate(self.lines[start : start + 4], 1):
-            if line.page != first.page or not self.outline.get(line.page) or (count > 1 and line.size != first.size <= self.body):
+            if (
+                line.page != first.page
+                or not self.outline.get(line.page)
+                or (count > 1 and line.size != first.size <= self.body)
+            ):
                 return None
             key += key_of(line.text)
             for title, level in self.outline[line.page].items():
@@ -184,16 +230,24 @@ class Layout:
                 break
             end += 1
         left = min(line.cells[0][0] for line in self.lines[start:end])
-        code = [" " * round((line.cells[0][0] - left) / first.pitch) + line.text for line in self.lines[start:end] if first.pitch]
+        code = [
+            " " * round((line.cells[0][0] - left) / first.pitch) + line.text
+            for line in self.lines[start:end]
+            if first.pitch
+        ]
         return (end - start, "\n".join(["```", *code, "```"])) if self.has_code and first.pitch else None
 
     def table_at(self, start: int) -> tuple[int, str] | None:
-        """Lines with cells in the same columns. One that begins in a later column, or with a small letter, continues the row."""
+        """Lines with cells in the same columns. One that begins in a later column, or with a small letter, continues
+        the row."""
         first, end, num_full = self.lines[start], start + 1, 1
         columns, rows = [cell[:2] for cell in first.cells], [[text for *_, text in first.cells]]
         while end < len(self.lines) and len(columns) > 1 and not first.is_item:
             line, below = self.lines[end], self.lines[end - 1].bottom - self.lines[end].bottom
-            places = [[n for n, (left, right) in enumerate(columns) if one[0] < right and one[1] > left] for one in line.cells]
+            places = [
+                [n for n, (left, right) in enumerate(columns) if one[0] < right and one[1] > left]
+                for one in line.cells
+            ]
             flat = sorted({place for found in places for place in found})
             is_near = line.page == first.page and abs(below) <= 4 * self.pitch
             if not is_near or line.is_entry or [[place] for place in flat] != places or self.heading_at(end):
@@ -228,7 +282,8 @@ class Layout:
         return below > 1.3 * self.pitch or (is_indented and stops)
 
     def joined(self, lines: Sequence[Line]) -> str:
-        """The lines as one. A hyphen at a line's end goes, unless the document writes the word with it elsewhere, and more often."""
+        """The lines as one. A hyphen at a line's end goes, unless the document writes the word with it elsewhere, and
+        more often."""
         whole = lines[0].text
         for line in lines[1:]:
             first, second = WORD.findall(whole.rstrip("".join(HYPHENS))), WORD.findall(line.text)

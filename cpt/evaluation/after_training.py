@@ -1,4 +1,5 @@
-"""What is measured when a run has ended, and goes into its verdict: domain test, tasks and contamination; losses were kept on the way."""
+"""What is measured when a run has ended, and goes into its verdict: domain test, tasks and contamination; losses were
+kept on the way."""
 
 import json
 import logging
@@ -43,8 +44,8 @@ def needs_judging(run: Run) -> bool:
 def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
     """Measure what a finished run was not measured on yet, and write its verdict anew.
 
-    It takes one process that has the machine for itself: model and base are loaded, one after the other. What cannot be done does not
-    spoil the rest; the verdict tells why, and how to do it.
+    It takes one process that has the machine for itself: model and base are loaded, one after the other. What cannot
+    be done does not spoil the rest; the verdict tells why, and how to do it.
 
     Raises:
         CptError: the run's own record cannot be read any more.
@@ -62,14 +63,19 @@ def judge_run(run: Run, *, batch_size: int = 8) -> Verdict:
     if evaluation is not None:
         record_tasks(run, evaluation.tasks)
     serve = f"cpt serve {run.export_folder}"
-    return write_verdict(run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True)
+    return write_verdict(
+        run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
+    )
 
 
 def record_tasks(run: Run, scores: Sequence[ScoreFinding]) -> None:
     """Add the tasks' scores to the run's metrics: those of the base at step 0, those of the model at the last one."""
     path = run.folder / METRICS
     lines = [line for line in read_objects(path, []) if {"step", "tokens"} <= line.keys()]
-    ends: tuple[dict[str, Any], dict[str, Any]] = {"step": 0, "tokens": 0}, {key: lines[-1][key] for key in ("step", "tokens")}
+    ends: tuple[dict[str, Any], dict[str, Any]] = (
+        {"step": 0, "tokens": 0},
+        {key: lines[-1][key] for key in ("step", "tokens")},
+    )
     for score in scores:
         name = f"eval_task_{score.name}_{score.metric.removesuffix(',none').replace(',', '_')}"
         ends[1][name] = score.value
@@ -86,8 +92,11 @@ def one_line(problem: BaseException) -> str:
     return str(problem).partition("\n")[0].rstrip(".")
 
 
-def evaluate_after_training(folder: Path, recipe: Recipe, *, batch_size: int = 8) -> tuple[Findings | None, list[NotRun]]:
-    """The domain test of each domain set and the recipe's tasks, against the base, and why one was not made; for `write_verdict`.
+def evaluate_after_training(
+    folder: Path, recipe: Recipe, *, batch_size: int = 8
+) -> tuple[Findings | None, list[NotRun]]:
+    """The domain test of each domain set and the recipe's tasks, against the base, and why one was not made; for
+    `write_verdict`.
 
     Args:
         folder: of a run whose model is exported.
@@ -111,7 +120,11 @@ def evaluate_after_training(folder: Path, recipe: Recipe, *, batch_size: int = 8
 def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[NotRun]]:
     """Questions about each domain set, and why there are none about others."""
     evaluation = recipe.evaluation
-    has_texts = bool(evaluation.perplexity) or evaluation.held_out_share is not None and form_of_stage(recipe.stage) not in ONE_A_ROW
+    has_texts = (
+        bool(evaluation.perplexity)
+        or evaluation.held_out_share is not None
+        and form_of_stage(recipe.stage) not in ONE_A_ROW
+    )
     if not has_texts:
         return {}, []
     most = domain_questions(evaluation.tasks)
@@ -120,7 +133,9 @@ def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[N
     if recipe.model.from_scratch:
         return {}, [NotRun("domain test", "there is no base to compare with: the run began with new weights")]
     questions, not_run = dict[str, list[Question]](), []
-    for name, judged in open_judged_sets(judges_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)).items():
+    for name, judged in open_judged_sets(
+        judges_of_recipe(recipe), load_tokenizer(recipe.tokenizer, recipe.model)
+    ).items():
         if name in evaluation.retain or judged.rows.form in ONE_A_ROW:  # of which no text is made
             continue
         try:
@@ -131,7 +146,8 @@ def questions_of_sets(recipe: Recipe) -> tuple[dict[str, list[Question]], list[N
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
-    """Where evaluation documents and questions stand in the training sources, before the run left any out; None where there are none.
+    """Where evaluation documents and questions stand in the training sources, before the run left any out; None where
+    there are none.
 
     Raises:
         DataError: the sources are large, or elsewhere, so that searching them takes its own time.
@@ -142,7 +158,11 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    files = [pair for number, source in enumerate(data.sources) for pair in files_with_sizes(source, f"data.sources[{number}]")]
+    files = [
+        pair
+        for number, source in enumerate(data.sources)
+        for pair in files_with_sizes(source, f"data.sources[{number}]")
+    ]
     size = sum(size for _, size in files)
     if size > MOST_BYTES_SEARCHED:
         raise DataError(f"the sources have {size / 2**30:.1f} GiB, which takes a while to search")

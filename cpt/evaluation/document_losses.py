@@ -36,11 +36,14 @@ def document_losses(
     Raises:
         DataError: a set has nothing to predict.
     """
-    losses = {name: losses_of_set(model, held_out_set, batch_size, after_batch) for name, held_out_set in held_out.items()}
+    losses = {
+        name: losses_of_set(model, held_out_set, batch_size, after_batch) for name, held_out_set in held_out.items()
+    }
     for name, found in losses.items():
         if not found.num_tokens.any():
             raise DataError(
-                f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict. Give it text."
+                f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict."
+                " Give it text."
             )
     return losses
 
@@ -54,7 +57,8 @@ def measure_and_keep(
     step: int,
     after_batch: AfterBatch = go_on,
 ) -> dict[str, float]:
-    """What `evaluate_held_out` gives; each document's losses stay in the run's folder, so that its verdict has intervals.
+    """What `evaluate_held_out` gives; each document's losses stay in the run's folder, so that its verdict has
+    intervals.
 
     Kept are those of before the first step and those of now. Sets made by hand have no documents to be told apart.
 
@@ -67,10 +71,14 @@ def measure_and_keep(
     figures = evaluate_held_out(model, by_hand, batch_size=batch_size, after_batch=after_batch)
     if losses and is_main_process():
         keep_losses(run_folder, step, losses)
-    return {f"{name}_{figure}": value for name, of_set in losses.items() for figure, value in of_set.figures().items()} | figures
+    return {
+        f"{name}_{figure}": value for name, of_set in losses.items() for figure, value in of_set.figures().items()
+    } | figures
 
 
-def losses_of_set(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch) -> DocumentLosses:
+def losses_of_set(
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch
+) -> DocumentLosses:
     """Of one set."""
     rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
     assert chosen is not None, "the set comes from `build_data`"
@@ -86,7 +94,11 @@ def losses_of_set(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, a
     nats, num_tokens, num_correct = sums.cpu().numpy()
     documents = rows.documents
     return DocumentLosses(
-        documents.hashes[chosen], documents.num_bytes[chosen], nats, num_tokens.astype(np.int64), num_correct.astype(np.int64)
+        documents.hashes[chosen],
+        documents.num_bytes[chosen],
+        nats,
+        num_tokens.astype(np.int64),
+        num_correct.astype(np.int64),
     )
 
 

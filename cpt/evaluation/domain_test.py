@@ -1,8 +1,10 @@
-"""Questions made by rules from the user's own held-out documents: fill the gap with the right term, and go on with the right sentence.
+"""Questions made by rules from the user's own held-out documents: fill the gap with the right term, and go on with the
+right sentence.
 
-Nobody writes or labels anything: the right answer is what stands in the document. It is found among wrong ones of the same kind out of the
-other documents, so that a model that knows the language but not the domain has to guess. The same documents and seed give the same
-questions. A document gives at most one of each kind, so that questions are independent of each other, as intervals need.
+Nobody writes or labels anything: the right answer is what stands in the document. It is found among wrong ones of the
+same kind out of the other documents, so that a model that knows the language but not the domain has to guess. The same
+documents and seed give the same questions. A document gives at most one of each kind, so that questions are
+independent of each other, as intervals need.
 """
 
 import random
@@ -67,7 +69,9 @@ def domain_test(
     given = list({document.text: document for document in documents}.values())
     unique = [document for document in given if not document.text.startswith((PART, MARK))]
     if given and not unique:
-        raise DataError(f"its questions are made of plain texts, and the {len(given)} documents are conversations or pairs")
+        raise DataError(
+            f"its questions are made of plain texts, and the {len(given)} documents are conversations or pairs"
+        )
     if len(unique) > 2 * most:
         unique = random.Random(seed).sample(unique, 2 * most)
     sentences = [split(document.text) for document in unique]
@@ -75,11 +79,15 @@ def domain_test(
     counts, fewest = Counter(question.kind for question in questions), min(fewest, most)
     for kind in ("cloze", "continuation"):
         if counts[kind] < fewest:
-            needed = f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these" if counts[kind] else "longer documents"
+            needed = (
+                f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"
+                if counts[kind]
+                else "longer documents"
+            )
             raise DataError(
-                f"the domain test needs {fewest} {kind} questions, but {len(unique)} held-out document(s) give {counts[kind]}: one each at "
-                f"most, and only where two sentences or lines follow each other. Hold out {needed} (`evaluation.held_out_share`, or a "
-                "larger file)."
+                f"the domain test needs {fewest} {kind} questions, but {len(unique)} held-out document(s) give"
+                f" {counts[kind]}: one each at most, and only where two sentences or lines follow each other. Hold out"
+                f" {needed} (`evaluation.held_out_share`, or a larger file)."
             )
     return questions
 
@@ -114,9 +122,14 @@ def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentenc
 
 
 def gap(
-    document: HeldOutText, sentence: Sentence, by_form: dict[str, list[tuple[int, str]]], counts: Counter[str], draw: random.Random
+    document: HeldOutText,
+    sentence: Sentence,
+    by_form: dict[str, list[tuple[int, str]]],
+    counts: Counter[str],
+    draw: random.Random,
 ) -> Question | None:
-    """A question about the last term of a sentence; None where it is no rare one, or there are no others of its kind."""
+    """A question about the last term of a sentence; None where it is no rare one, or there are no others of its
+    kind."""
     words = [found for found in WORD.finditer(sentence.text) if len(found.group()) >= SHORTEST_WORD]
     if not words:
         return None
@@ -135,12 +148,24 @@ def gap(
 
 def form(word: str) -> str:
     """What terms of one kind share: how they are written, and about how long they are."""
-    case = "upper" if word.isupper() else "capital" if word[0].isupper() else "inner capitals" if word != word.lower() else "lower"
-    marks = "".join(mark for mark in ("_", "-") if mark in word) + ("1" if any(letter.isdigit() for letter in word) else "")
+    case = (
+        "upper"
+        if word.isupper()
+        else "capital"
+        if word[0].isupper()
+        else "inner capitals"
+        if word != word.lower()
+        else "lower"
+    )
+    marks = "".join(mark for mark in ("_", "-") if mark in word) + (
+        "1" if any(letter.isdigit() for letter in word) else ""
+    )
     return f"{case} {marks} {min(len(word) // 3, 5)}"
 
 
-def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int) -> list[Question]:
+def continuations(
+    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[Sentence]], seed: int
+) -> list[Question]:
     """The next sentence, to be told from sentences of other documents."""
     usable = [[one for one in parts if len(one.text.strip()) in SENTENCE_LENGTHS] for parts in sentences]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
@@ -165,7 +190,9 @@ def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence
     return questions
 
 
-def ask(kind: str, document: HeldOutText, context: str, right: str, wrong: Sequence[str], draw: random.Random) -> Question | None:
+def ask(
+    kind: str, document: HeldOutText, context: str, right: str, wrong: Sequence[str], draw: random.Random
+) -> Question | None:
     """The right answer among wrong ones, in any order; None where there are too few."""
     others = sorted(set(wrong) - {right})
     if len(others) < CHOICES - 1:

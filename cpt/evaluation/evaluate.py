@@ -91,16 +91,25 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
         CptError: one of its children, for whatever the user can mend.
     """
     if asked.tasks and world_size() > 1:
-        raise RecipeError(f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a launcher.")
+        raise RecipeError(
+            f"lm-eval's tasks run in one process, and {world_size()} were started. Start `cpt evaluate` without a"
+            " launcher."
+        )
     loaded_tokenizer = load_tokenizer(tokenizer or Tokenizer(), model)
     sets = open_judged_sets(fitting(asked.judges, model), loaded_tokenizer) if asked.judges is not None else {}
     losses_of = of_texts(sets, asked)
-    if asked.is_compared and (alone := [name for name, of_set in losses_of.items() if of_set.rows.num_documents < FEWEST]):
+    if asked.is_compared and (
+        alone := [name for name, of_set in losses_of.items() if of_set.rows.num_documents < FEWEST]
+    ):
         raise DataError(
-            f"the held-out set `{alone[0]}` has one document, and two models are compared document by document: {FEWEST} are needed at "
-            f"least, {FEW} for an interval to mean much. Hold out more, or cut the document into several (`text_documents` in a recipe)."
+            f"the held-out set `{alone[0]}` has one document, and two models are compared document by document:"
+            f" {FEWEST} are needed at least, {FEW} for an interval to mean much. Hold out more, or cut the document"
+            " into several (`text_documents` in a recipe)."
         )
-    questions = {name: domain_test(set_called(name, sets).texts(), seed=asked.seed, most=asked.questions) for name in asked.domain_test}
+    questions = {
+        name: domain_test(set_called(name, sets).texts(), seed=asked.seed, most=asked.questions)
+        for name in asked.domain_test
+    }
     questions |= asked.made
     loaded = load(model, loaded_tokenizer, asked.dtype)
     tasks: list[TaskScore] = []
@@ -119,14 +128,18 @@ def measure(model: Model, asked: Asked, tokenizer: Tokenizer | None = None) -> M
 
 
 def of_texts(sets: dict[str, JudgedSet], asked: Asked) -> dict[str, JudgedSet]:
-    """The sets of texts and conversations, which a model by itself has losses on; pairs and prompts are measured by the run's trainer.
+    """The sets of texts and conversations, which a model by itself has losses on; pairs and prompts are measured by
+    the run's trainer.
 
     Raises:
         DataError: there is nothing else to measure.
     """
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
     if others := [name for name in sets if name not in found]:
-        told = f"held-out pairs and prompts ({', '.join(others)}) are measured by the run itself: see its verdict.md and metrics.jsonl"
+        told = (
+            f"held-out pairs and prompts ({', '.join(others)}) are measured by the run itself: see its verdict.md and"
+            " metrics.jsonl"
+        )
         if not (found or asked.tasks or asked.made):
             raise DataError(f"{told}. Name texts to measure here: --text domain=held_out.jsonl")
         log.info(f"Not measured here: {told}.")
@@ -134,7 +147,8 @@ def of_texts(sets: dict[str, JudgedSet], asked: Asked) -> dict[str, JudgedSet]:
 
 
 def model_at(path: str, of_recipe: Model | None = None) -> Model:
-    """The model as it lies there, loaded as a recipe loads its own: with its family and attention, and its base's own pins.
+    """The model as it lies there, loaded as a recipe loads its own: with its family and attention, and its base's own
+    pins.
 
     Raises:
         CheckpointError: nothing that can be evaluated is there.
@@ -157,19 +171,24 @@ def folder_of_model(path: str) -> str:
         return str(folder / EXPORT)
     if (folder / "recipe.yaml").exists():
         raise CheckpointError(
-            f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train {folder / 'recipe.yaml'}"
+            f"the run {path} has no finished model ({folder / EXPORT}). Let it finish: cpt train"
+            f" {folder / 'recipe.yaml'}"
         )
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise CheckpointError(
-            f"{path} is an adapter without its base. Evaluate the merged model that stands beside it, or merge: cpt merge"
+            f"{path} is an adapter without its base. Evaluate the merged model that stands beside it, or merge: cpt"
+            " merge"
         )
     if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") != 1):
-        raise CheckpointError(f"there is no model `{path}` (looked in {Path.cwd()}). Give a folder with config.json, a run, or a Hub id.")
+        raise CheckpointError(
+            f"there is no model `{path}` (looked in {Path.cwd()}). Give a folder with config.json, a run, or a Hub id."
+        )
     return path
 
 
 def fitting(judges: Judges, model: Model) -> Judges:
-    """Rows that the model can read: no longer than it knows positions, and padded where it cannot keep packed documents apart.
+    """Rows that the model can read: no longer than it knows positions, and padded where it cannot keep packed
+    documents apart.
 
     Raises:
         RecipeError: the rows are longer.
@@ -177,8 +196,8 @@ def fitting(judges: Judges, model: Model) -> Judges:
     known = known_positions(model)
     if judges.data.sequence_length > known:
         raise RecipeError(
-            f"rows of {judges.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path} knows. Evaluate "
-            f"both models with --sequence-length {known}."
+            f"rows of {judges.data.sequence_length:,} tokens are longer than the {known:,} positions that {model.path}"
+            f" knows. Evaluate both models with --sequence-length {known}."
         )
     is_packed = judges.packing not in ("none", "token_budget")
     needs_padding = is_packed and not isolates_documents(load_config(model))
@@ -213,11 +232,15 @@ def set_called(name: str, sets: dict[str, JudgedSet]) -> JudgedSet:
         DataError: there is none of that name.
     """
     if name not in sets:
-        raise DataError(f"no held-out set is called `{name}`, to make a domain test of. There is: {', '.join(sets) or 'none'}.")
+        raise DataError(
+            f"no held-out set is called `{name}`, to make a domain test of. There is: {', '.join(sets) or 'none'}."
+        )
     return sets[name]
 
 
-def answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[Question], asked: Asked) -> Answers:
+def answered(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[Question], asked: Asked
+) -> Answers:
     """What the model answers."""
     options = {"batch_size": 4 * asked.batch_size, "longest": positions_of(model.config)}
     return Answers(questions, answer_questions(model, tokenizer, questions, **options))

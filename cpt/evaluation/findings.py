@@ -1,4 +1,5 @@
-"""What an evaluation found, in words and as JSON: figures of each set and task, and what lies between a model and its base."""
+"""What an evaluation found, in words and as JSON: figures of each set and task, and what lies between a model and its
+base."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +29,9 @@ class SetFinding:
     def verdict(self) -> str:
         """One sentence."""
         if self.against is None:
-            return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
+            return (
+                f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {self.accuracy:.1%} of the next tokens right."
+            )
         return f"{self.name}: {says(self.against, better='lower', what='bits per byte')}"
 
 
@@ -87,7 +90,9 @@ def says(difference: Difference, *, better: str, what: str) -> str:
     outcome = difference.outcome(higher_is_better=better == "higher")
     few = f"; only {difference.items} pairs" if difference.is_on_few else f", {difference.items:,} pairs"
     change, low, high = difference.difference, difference.low, difference.high
-    if what and difference.before:  # a share of what was there before says more of bits per byte; of an accuracy it would mislead
+    if (
+        what and difference.before
+    ):  # a share of what was there before says more of bits per byte; of an accuracy it would mislead
         change, low, high = (100 * value / difference.before for value in (change, low, high))
         told, spread = f"{change:+.1f} %", f"{low:+.1f} to {high:+.1f} %"
     else:
@@ -124,7 +129,9 @@ def set_finding(name: str, measured: Measured, base: Measured | None) -> SetFind
     except DataError as problem:
         raise DataError(f"the held-out set `{name}`: {problem}") from problem
     figures = (losses.loss, losses.perplexity, losses.bits_per_byte, losses.accuracy)
-    return SetFinding(name, len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()), *figures, against)
+    return SetFinding(
+        name, len(losses.hashes), int(losses.num_tokens.sum()), int(losses.num_bytes.sum()), *figures, against
+    )
 
 
 def test_findings(name: str, measured: Measured, base: Measured | None) -> list[ScoreFinding]:
@@ -133,13 +140,24 @@ def test_findings(name: str, measured: Measured, base: Measured | None) -> list[
     for kind in ("cloze", "continuation"):
         right = measured.answers[name].of_kind(kind)
         against = None if base is None else accuracy_difference(base.answers[name].of_kind(kind), right)
-        found.append(ScoreFinding(f"{name} {kind}", "accuracy", float(right.mean()), accuracy_interval(right), len(right), against=against))
+        found.append(
+            ScoreFinding(
+                f"{name} {kind}",
+                "accuracy",
+                float(right.mean()),
+                accuracy_interval(right),
+                len(right),
+                against=against,
+            )
+        )
     return found
 
 
 def task_findings(measured: Measured, base: Measured | None) -> list[ScoreFinding]:
     """Of lm-eval's tasks."""
-    differences: Mapping[tuple[str, str], Difference | None] = {} if base is None else task_differences(base.tasks, measured.tasks)
+    differences: Mapping[tuple[str, str], Difference | None] = (
+        {} if base is None else task_differences(base.tasks, measured.tasks)
+    )
     return [
         ScoreFinding(
             score.task,

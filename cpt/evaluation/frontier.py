@@ -40,7 +40,9 @@ def plot_frontier(courses: Mapping[str, Course], general: Sequence[str], path: P
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as problem:
-        raise ResourceError(f"{path}: cannot write the picture ({problem}). Give it the name of a .png file.") from problem
+        raise ResourceError(
+            f"{path}: cannot write the picture ({problem}). Give it the name of a .png file."
+        ) from problem
 
 
 def domain_sets(courses: Mapping[str, Course], general: Sequence[str]) -> list[str]:
@@ -51,19 +53,24 @@ def domain_sets(courses: Mapping[str, Course], general: Sequence[str]) -> list[s
     """
     points = [point for course in courses.values() for point in course]
     if not points:
-        raise DataError("no evaluation was logged, so there is nothing to draw. Hold documents out: `evaluation.held_out_share`.")
+        raise DataError(
+            "no evaluation was logged, so there is nothing to draw. Hold documents out: `evaluation.held_out_share`."
+        )
     names = [name for name in points[0].bits_per_byte if all(name in point.bits_per_byte for point in points)]
     domain = [name for name in names if name not in general]
     if not domain or not set(general) & set(names):
         raise DataError(
-            f"the frontier needs a domain and a general set; the run evaluated {', '.join(names)}, of which `evaluation.retain` names "
-            f"{', '.join(general) or 'none'}."
+            f"the frontier needs a domain and a general set; the run evaluated {', '.join(names)}, of which"
+            f" `evaluation.retain` names {', '.join(general) or 'none'}."
         )
     return domain
 
 
-def draw_course(axes: Any, name: str, course: Course, sets: tuple[list[str], list[str]], color: str, *, is_alone: bool) -> None:
-    """A line from before to after, with a point for each evaluation; a cross where the training began, a dot where it ended."""
+def draw_course(
+    axes: Any, name: str, course: Course, sets: tuple[list[str], list[str]], color: str, *, is_alone: bool
+) -> None:
+    """A line from before to after, with a point for each evaluation; a cross where the training began, a dot where it
+    ended."""
     domain, general = sets
     x, y = ([average(point, names) for point in course] for names in (general, domain))
     axes.plot(x, y, "-", color=color, alpha=0.5, linewidth=1.5)

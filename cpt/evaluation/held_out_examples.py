@@ -1,7 +1,8 @@
 """What a run's held-out pairs, judged answers and prompts tell: its trainer's own figures of them, before and after.
 
-Accuracy is the share of pairs in which the better answer has the higher reward. Stages with a reference measure rewards against the model
-that the run began with, so before the first step they are all 0; then half of the pairs is what no change at all would come to.
+Accuracy is the share of pairs in which the better answer has the higher reward. Stages with a reference measure
+rewards against the model that the run began with, so before the first step they are all 0; then half of the pairs is
+what no change at all would come to.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ NOISE = 1e-3  # of log-probabilities in half precision, which the model and its 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """One held-out set of examples; each figure before the first step and after the last, None where the stage has none."""
+    """One held-out set of examples; each figure before the first step and after the last, None where the stage has
+    none."""
 
     name: str
     examples: int
@@ -52,7 +54,8 @@ class ExampleSet:
 
     @property
     def worked(self) -> bool | None:
-        """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures, leaves it open."""
+        """Whether pairs are told apart better than by chance; None where the interval, or what the stage measures,
+        leaves it open."""
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
@@ -65,23 +68,44 @@ class ExampleSet:
             spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
             share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
             if not self.is_against_chance:
-                return f"In {share} the better answer is the likelier one; before the run in {100 * self.accuracy[0]:.0f} %."
+                return (
+                    f"In {share} the better answer is the likelier one; before the run in"
+                    f" {100 * self.accuracy[0]:.0f} %."
+                )
             outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
-        others = {"the mean reward": self.reward, "the margin of wanted over unwanted answers": self.margin, "the loss": self.loss}
-        told = [f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}" for what, figure in others.items() if figure is not None]
-        return f"On {self.examples:,} held-out examples {' and '.join(told) or 'nothing was measured'}; no interval can be given."
+        others = {
+            "the mean reward": self.reward,
+            "the margin of wanted over unwanted answers": self.margin,
+            "the loss": self.loss,
+        }
+        told = [
+            f"{what} went from {figure[0]:.3f} to {figure[1]:.3f}"
+            for what, figure in others.items()
+            if figure is not None
+        ]
+        return (
+            f"On {self.examples:,} held-out examples {' and '.join(told) or 'nothing was measured'}; no interval can"
+            " be given."
+        )
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
-    """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last one."""
+    """The sets that a metrics.jsonl has figures of before the first step and later; of a step evaluated twice the last
+    one."""
     logs = [log for log in read_objects(metrics, []) if "step" in log]
-    evaluated = {log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)}
+    evaluated = {
+        log["step"]: log for log in logs if any(key.startswith(PREFIX) and key.endswith(COUNT) for key in log)
+    }
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
-    names = [key[len(PREFIX) : -len(COUNT)] for key in before if key.startswith(PREFIX) and key.endswith(COUNT) and key in after]
+    names = [
+        key[len(PREFIX) : -len(COUNT)]
+        for key in before
+        if key.startswith(PREFIX) and key.endswith(COUNT) and key in after
+    ]
     return [example_set(name, before, after) for name in names]
 
 

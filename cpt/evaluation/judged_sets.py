@@ -65,7 +65,12 @@ class JudgedSet:
         assert self.rows.chosen is not None
         wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
         work, plan = self.tokenized.work, self.tokenized.plan
-        items = (item for number in plan.held_out for piece in plan.shards[number] for item in read_piece(work.source, piece, work.key))
+        items = (
+            item
+            for number in plan.held_out
+            for piece in plan.shards[number]
+            for item in read_piece(work.source, piece, work.key)
+        )
         documents = islice(apply_policy(items, work.on_bad_row, work.key, []), work.source.max_documents)
         for text, document in keep(documents, work, Counter()):
             if xxh3_64_intdigest(text.encode()) in wanted:
@@ -109,7 +114,9 @@ def judges_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH)
     return Judges(data, Evaluation(perplexity=sets))
 
 
-def open_judged_sets(judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None) -> dict[str, JudgedSet]:
+def open_judged_sets(
+    judges: Judges, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None = None
+) -> dict[str, JudgedSet]:
     """Every set by its name, tokenised for one tokenizer; the work is done once for all processes.
 
     Raises:

@@ -70,13 +70,19 @@ def perplexity_of(loss: float) -> float:
 
 
 def keep_losses(run_folder: Path, step: int, losses: Mapping[str, DocumentLosses]) -> None:
-    """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not the run."""
+    """Keep those of this step, and of those before only the first; a disk that takes no more costs the intervals, not
+    the run."""
     try:
         save_losses(run_folder / FOLDER / f"step-{step}.npz", losses)
     except OSError as problem:
-        text = f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures are logged."
+        text = (
+            f"The losses of each document at step {step} are not kept: {problem.strerror}. The evaluation's figures"
+            " are logged."
+        )
         record_event(run_folder, "not_written", text, step=step)
-    with suppress(OSError):  # of a disk that is read-only; what is of an earlier step goes even if nothing took its place
+    with suppress(
+        OSError
+    ):  # of a disk that is read-only; what is of an earlier step goes even if nothing took its place
         for other, path in kept_losses(run_folder).items():
             if other not in (0, step):
                 path.unlink()
@@ -91,7 +97,9 @@ def kept_losses(run_folder: Path) -> dict[int, Path]:
 def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
     """Write the losses of each set to an .npz file, whole or not at all."""
     arrays = {
-        f"{number}.{field.name}": vars(of_set)[field.name] for number, of_set in enumerate(losses.values()) for field in fields(of_set)
+        f"{number}.{field.name}": vars(of_set)[field.name]
+        for number, of_set in enumerate(losses.values())
+        for field in fields(of_set)
     }
     content = BytesIO()
     np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
@@ -118,4 +126,6 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
                 for number, name in enumerate(arrays["names"])
             }
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, zlib.error) as problem:
-        raise CheckpointError(f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL.") from problem
+        raise CheckpointError(
+            f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL."
+        ) from problem

@@ -29,18 +29,31 @@ class Candidate(NamedTuple):
 
 
 def answer_questions(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], *, batch_size: int, longest: int
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    *,
+    batch_size: int,
+    longest: int,
 ) -> NDArray[np.bool_]:
-    """Whether the model finds the right choice of each question the most likely, over all processes; every one gets the same.
+    """Whether the model finds the right choice of each question the most likely, over all processes; every one gets
+    the same.
 
-    Likely means per byte of the choice, as lm-eval's acc_norm: neither long choices nor tokenizers that cut them into more pieces lose.
+    Likely means per byte of the choice, as lm-eval's acc_norm: neither long choices nor tokenizers that cut them into
+    more pieces lose.
 
     Args:
         batch_size: questions with one choice each in one forward pass.
         longest: tokens of the longest text that the model reads; of longer ones the beginning is left out.
     """
-    candidates = [candidate(tokenizer, question.context, choice, longest) for question in questions for choice in question.choices]
-    by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))  # alike in a batch: little padding
+    candidates = [
+        candidate(tokenizer, question.context, choice, longest)
+        for question in questions
+        for choice in question.choices
+    ]
+    by_length = sorted(
+        range(len(candidates)), key=lambda number: -len(candidates[number].ids)
+    )  # alike in a batch: little padding
     device = next(model.parameters()).device
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -62,14 +75,18 @@ def answer_questions(
 
 
 def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
-    """The ids of a context with a choice; spaces between them belong to the choice, as tokenizers put them in front of words."""
+    """The ids of a context with a choice; spaces between them belong to the choice, as tokenizers put them in front of
+    words."""
     space = context[len(context.rstrip()) :]
     before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
     whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     ids = [*begin, *whole]
-    # A piece that reaches over the boundary is the choice's: otherwise a choice that melts into the context would cost nothing.
-    shared = next((place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
+    # A piece that reaches over the boundary is the choice's: otherwise a choice that melts into the context would cost
+    # nothing.
+    shared = next(
+        (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before)
+    )
     first = len(begin) + min(shared, len(whole) - 1)
     cut = max(0, len(ids) - longest)
     return Candidate(ids[cut:], max(1, first - cut), len((space + choice).encode()))

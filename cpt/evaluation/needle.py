@@ -1,7 +1,8 @@
 """Does a model find one sentence in a long text? A number is hidden at several depths, and asked for at the end.
 
-The test is that of arXiv 2305.16300 (a pass key among sentences that say nothing), with keys of their own for each text, so that no text
-can be answered from another. The answer counts where each of its tokens is the model's first choice: what greedy decoding would write.
+The test is that of arXiv 2305.16300 (a pass key among sentences that say nothing), with keys of their own for each
+text, so that no text can be answered from another. The answer counts where each of its tokens is the model's first
+choice: what greedy decoding would write.
 """
 
 import gc
@@ -57,10 +58,17 @@ def find_needles(model: Model, lengths: Sequence[int], *, trials: int = TRIALS, 
     """
     known = known_positions(model)
     if too_long := [length for length in lengths if length > known]:
-        raise RecipeError(f"--needle {max(too_long)}: {model.path} knows {known:,} positions. Ask for less, or train more (`model.rope`).")
+        raise RecipeError(
+            f"--needle {max(too_long)}: {model.path} knows {known:,} positions. Ask for less, or train more"
+            " (`model.rope`)."
+        )
     tokenizer = load_tokenizer(Tokenizer(), model)
     loaded = load(model, tokenizer, None)
-    found = [needles_found(loaded, tokenizer, length, depth, trials=trials, seed=seed) for length in lengths for depth in DEPTHS]
+    found = [
+        needles_found(loaded, tokenizer, length, depth, trials=trials, seed=seed)
+        for length in lengths
+        for depth in DEPTHS
+    ]
     del loaded
     gc.collect()
     if torch.cuda.is_available():
@@ -72,7 +80,10 @@ def needles_found(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: int, depth: float, *, trials: int, seed: int
 ) -> Found:
     """At one length and depth."""
-    texts = [text_with_needle(tokenizer, tokens, depth, random.Random(f"{seed} {tokens} {depth} {trial}")) for trial in range(trials)]
+    texts = [
+        text_with_needle(tokenizer, tokens, depth, random.Random(f"{seed} {tokens} {depth} {trial}"))
+        for trial in range(trials)
+    ]
     with evaluation_mode(model):
         return Found(tokens, depth, sum(is_answered(model, text) for text in texts), trials)
 
@@ -94,7 +105,10 @@ def text_with_needle(tokenizer: PreTrainedTokenizerBase, tokens: int, depth: flo
     room = tokens - len(begin) - len(needle) - len(question) - len(answer)
     filler = ids_of(FILLER)
     if room < len(filler):
-        raise RecipeError(f"--needle {tokens}: needle, question and a little text around them take {tokens - room + len(filler)} tokens.")
+        raise RecipeError(
+            f"--needle {tokens}: needle, question and a little text around them take {tokens - room + len(filler)}"
+            " tokens."
+        )
     hay = (filler * (room // len(filler) + 1))[:room]
     place = round(depth * room)
     return Text([*begin, *hay[:place], *needle, *hay[place:], *question, *answer], len(answer))

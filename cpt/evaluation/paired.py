@@ -1,7 +1,8 @@
 """How much two models differ on the same documents or questions, with an interval.
 
-Both models saw the same items, so their difference is taken item by item: what makes an item hard for both does not blur it
-(arxiv.org/abs/2411.00640, section 4). Items are drawn independently; questions about one document are not, so ask one of each.
+Both models saw the same items, so their difference is taken item by item: what makes an item hard for both does not
+blur it (arxiv.org/abs/2411.00640, section 4). Items are drawn independently; questions about one document are not, so
+ask one of each.
 """
 
 import math
@@ -20,7 +21,7 @@ from cpt.evaluation.kept_losses import DocumentLosses
 LEVEL = 0.95
 FEWEST = 2
 FEW = 20  # below, an interval is there but rests on little
-TOO_FEW = 7  # below, the result is unknown: of skewed differences, the 95 % interval covers only 85 to 93 %, that of 99 % about 95 %
+TOO_FEW = 7  # below, the result is unknown: of skewed differences, the 95 % interval covers only 85 to 93 %, that of 99 % about 95 %  # noqa: E501
 MOST_FOR_SKEWNESS = 2.0  # times Student's quantile
 NEGLIGIBLE = 0.02  # of bits per byte or of a score; of accuracies, 2 points
 NOTICEABLE = 0.05  # of a negligible change: 0.1 % of bits per byte. A run that barely moved the weights did not work
@@ -57,10 +58,15 @@ class Difference:
     @property
     def is_clear(self) -> bool:
         """The interval leaves no doubt about the sign, and the change may be large enough to notice."""
-        return self.items >= TOO_FEW and (self.low > 0 or self.high < 0) and max(-self.low, self.high) > NOTICEABLE * self.negligible
+        return (
+            self.items >= TOO_FEW
+            and (self.low > 0 or self.high < 0)
+            and max(-self.low, self.high) > NOTICEABLE * self.negligible
+        )
 
     def outcome(self, *, higher_is_better: bool = False) -> Outcome:
-        """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts, and below `TOO_FEW` items."""
+        """What the interval shows; "unknown" where it excludes neither a gain nor a loss that counts, and below
+        `TOO_FEW` items."""
         if self.items < TOO_FEW:
             return "unknown"
         low, high = (-self.high, -self.low) if higher_is_better else (self.low, self.high)
@@ -76,7 +82,8 @@ class Difference:
         return self.largest_share is not None and self.largest_share > DOMINANT and self.items >= 2 / DOMINANT
 
     def items_for_negligible(self) -> int:
-        """About how many items narrow the interval to +- `negligible`; its width falls with the square root of their number."""
+        """About how many items narrow the interval to +- `negligible`; its width falls with the square root of their
+        number."""
         return math.ceil(self.items * ((self.high - self.low) / 2 / self.negligible) ** 2)
 
     @property
@@ -97,7 +104,10 @@ def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[D
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
-            raise DataError("the two models were measured on other documents, so they cannot be compared. Evaluate both on the same files.")
+            raise DataError(
+                "the two models were measured on other documents, so they cannot be compared. Evaluate both on the"
+                " same files."
+            )
         strata.append(((new.nats - old.nats) / math.log(2), old.num_bytes.astype(np.float64)))
     low, high = ratio_interval(strata)
     num_bytes = sum(int(losses.num_bytes.sum()) for losses in before)
@@ -121,17 +131,22 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
         return accuracy_difference(before.astype(bool), after.astype(bool))
     low, high = ratio_interval([(after - before, np.ones(len(before)))])
     was, now = float(before.mean()), float(after.mean())
-    return Difference(was, now, float((after - before).mean()), low, high, len(before), negligible=NEGLIGIBLE * abs(was))
+    return Difference(
+        was, now, float((after - before).mean()), low, high, len(before), negligible=NEGLIGIBLE * abs(was)
+    )
 
 
 def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[float, float]:
-    """The interval of (sum of differences) / (sum of sizes), for documents of very unequal size and skewed differences.
+    """The interval of (sum of differences) / (sum of sizes), for documents of very unequal size and skewed
+    differences.
 
-    A few large documents decide most of such a ratio. The usual error is then too small, and there are fewer degrees of freedom than
-    documents. So the error is HC2 and the degrees are Bell and McCaffrey's (Imbens and Kolesar 2016, doi.org/10.1162/REST_a_00552).
-    Student's t still misses too often on the side of the long tail. So each end moves out to that of Hall's transformation, which removes
-    the skewness (Hall 1992, doi.org/10.1111/j.2517-6161.1992.tb01876.x), where that is further out. Documents are drawn within their
-    stratum (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates how often the truth is covered.
+    A few large documents decide most of such a ratio. The usual error is then too small, and there are fewer degrees
+    of freedom than documents. So the error is HC2 and the degrees are Bell and McCaffrey's (Imbens and Kolesar 2016,
+    doi.org/10.1162/REST_a_00552). Student's t still misses too often on the side of the long tail. So each end moves
+    out to that of Hall's transformation, which removes the skewness (Hall 1992,
+    doi.org/10.1111/j.2517-6161.1992.tb01876.x), where that is further out. Documents are drawn within their stratum
+    (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates how often the truth
+    is covered.
 
     Raises:
         DataError: a stratum has fewer than two documents.
@@ -139,23 +154,30 @@ def ratio_interval(strata: Sequence[Stratum], level: float = LEVEL) -> tuple[flo
     for differences, _ in strata:
         if len(differences) < FEWEST:
             raise DataError(
-                f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold out more."
+                f"an interval needs {FEWEST} documents at least, {FEW} to mean much; there is {len(differences)}. Hold"
+                " out more."
             )
     ratio, error, degrees, skewness = ratio_and_error(strata)
     reach = t_quantile(max(level, 0.99) if sum(len(own) for _, own in strata) < TOO_FEW else level, degrees)
-    low, high = (ratio - error * extreme(quantile, hall(quantile, skewness)) for quantile, extreme in ((reach, max), (-reach, min)))
+    low, high = (
+        ratio - error * extreme(quantile, hall(quantile, skewness))
+        for quantile, extreme in ((reach, max), (-reach, min))
+    )
     return low, high
 
 
 def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, float]:
-    """The ratio, its standard error, the error's degrees of freedom, and the ratio's skewness; two documents or more in each stratum."""
+    """The ratio, its standard error, the error's degrees of freedom, and the ratio's skewness; two documents or more
+    in each stratum."""
     sizes = np.concatenate([sizes for _, sizes in strata])
     ratio = float(sum(differences.sum() for differences, _ in strata) / sizes.sum())
     variance = third_moment = 0.0
     for differences, own in strata:
         residuals = differences - ratio * own
         residuals = (residuals - residuals.mean()) / np.sqrt(1 - own / sizes.sum())
-        lost = 1.0 if len(strata) == 1 else 1 - 1 / len(own)  # by taking the stratum's mean away; of one stratum it is 0 anyway
+        lost = (
+            1.0 if len(strata) == 1 else 1 - 1 / len(own)
+        )  # by taking the stratum's mean away; of one stratum it is 0 anyway
         variance += float((residuals**2).sum()) / lost
         third_moment += float((residuals**3).sum())
     degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
@@ -164,7 +186,8 @@ def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, flo
 
 
 def hall(quantile: float, skewness: float) -> float:
-    """The quantile of a studentised sum of this skewness: the inverse of Hall's t + s t^2 / 3 + s^2 t^3 / 27 + s / 6."""
+    """The quantile of a studentised sum of this skewness: the inverse of Hall's t + s t^2 / 3 + s^2 t^3 / 27 + s /
+    6."""
     if abs(skewness) < 1e-6:
         return quantile
     found = 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
@@ -174,7 +197,8 @@ def hall(quantile: float, skewness: float) -> float:
 
 @lru_cache
 def t_quantile(level: float, degrees: float) -> float:
-    """How far to each side this share of Student's t lies; with t = sqrt(degrees) * tan(angle) its density is cos(angle)^(degrees - 1)."""
+    """How far to each side this share of Student's t lies; with t = sqrt(degrees) * tan(angle) its density is
+    cos(angle)^(degrees - 1)."""
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (degrees - 1)
     share = np.concatenate([np.zeros(1), (density[1:] + density[:-1]).cumsum()])
@@ -184,22 +208,34 @@ def t_quantile(level: float, degrees: float) -> float:
 def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_], *, level: float = LEVEL) -> Difference:
     """Of two accuracies on the same questions.
 
-    Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is Wald's after one such
-    question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915), which covers well where they are few.
+    Only questions that one of the two models answers rightly tell anything, as in McNemar's test. The interval is
+    Wald's after one such question was added to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915),
+    which covers well where they are few.
 
     Raises:
         DataError: fewer than two questions.
     """
     number = len(before)
     if number < FEWEST:
-        raise DataError(f"an interval needs {FEWEST} questions at least, {FEW} to mean much; there is {number}. Hold out more documents.")
+        raise DataError(
+            f"an interval needs {FEWEST} questions at least, {FEW} to mean much; there is {number}. Hold out more"
+            " documents."
+        )
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
     won_share, lost_share = won / (number + 2), lost / (number + 2)
     middle = won_share - lost_share
     reach = quantile(level) * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
     difference = float(after.mean() - before.mean())
     return Difference(
-        *(float(before.mean()), float(after.mean()), difference, max(-1.0, middle - reach), min(1.0, middle + reach), number, level),
+        *(
+            float(before.mean()),
+            float(after.mean()),
+            difference,
+            max(-1.0, middle - reach),
+            min(1.0, middle + reach),
+            number,
+            level,
+        ),
         negligible=NEGLIGIBLE,
     )
 

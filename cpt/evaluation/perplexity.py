@@ -1,4 +1,5 @@
-"""Loss, perplexity, bits per byte and accuracy on held-out documents: the first figures that continued pre-training is judged by."""
+"""Loss, perplexity, bits per byte and accuracy on held-out documents: the first figures that continued pre-training is
+judged by."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,9 @@ from cpt.errors import DataError
 from cpt.evaluation.kept_losses import perplexity_of
 from cpt.models.fused_loss import FusedLoss, fused_scores
 
-POSITIONS_AT_ONCE = 1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
+POSITIONS_AT_ONCE = (
+    1024  # of logits in fp32: 1 GiB for a vocabulary of 256k, which a whole row of 8,192 would take eight of
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,9 @@ def evaluate_held_out(
 ) -> dict[str, float]:
     """Measure the model on each held-out set, over all processes of the run; every one gets the same figures.
 
-    Bits per byte are the bits that the model needs for the documents, over their UTF-8 bytes: comparable between tokenizers, as loss
-    and perplexity (per token) are not. A document's first token is not predicted and costs nothing; it is the begin token where the
-    tokenizer adds one.
+    Bits per byte are the bits that the model needs for the documents, over their UTF-8 bytes: comparable between
+    tokenizers, as loss and perplexity (per token) are not. A document's first token is not predicted and costs
+    nothing; it is the begin token where the tokenizer adds one.
 
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed. Its mode and the random state are left as they were.
@@ -58,8 +61,8 @@ def evaluate_held_out(
         after_batch: called after each batch, as often on every process; what it raises ends the evaluation.
 
     Returns:
-        `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the tokens that were the
-        most likely one) and `{name}_tokens` (predicted ones), by set.
+        `{name}_loss` (nats per token), `{name}_perplexity`, `{name}_bits_per_byte`, `{name}_accuracy` (share of the
+        tokens that were the most likely one) and `{name}_tokens` (predicted ones), by set.
 
     Raises:
         DataError: a set has nothing to predict.
@@ -67,18 +70,26 @@ def evaluate_held_out(
     figures: dict[str, float] = {}
     for name, held_out_set in held_out.items():
         nats, num_tokens, num_correct = totals(model, held_out_set, batch_size, after_batch)
-        figures |= {f"{name}_{figure}": value for figure, value in figures_of(name, nats, num_tokens, num_correct, held_out_set).items()}
+        figures |= {
+            f"{name}_{figure}": value
+            for figure, value in figures_of(name, nats, num_tokens, num_correct, held_out_set).items()
+        }
     return figures
 
 
-def figures_of(name: str, nats: float, num_tokens: int, num_correct: int, held_out_set: HeldOutSet) -> dict[str, float]:
+def figures_of(
+    name: str, nats: float, num_tokens: int, num_correct: int, held_out_set: HeldOutSet
+) -> dict[str, float]:
     """The figures of one set from its sums.
 
     Raises:
         DataError: nothing was predicted.
     """
     if not num_tokens:
-        raise DataError(f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict. Give it text.")
+        raise DataError(
+            f"the held-out set `{name}` has no document of two tokens or more, so there is nothing to predict. Give it"
+            " text."
+        )
     return {
         "loss": nats / num_tokens,
         "perplexity": perplexity_of(nats / num_tokens),
@@ -88,8 +99,11 @@ def figures_of(name: str, nats: float, num_tokens: int, num_correct: int, held_o
     }
 
 
-def totals(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on) -> tuple[float, int, int]:
-    """Negative log-likelihood (nats) of all predicted tokens of the set, their number, and how many were foretold; over all processes."""
+def totals(
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on
+) -> tuple[float, int, int]:
+    """Negative log-likelihood (nats) of all predicted tokens of the set, their number, and how many were foretold;
+    over all processes."""
     sums = torch.zeros(3, dtype=torch.float64, device=next(model.parameters()).device)
     for batch in scored_batches(model, held_out_set, batch_size, after_batch):
         sums += torch.stack([batch.nats.sum(), batch.is_predicted.sum().double(), batch.is_correct.sum().double()])
@@ -103,7 +117,9 @@ def sum_over_processes(sums: torch.Tensor) -> None:
         dist.all_reduce(sums)
 
 
-def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on) -> Iterator[ScoredBatch]:
+def scored_batches(
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch = go_on
+) -> Iterator[ScoredBatch]:
     """What the model makes of this process' rows, batch by batch."""
     # DDP's own forward would synchronise buffers; DeepSpeed's gathers the parameters and must stay.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -114,7 +130,8 @@ def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, 
             rows = [held_out_set.rows[number] for number in numbers]
             batch = {key: values.to(device) for key, values in stack_rows(rows).items()}
             labels = batch.pop("labels")
-            # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do not have.
+            # A cache would make transformers ignore where documents begin. So would a mask, which packed rows do not
+            # have.
             scores = score(inner, fused, batch, labels)
             if counts:
                 yield ScoredBatch(numbers, batch["position_ids"], *scores)
@@ -124,8 +141,8 @@ def scored_batches(model: nn.Module, held_out_set: HeldOutSet, batch_size: int, 
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
     """This process' items in batches, by number, each with whether it counts.
 
-    Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: one that has run out of items repeats the
-    first.
+    Every process gets the same number of batches, as ZeRO-3's gathering of parameters needs: one that has run out of
+    items repeats the first.
     """
     parallel = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
@@ -138,7 +155,8 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
 def score(
     model: nn.Module, fused: FusedLoss | None, batch: Mapping[str, torch.Tensor], labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `score_tokens`; by chunks of the head where the model allows it (`fused_scores`), else from all logits of the batch."""
+    """As `score_tokens`; by chunks of the head where the model allows it (`fused_scores`), else from all logits of the
+    batch."""
     scored = None if fused is None else fused.score(model, batch, labels)
     if scored is None:
         return score_tokens(model(**batch, use_cache=False).logits, labels)
@@ -147,7 +165,8 @@ def score(
 
 
 def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each token but the first: its negative log-likelihood, whether it is predicted, and whether it was the most likely.
+    """Of each token but the first: its negative log-likelihood, whether it is predicted, and whether it was the most
+    likely.
 
     Args:
         logits: [B, T, V]; they predict the label one to the right.
@@ -167,7 +186,8 @@ def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards each module trains or not as before (a frozen part may have been in eval mode)."""
+    """No dropout and no gradients inside; afterwards each module trains or not as before (a frozen part may have been
+    in eval mode)."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

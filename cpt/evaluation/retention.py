@@ -31,8 +31,10 @@ class StopWhenForgetting(TrainerCallback):
     """Ends the training at the evaluation at which a general set has become worse by more than the recipe allows.
 
     Args:
-        run: whose metrics.jsonl holds the values of before the first step, also for a run that goes on from a checkpoint.
-        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step; None is never enough.
+        run: whose metrics.jsonl holds the values of before the first step, also for a run that goes on from a
+            checkpoint.
+        allowed: held-out set -> the largest rise of its bits per byte, as a share of the value before the first step;
+            None is never enough.
     """
 
     def __init__(self, run: Run, allowed: Mapping[str, float | None]) -> None:
@@ -40,12 +42,16 @@ class StopWhenForgetting(TrainerCallback):
         self.allowed = {name: rise for name, rise in allowed.items() if rise is not None}
         self.before: dict[str, float] = {}
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Find the first values of a run that was begun before."""
         course = read_course(self.run.folder / METRICS) if state.global_step else []
         self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Compare with the values before the first step."""
         now = bits_per_byte_of(kwargs["metrics"])
         if not self.before:
@@ -55,13 +61,14 @@ class StopWhenForgetting(TrainerCallback):
             if name in now and now[name] > self.before[name] * (1 + rise):
                 control.should_training_stop = True
                 reason = (
-                    f"stopped at step {state.global_step}: bits per byte of `{name}` rose from {self.before[name]:.4f} to {now[name]:.4f} "
-                    f"({now[name] / self.before[name] - 1:+.1%}), more than the {rise:.1%} that `evaluation.retain` allows"
+                    f"stopped at step {state.global_step}: bits per byte of `{name}` rose from {self.before[name]:.4f}"
+                    f" to {now[name]:.4f} ({now[name] / self.before[name] - 1:+.1%}), more than the {rise:.1%} that"
+                    " `evaluation.retain` allows"
                 )
                 if is_main_process():
                     log.warning(
-                        f"{reason}. The learning rate had not come down yet. To go further: more replay (general sources weigh more), a "
-                        "lower `optimizer.learning_rate`, or LoRA."
+                        f"{reason}. The learning rate had not come down yet. To go further: more replay (general"
+                        " sources weigh more), a lower `optimizer.learning_rate`, or LoRA."
                     )
                 self.run.write_status("running", step=state.global_step, steps=state.max_steps, stopped=reason)
 
@@ -88,7 +95,9 @@ def read_course(metrics: Path) -> list[Point]:
 def last_tokens(metrics: Path) -> int:
     """Tokens that were read at the last evaluation; 0 where there was none."""
     logs = read_objects(metrics, [])
-    return max((int(logged.get("tokens", 0)) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0)
+    return max(
+        (int(logged.get("tokens", 0)) for logged in logs if any(key.startswith(FIGURE) for key in logged)), default=0
+    )
 
 
 def evaluated_steps(metrics: Path) -> set[int]:

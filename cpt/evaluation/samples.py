@@ -28,10 +28,12 @@ from cpt.runs.small_files import LinesFile, keep_lines_until
 
 
 class PromptSamples(TrainerCallback):
-    """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt, continuation.
+    """Continue the recipe's prompts before the first and after the last step, one JSON line each: step, prompt,
+    continuation.
 
     Args:
-        before_each: called before each prompt; it raises Interrupted, on all processes alike, where the run is to stop.
+        before_each: called before each prompt; it raises Interrupted, on all processes alike, where the run is to
+            stop.
     """
 
     def __init__(
@@ -48,19 +50,25 @@ class PromptSamples(TrainerCallback):
         self.max_new_tokens = max_new_tokens
         self.before_each = before_each
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A resumed run has its first samples already."""
         if state.global_step == 0:
             self.sample(kwargs["model"], 0, control)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """After the last step; what a signal stopped is not at its end."""
         self.sample(kwargs["model"], state.global_step, control)
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
         """Every process generates (ZeRO-3 needs all of them), the main one writes."""
         try:
-            texts = continue_prompts(model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens, before_each=self.before_each)
+            texts = continue_prompts(
+                model, self.tokenizer, self.prompts, max_new_tokens=self.max_new_tokens, before_each=self.before_each
+            )
         except Interrupted:
             control.should_training_stop = True
             return
@@ -68,7 +76,8 @@ class PromptSamples(TrainerCallback):
             self.write(step, texts)
 
     def write(self, step: int, continuations: Sequence[str]) -> None:
-        """In place of those that a run wrote which was killed right after; they wait in memory where the disk is full."""
+        """In place of those that a run wrote which was killed right after; they wait in memory where the disk is
+        full."""
         path = self.lines.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +85,9 @@ class PromptSamples(TrainerCallback):
         except OSError as problem:
             record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
-            self.lines.add(json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False))
+            self.lines.add(
+                json.dumps({"step": step, "prompt": prompt, "continuation": continuation}, ensure_ascii=False)
+            )
         if self.lines.waiting:
             text = f"Samples of step {step} wait for room in {path.name}; without it they are lost when the run ends."
             record_event(path.parent, "not_written", text, step=step)
@@ -92,12 +103,13 @@ def continue_prompts(
 ) -> list[str]:
     """The most likely next token, again and again, until the document ends or `max_new_tokens` are there.
 
-    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random state are left as
-    they were.
+    Every process of the run must call it, and all get the same texts. The model's mode, its configs and the random
+    state are left as they were.
 
     Args:
         model: plain, a PeftModel, or wrapped by DDP or DeepSpeed.
-        prompts: beginnings of documents: the begin token is put before each where the tokenizer adds one, as in training.
+        prompts: beginnings of documents: the begin token is put before each where the tokenizer adds one, as in
+            training.
         before_each: called before each of them.
     """
     generator = unwrapped(model)
@@ -122,7 +134,8 @@ def unwrapped(model: nn.Module) -> Any:
 
 @contextmanager
 def plain_greedy(model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> Iterator[None]:
-    """Set aside what the model's own generation config adds (sampling, penalties) and the training's `use_cache=False`."""
+    """Set aside what the model's own generation config adds (sampling, penalties) and the training's
+    `use_cache=False`."""
     before, used_cache = model.generation_config, model.config.use_cache
     model.generation_config = GenerationConfig(
         do_sample=False,

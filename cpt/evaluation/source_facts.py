@@ -1,4 +1,5 @@
-"""A run's training sources as its verdict tells them: documents, share, licence, and what was left out as contaminated."""
+"""A run's training sources as its verdict tells them: documents, share, licence, and what was left out as
+contaminated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -58,9 +58,15 @@ class TaskChoice:
 
 
 def task_of_recipe(
-    name: str, *, folder: str | None = None, limit: int | None = None, num_fewshot: int | None = None, allow_code_execution: bool = False
+    name: str,
+    *,
+    folder: str | None = None,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    allow_code_execution: bool = False,
 ) -> TaskChoice:
-    """A task, group or tag of lm-eval by its own name, or one of yours; an entry of `evaluation.tasks` has these options.
+    """A task, group or tag of lm-eval by its own name, or one of yours; an entry of `evaluation.tasks` has these
+    options.
 
     Args:
         folder: YAML files of your own tasks.
@@ -82,7 +88,9 @@ def domain_test_of_recipe(*, questions: int = 200) -> int:
 
 def domain_questions(tasks: Sequence[Component]) -> int:
     """How many `evaluation.tasks` allows, where it says nothing too."""
-    return next((domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe())
+    return next(
+        (domain_test_of_recipe(**task.options) for task in tasks if task.name == DOMAIN_TEST), domain_test_of_recipe()
+    )
 
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
@@ -114,15 +122,20 @@ def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
     manager = task_manager(choice.names, choice.folder)
     loaded = load_tasks(manager, choice.names)
     # lm-eval sets the mark only on tasks that execute code.
-    if not choice.allow_code and (unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]):
+    if not choice.allow_code and (
+        unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]
+    ):
         raise RecipeError(
-            f"{', '.join(unsafe)} executes the code that the model writes, on this machine and with your rights. Allow it with "
-            "--allow-code (in a recipe `allow_code_execution: true`), best inside a container, or leave the task out."
+            f"{', '.join(unsafe)} executes the code that the model writes, on this machine and with your rights. Allow"
+            " it with --allow-code (in a recipe `allow_code_execution: true`), best inside a container, or leave the"
+            " task out."
         )
     return manager, loaded
 
 
-def run_tasks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8) -> list[TaskScore]:
+def run_tasks(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8
+) -> list[TaskScore]:
     """Evaluate the model on tasks, in this process; the scores are those of lm-eval's own command.
 
     Raises:
@@ -136,14 +149,19 @@ def run_tasks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice
     if choice.allow_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for it a second time
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    options: dict[str, Any] = {"limit": choice.limit, "num_fewshot": choice.num_fewshot, "confirm_run_unsafe_code": choice.allow_code}
+    options: dict[str, Any] = {
+        "limit": choice.limit,
+        "num_fewshot": choice.num_fewshot,
+        "confirm_run_unsafe_code": choice.allow_code,
+    }
     found = simple_evaluate(wrapped, tasks=list(choice.names), task_manager=manager, log_samples=True, **options)
     assert found is not None, "this is the only process"
     return list(scores_of(dict(found), choice.names))
 
 
 def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
-    """What knows the tasks. lm-eval's own, of which there are thousands, are indexed only where a name is not in the folder."""
+    """What knows the tasks. lm-eval's own, of which there are thousands, are indexed only where a name is not in the
+    folder."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:
@@ -151,7 +169,9 @@ def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if folder is not None:
         if not folder.is_dir():
-            raise RecipeError(f"there is no folder `{folder}` with tasks. Give --task-folder one that holds their YAML files.")
+            raise RecipeError(
+                f"there is no folder `{folder}` with tasks. Give --task-folder one that holds their YAML files."
+            )
         local = TaskManager(include_path=str(folder), include_defaults=False)
         if set(names) <= set(local.all_tasks):
             return local
@@ -159,8 +179,8 @@ def task_manager(names: Sequence[str], folder: Path | None) -> "TaskManager":
     if unknown := [name for name in names if name not in manager.all_tasks]:
         known = manager.all_tasks
         raise RecipeError(
-            f"lm-eval has no task called `{unknown[0]}`.{did_you_mean(unknown[0], known)} It lists {len(known):,}: `lm-eval ls tasks`. "
-            "For tasks of your own: --task-folder FOLDER."
+            f"lm-eval has no task called `{unknown[0]}`.{did_you_mean(unknown[0], known)} It lists {len(known):,}:"
+            " `lm-eval ls tasks`. For tasks of your own: --task-folder FOLDER."
         )
     return manager
 
@@ -177,10 +197,13 @@ def load_tasks(manager: "TaskManager", names: Sequence[str]) -> dict[str, Any]:
     except (ConnectionError, FileNotFoundError) as problem:
         first = str(problem).strip().split("\n", 1)[0]
         raise ResourceError(
-            f"the data of {', '.join(names)} cannot be fetched: {first} Connect to the Hub once, or use tasks of your own: --task-folder."
+            f"the data of {', '.join(names)} cannot be fetched: {first} Connect to the Hub once, or use tasks of your"
+            " own: --task-folder."
         ) from problem
     except ValueError as problem:
-        raise DataError(f"{', '.join(names)}: lm-eval cannot load the data: {problem} Check the task's YAML file.") from problem
+        raise DataError(
+            f"{', '.join(names)}: lm-eval cannot load the data: {problem} Check the task's YAML file."
+        ) from problem
 
 
 def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore]:
@@ -195,7 +218,11 @@ def scores_of(found: dict[str, Any], names: Sequence[str]) -> Iterator[TaskScore
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            own = [sample for sample in samples if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)]
+            own = [
+                sample
+                for sample in samples
+                if sample["filter"] == chosen and isinstance(sample.get(metric), int | float | bool)
+            ]
             error = results[name].get(f"{metric}_stderr,{chosen}")
             yield TaskScore(
                 task=name,
@@ -220,8 +247,11 @@ def is_better_higher(found: dict[str, Any], task: str, metric: str) -> bool:
     return not any(word in metric for word in LOWER_IS_BETTER) if told is None else bool(told)
 
 
-def task_differences(before: Sequence[TaskScore], after: Sequence[TaskScore]) -> dict[tuple[str, str], Difference | None]:
-    """(task, metric) -> what lies between two models' answers to the same questions; None where a metric is not one of single questions."""
+def task_differences(
+    before: Sequence[TaskScore], after: Sequence[TaskScore]
+) -> dict[tuple[str, str], Difference | None]:
+    """(task, metric) -> what lies between two models' answers to the same questions; None where a metric is not one of
+    single questions."""
     old = {(score.task, score.metric): score for score in before}
     differences: dict[tuple[str, str], Difference | None] = {}
     for score in after:
@@ -240,7 +270,16 @@ def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tup
     """
     for name, task in load_tasks(task_manager(names, folder), names).items():
         for number, document in enumerate(task.eval_docs, 1):
-            choices = task.doc_to_choice(document) if task.config.doc_to_choice is not None else [task.doc_to_target(document)]
+            choices = (
+                task.doc_to_choice(document)
+                if task.config.doc_to_choice is not None
+                else [task.doc_to_target(document)]
+            )
             question = task.doc_to_text(document)
-            # Where the question is a number it is the place of the choice that fills the gap, and the choices hold the text.
-            yield name, f"{name}: question {number}", " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
+            # Where the question is a number it is the place of the choice that fills the gap, and the choices hold the
+            # text.
+            yield (
+                name,
+                f"{name}: question {number}",
+                " ".join(str(part) for part in [question, *choices] if not isinstance(part, int)),
+            )

@@ -1,4 +1,5 @@
-"""Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a finished run."""
+"""Whether continued pre-training worked, what it cost, and what nobody looked at: everything that is known of a
+finished run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,7 +94,8 @@ class Verdict:
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain, or where there are pairs their choice, became better; None where the interval leaves it open."""
+        """Whether the domain, or where there are pairs their choice, became better; None where the interval leaves it
+        open."""
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
@@ -109,19 +111,33 @@ class Verdict:
     def skipped_sentence(self) -> str:
         """`38 of 40 steps were skipped`; empty where none was."""
         skipped, steps = self.skipped_steps
-        return f"{skipped:,} of {steps:,} steps were skipped by the loss guard: events.jsonl has the reasons." if skipped else ""
+        return (
+            f"{skipped:,} of {steps:,} steps were skipped by the loss guard: events.jsonl has the reasons."
+            if skipped
+            else ""
+        )
 
     def outcome(self) -> str:
         """What the evaluation found."""
         if self.examples:
             return " ".join([*(one.sentence() for one in self.examples), *self.cost_of_text()])
         if self.domain is None:
-            return "Whether it worked is not known: no domain documents were compared one by one, so no interval can be given."
-        return f"{domain_sentence(self.domain, 'its base' if self.base is not None else 'before its first step')} {self.forgetting()}"
+            return (
+                "Whether it worked is not known: no domain documents were compared one by one, so no interval can be"
+                " given."
+            )
+        return (
+            f"{domain_sentence(self.domain, 'its base' if self.base is not None else 'before its first step')}"
+            f" {self.forgetting()}"
+        )
 
     def forgetting(self) -> str:
         """What happened to general text."""
-        return general_sentence(self.general) if self.general else "What it forgot is not known: no general set was followed."
+        return (
+            general_sentence(self.general)
+            if self.general
+            else "What it forgot is not known: no general set was followed."
+        )
 
     @property
     def is_of_scores(self) -> bool:
@@ -132,7 +148,9 @@ class Verdict:
         """What a run on examples did to held-out text."""
         if self.is_of_scores:
             return []
-        followed = [(what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None]
+        followed = [
+            (what, found) for what, found in (("domain", self.domain), ("general", self.general)) if found is not None
+        ]
         if not followed:
             return ["What it forgot is not known: no held-out text was followed."]
         return [general_sentence(found, f"held-out {what} text") for what, found in followed]
@@ -145,7 +163,8 @@ class Verdict:
 
 
 def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
-    """As `Difference.outcome`; "unknown" also where only a gain of general text, or only a loss of the domain, is excluded."""
+    """As `Difference.outcome`; "unknown" also where only a gain of general text, or only a loss of the domain, is
+    excluded."""
     outcome = difference.outcome()
     return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
 
@@ -160,13 +179,22 @@ def domain_sentence(domain: Difference, other: str) -> str:
     if outcome in ("better", "worse"):
         what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
         few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
-        return f"{what}: on held-out domain text the model needs {relative(domain)} {how} bits per byte than {other}.{few}"
+        return (
+            f"{what}: on held-out domain text the model needs {relative(domain)} {how} bits per byte than"
+            f" {other}.{few}"
+        )
     if outcome != "unknown":
         gain = percent(max(0.0, -domain.low), domain)
-        return f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded ({evidence(domain)})."
+        return (
+            f"It did not work: a gain of more than {gain:.1f} % on held-out domain text is excluded"
+            f" ({evidence(domain)})."
+        )
     if domain.items < TOO_FEW:
         return f"Whether it worked is unknown: {too_few(domain)}"
-    return f"Whether it worked is unknown: held-out domain text may have become better or worse ({evidence(domain)}).{more(domain)}"
+    return (
+        "Whether it worked is unknown: held-out domain text may have become better or worse"
+        f" ({evidence(domain)}).{more(domain)}"
+    )
 
 
 def general_sentence(general: Difference, what: str = "general text") -> str:
@@ -181,14 +209,20 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
     loss = percent(max(0.0, general.high), general)
     if outcome != "unknown":
         return f"{text} is as good as before: a loss of more than {loss:.1f} % is excluded ({evidence(general)})."
-    return f"Whether {what} became worse is unknown: a loss of {loss:.1f} % cannot be excluded ({evidence(general)}).{more(general)}"
+    return (
+        f"Whether {what} became worse is unknown: a loss of {loss:.1f} % cannot be excluded"
+        f" ({evidence(general)}).{more(general)}"
+    )
 
 
 def evidence(difference: Difference) -> str:
     """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`."""
     low, high = (percent(value, difference) for value in (difference.low, difference.high))
     worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    return f"{100 * difference.level:.0f} % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
+    return (
+        f"{100 * difference.level:.0f} % interval {low:+.1f} to {high:+.1f} % from {difference.items:,}"
+        f" documents{worse}"
+    )
 
 
 def too_few(difference: Difference) -> str:
@@ -201,13 +235,19 @@ def more(difference: Difference) -> str:
     if difference.is_dominated:
         return f" {dominated(difference)}"
     needed = round_up(difference.items_for_negligible() - difference.items)
-    return f" Hold out about {needed:,} more documents for an interval of +-{percent(difference.negligible, difference):.0f} %."
+    return (
+        f" Hold out about {needed:,} more documents for an interval of"
+        f" +-{percent(difference.negligible, difference):.0f} %."
+    )
 
 
 def dominated(difference: Difference) -> str:
     """The warning about one document that decides much of the result."""
     share = 100 * (difference.largest_share or 0)
-    return f"One document holds {share:.0f} % of the bytes and decides much of this: split it or leave it out, and hold out more documents."
+    return (
+        f"One document holds {share:.0f} % of the bytes and decides much of this: split it or leave it out, and hold"
+        " out more documents."
+    )
 
 
 def round_up(number: int, digits: int = 2) -> int:
@@ -223,7 +263,9 @@ def percent(value: float, difference: Difference) -> float:
 
 def relative(difference: Difference) -> str:
     """`19.2 % (95 % interval 18.0 to 20.4 %)`; the sign of both ends is that of the change."""
-    change, *ends = (abs(percent(value, difference)) for value in (difference.difference, difference.low, difference.high))
+    change, *ends = (
+        abs(percent(value, difference)) for value in (difference.difference, difference.low, difference.high)
+    )
     return f"{change:.1f} % ({100 * difference.level:.0f} % interval {min(ends):.1f} to {max(ends):.1f} %)"
 
 
@@ -251,7 +293,10 @@ def verdict_of_run(
     before, after = losses_before_and_after(folder)
     general = set(recipe.evaluation.retain)
     sets, examples = judged_sets(course, before, after, general), read_example_sets(folder / METRICS)
-    parts = {is_general: [one.name for one in sets if one.is_general == is_general and one.difference] for is_general in (True, False)}
+    parts = {
+        is_general: [one.name for one in sets if one.is_general == is_general and one.difference]
+        for is_general in (True, False)
+    }
     domain_of_all, general_of_all = (
         bits_per_byte_difference([before[name] for name in names], [after[name] for name in names]) if names else None
         for names in (parts[False], parts[True])
@@ -286,7 +331,8 @@ def unmentioned(general: Sequence[NotRun], special: Sequence[NotRun]) -> list[No
 
 
 def losses_before_and_after(folder: Path) -> tuple[dict[str, DocumentLosses], dict[str, DocumentLosses]]:
-    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them, or a file is damaged."""
+    """Of each document, before the first step and at the last evaluation; empty where the run did not keep them, or a
+    file is damaged."""
     files = kept_losses(folder)
     if 0 not in files or len(files) < 2:
         return {}, {}
@@ -316,7 +362,9 @@ def judged_sets(
 
 def samples_of(folder: Path) -> list[Sample]:
     """What was written before the first and after the last step, prompt by prompt."""
-    lines = [line for line in read_lines(folder / "samples.jsonl") if {"step", "prompt", "continuation"} <= line.keys()]
+    lines = [
+        line for line in read_lines(folder / "samples.jsonl") if {"step", "prompt", "continuation"} <= line.keys()
+    ]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
     return [
@@ -336,19 +384,32 @@ def left_out(
 ) -> list[NotRun]:
     """What was not looked at, why, and how to; of a model that gives scores, whatever takes text from it."""
     missing = []
-    evaluate = f"cpt evaluate {folder}" if recipe.model.from_scratch else f"cpt evaluate {folder} --against {recipe.model.path}"
+    evaluate = (
+        f"cpt evaluate {folder}"
+        if recipe.model.from_scratch
+        else f"cpt evaluate {folder} --against {recipe.model.path}"
+    )
     if examples and all(one.is_new_head for one in examples):
         return missing_search(contamination)
     if not sets and examples:
-        missing.append(NotRun("held-out text", "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"))
+        missing.append(
+            NotRun(
+                "held-out text", "none was named: `evaluation.perplexity` takes txt or md files, or a `text_column`"
+            )
+        )
     elif not sets:
-        missing.append(NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"))
+        missing.append(
+            NotRun("held-out text", "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`")
+        )
     if sets and not any(one.is_general for one in sets):
         why = f"`evaluation.retain` names no held-out set of general text. A public one: {GENERAL_SET}"
         missing.append(NotRun("forgetting", why))
     if unpaired := [one.name for one in sets if one.difference is None]:
         missing.append(
-            NotRun(f"intervals of {', '.join(unpaired)}", f"no losses by document were kept, or there is one document. {evaluate}")
+            NotRun(
+                f"intervals of {', '.join(unpaired)}",
+                f"no losses by document were kept, or there is one document. {evaluate}",
+            )
         )
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
         missing.append(NotRun("domain test", f"not asked for: {evaluate} --domain-test SET"))

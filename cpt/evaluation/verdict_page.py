@@ -28,13 +28,19 @@ def write_verdict(
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
 ) -> Verdict:
-    """Judge a finished run, and write verdict.md, verdict.json and, where there is something to draw, frontier.png into its folder.
+    """Judge a finished run, and write verdict.md, verdict.json and, where there is something to draw, frontier.png
+    into its folder.
 
     Args:
         evaluation, contamination, serve, not_run, is_complete: as `verdict_of_run` takes them.
     """
     verdict = verdict_of_run(
-        folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=is_complete
+        folder,
+        evaluation=evaluation,
+        contamination=contamination,
+        serve=serve,
+        not_run=not_run,
+        is_complete=is_complete,
     )
     if verdict.is_of_scores:
         verdict = replace(verdict, serve=None)
@@ -44,12 +50,16 @@ def write_verdict(
             plot_frontier({verdict.run: verdict.retention}, general, folder / FRONTIER)
             verdict = replace(verdict, frontier=FRONTIER)
         except (ResourceError, OSError) as problem:
-            verdict = replace(verdict, not_run=[*verdict.not_run, NotRun("the frontier's picture", str(problem).rstrip("."))])
+            verdict = replace(
+                verdict, not_run=[*verdict.not_run, NotRun("the frontier's picture", str(problem).rstrip("."))]
+            )
     try:
         write_whole(folder / PAGE, verdict_page(verdict))
         write_whole(folder / CONTENT, json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n")
     except OSError as problem:
-        record_event(folder, "not_written", f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}")
+        record_event(
+            folder, "not_written", f"The verdict is not written: {problem.strerror}. Again: cpt verdict {folder}"
+        )
     return verdict
 
 
@@ -94,7 +104,9 @@ def examples_table(sets: Sequence[ExampleSet]) -> str:
             if figure is None:
                 continue
             before = "none" if what == "accuracy" and one.has_reference else f"{figure[0]:.4f}"
-            interval = f"{one.interval[0]:.3f} to {one.interval[1]:.3f}" if what == "accuracy" and one.interval else "none"
+            interval = (
+                f"{one.interval[0]:.3f} to {one.interval[1]:.3f}" if what == "accuracy" and one.interval else "none"
+            )
             rows.append((f"{one.name}: {what}", f"{one.examples:,}", before, f"{figure[1]:.4f}", interval))
     return table(("figure", "examples", "before", "after", "95 % interval"), rows) if rows else ""
 
@@ -114,13 +126,19 @@ def sets_table(sets: Sequence[SetVerdict]) -> str:
             f"{100 * (one.after / one.before - 1):+.1f} %",
             "none" if one.difference is None else percent_interval(one.difference),
             worse_share(one.difference),
-            "unknown" if one.difference is None else marked(outcome_of_set(one.difference, is_general=one.is_general), one.difference),
+            (
+                "unknown"
+                if one.difference is None
+                else marked(outcome_of_set(one.difference, is_general=one.is_general), one.difference)
+            ),
         )
         for one in ordered
     ]
     titles = ("set", "kind", "documents", "before", "after", "change", "95 % interval", "documents worse", "verdict")
     warnings = [
-        f"`{one.name}`: {dominated(one.difference)}" for one in ordered if one.difference is not None and one.difference.is_dominated
+        f"`{one.name}`: {dominated(one.difference)}"
+        for one in ordered
+        if one.difference is not None and one.difference.is_dominated
     ]
     return "\n\n".join([table(titles, rows), *warnings])
 
@@ -137,7 +155,11 @@ def scores_table(scores: Sequence[ScoreFinding]) -> str:
             "" if score.against is None else f"{score.against.before:.3f}",
             f"{score.value:.3f}",
             "none" if score.against is None else f"{score.against.low:+.3f} to {score.against.high:+.3f}",
-            "unknown" if score.against is None else marked(score.against.outcome(higher_is_better=score.higher_is_better), score.against),
+            (
+                "unknown"
+                if score.against is None
+                else marked(score.against.outcome(higher_is_better=score.higher_is_better), score.against)
+            ),
         )
         for score in scores
     ]
@@ -154,7 +176,10 @@ def retention(verdict: Verdict) -> str:
     shown = sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)})
     names = list(verdict.retention[0].bits_per_byte)
     rows = [
-        (f"{point.tokens:,}", *(f"{point.bits_per_byte[name]:.4f}" if name in point.bits_per_byte else "" for name in names))
+        (
+            f"{point.tokens:,}",
+            *(f"{point.bits_per_byte[name]:.4f}" if name in point.bits_per_byte else "" for name in names),
+        )
         for point in (verdict.retention[place] for place in shown)
     ]
     return table(("tokens", *names), rows)
@@ -164,7 +189,10 @@ def sources_table(verdict: Verdict) -> str:
     """A row for each source."""
     if not verdict.sources:
         return ""
-    rows = [(one.name, f"{one.documents:,}", f"{100 * one.share:.1f} %", one.licence or "not given") for one in verdict.sources]
+    rows = [
+        (one.name, f"{one.documents:,}", f"{100 * one.share:.1f} %", one.licence or "not given")
+        for one in verdict.sources
+    ]
     return table(("source", "documents", "share of the tokens", "licence"), rows)
 
 
@@ -176,11 +204,13 @@ def contamination(verdict: Verdict) -> str:
     if found is None:
         return told
     hits = [
-        f"- `{hit.where}` ({hit.source}): {hit.share:.0%} of {hit.set_name}, `{hit.evaluation_document}`" for hit in found.hits[:HITS_SHOWN]
+        f"- `{hit.where}` ({hit.source}): {hit.share:.0%} of {hit.set_name}, `{hit.evaluation_document}`"
+        for hit in found.hits[:HITS_SHOWN]
     ]
     more = found.num_contaminated - len(hits)
     copies = [
-        f"- `{copy.where}` ({copy.source}): exact copy of {copy.set_name}, `{copy.evaluation_document}`; not trained on"
+        f"- `{copy.where}` ({copy.source}): exact copy of {copy.set_name}, `{copy.evaluation_document}`; not"
+        " trained on"
         for copy in found.exact_copies[:HITS_SHOWN]
     ]
     more_copies = found.num_exact_copies - len(copies)
@@ -191,7 +221,9 @@ def contamination(verdict: Verdict) -> str:
 
 def samples(verdict: Verdict) -> str:
     """Side by side: what the base wrote, and what the model writes."""
-    rows = [[in_a_cell(text) for text in (one.prompt, one.before, one.after)] for one in verdict.samples[:SAMPLES_SHOWN]]
+    rows = [
+        [in_a_cell(text) for text in (one.prompt, one.before, one.after)] for one in verdict.samples[:SAMPLES_SHOWN]
+    ]
     return table(("prompt", "before", "after"), rows, numbers=False) if rows else ""
 
 
@@ -208,7 +240,11 @@ def marked(outcome: Outcome, difference: Difference) -> str:
 
 def worse_share(difference: Difference | None) -> str:
     """Of the documents, those that need more bits than before."""
-    return "" if difference is None or difference.num_worse is None else f"{100 * difference.num_worse / difference.items:.0f} %"
+    return (
+        ""
+        if difference is None or difference.num_worse is None
+        else f"{100 * difference.num_worse / difference.items:.0f} %"
+    )
 
 
 def percent_interval(difference: Difference) -> str:

@@ -13,7 +13,9 @@ def add_section(folder: Path, title: str, lines: Sequence[str]) -> None:
     card = (folder / CARD).read_text(encoding="utf-8")
     section = f"## {title}\n\n" + "\n".join(f"- {line}" for line in lines) + "\n\n"
     before, found, after = card.partition("## Limits\n")
-    write_whole(folder / CARD, f"{before}{section}{found}{after}" if found else f"{card.rstrip()}\n\n{section.rstrip()}\n")
+    write_whole(
+        folder / CARD, f"{before}{section}{found}{after}" if found else f"{card.rstrip()}\n\n{section.rstrip()}\n"
+    )
 
 
 def replace_serving(folder: Path, commands: Sequence[str]) -> None:

@@ -44,7 +44,9 @@ class Way:
         chosen = {"--quantize": self.quantize, "--gguf": self.gguf, "--adapter-only": self.adapter_only or None}
         given = [name for name, value in chosen.items() if value is not None]
         if len(given) > 1:
-            raise RecipeError(f"{' and '.join(given)} are different ways out. Choose one; each takes its own --output.")
+            raise RecipeError(
+                f"{' and '.join(given)} are different ways out. Choose one; each takes its own --output."
+            )
         if self.pth is not None and given:
             raise RecipeError(f"--pth holds a whole model, {given[0]} writes none. Leave one of them out.")
         if self.max_rise is not None and self.quantize is None and self.gguf is None:
@@ -62,25 +64,45 @@ class Way:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, one of its checkpoints, a model or an adapter.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The new folder. Without it only --push-to-hub.")] = None,
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, one of its checkpoints, a model or an adapter.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The new folder. Without it only --push-to-hub.")
+    ] = None,
     dtype: Annotated[
-        DtypeName | None, typer.Option(help="What the weights are written in.", show_default="bfloat16; float32 for --gguf f32 and f16")
+        DtypeName | None,
+        typer.Option(help="What the weights are written in.", show_default="bfloat16; float32 for --gguf f32 and f16"),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Largest file: 5GB, 500MB.")] = LARGEST_FILE,
-    quantize: Annotated[Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")] = None,
+    quantize: Annotated[
+        Method | None, typer.Option(help="Linear layers in 8 or 4 bits: torchao; nf4: bitsandbytes.")
+    ] = None,
     gguf: Annotated[GgufType | None, typer.Option(help="One file for llama.cpp and Ollama, of this type.")] = None,
     max_rise: Annotated[
-        float | None, typer.Option(help="Of --quantize and --gguf: bits per byte may rise by this share.", show_default="by size and gain")
+        float | None,
+        typer.Option(
+            help="Of --quantize and --gguf: bits per byte may rise by this share.", show_default="by size and gain"
+        ),
     ] = None,
     pth: Annotated[Path | None, typer.Option(help="Write all weights to this .pth file too.")] = None,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")] = False,
-    text: Annotated[Path | None, typer.Option(help="Compare on this text file instead of our passage or the run's held-out text.")] = None,
-    tolerance: Annotated[float | None, typer.Option(min=0, help="Largest difference allowed, as a share of the largest logit.")] = None,
-    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload the proven export to the Hugging Face Hub.")] = None,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Of a LoRA run: the adapter, not merged.")
+    ] = False,
+    text: Annotated[
+        Path | None, typer.Option(help="Compare on this text file instead of our passage or the run's held-out text.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Largest difference allowed, as a share of the largest logit.")
+    ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the proven export to the Hugging Face Hub.")
+    ] = None,
     private: Annotated[bool, typer.Option("--private", help="Of --push-to-hub: only its owner sees it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Of --push-to-hub: publish without asking.")] = False,
-    module: Annotated[str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")] = None,
+    module: Annotated[
+        str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
+    ] = None,
 ) -> None:
     """Write a model that transformers, vLLM and llama.cpp read, and prove that it is the one that was trained.
 
@@ -90,12 +112,26 @@ def command(
     if (private or yes) and push_to_hub is None:
         raise RecipeError("--private and --yes belong to --push-to-hub OWNER/NAME.")
     of_adapters = {"--text": text is not None, "--import": module is not None}
-    of_models = {"--dtype": dtype is not None, "--tolerance": tolerance is not None, "--max-shard-size": max_shard_size != LARGEST_FILE}
-    of_ways = {"--quantize": quantize, "--gguf": gguf, "--max-rise": max_rise, "--pth": pth, "--adapter-only": adapter_only or None}
+    of_models = {
+        "--dtype": dtype is not None,
+        "--tolerance": tolerance is not None,
+        "--max-shard-size": max_shard_size != LARGEST_FILE,
+    }
+    of_ways = {
+        "--quantize": quantize,
+        "--gguf": gguf,
+        "--max-rise": max_rise,
+        "--pth": pth,
+        "--adapter-only": adapter_only or None,
+    }
     if output is None and push_to_hub is not None:
-        refuse_ignored(of_adapters | of_models | {name: value is not None for name, value in of_ways.items()}, "without --output")
+        refuse_ignored(
+            of_adapters | of_models | {name: value is not None for name, value in of_ways.items()}, "without --output"
+        )
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
-    refuse_ignored({"--max-shard-size": of_models["--max-shard-size"] and gguf is not None}, "with --gguf, which writes one file")
+    refuse_ignored(
+        {"--max-shard-size": of_models["--max-shard-size"] and gguf is not None}, "with --gguf, which writes one file"
+    )
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:

@@ -1,10 +1,12 @@
-"""What quantising costs: bits per byte, the shift of the probabilities, the first choices; and how much of it is allowed.
+"""What quantising costs: bits per byte, the shift of the probabilities, the first choices; and how much of it is
+allowed.
 
-Two bounds, and the smaller holds. **A smaller model**: quantising saves memory, and so would fewer parameters. By the fit of Besiroglu et
-al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the part of the loss that hangs on the number of parameters N is
-482.01 N^-0.3478 nats a token; an unquantised model of the size that the quantised one has would lose the difference. A quantised model that
-loses more is not worth its memory. **The run**: what quantising loses may be no more than half of what the run gained on its own held-out
-text; otherwise most of the training would be thrown away on the way out.
+Two bounds, and the smaller holds. **A smaller model**: quantising saves memory, and so would fewer parameters. By the
+fit of Besiroglu et al. 2024 (arxiv.org/abs/2404.10102, to the runs of Hoffmann et al. 2022) the part of the loss that
+hangs on the number of parameters N is
+482.01 N^-0.3478 nats a token; an unquantised model of the size that the quantised one has would lose the difference. A
+quantised model that loses more is not worth its memory. **The run**: what quantising loses may be no more than half of
+what the run gained on its own held-out text; otherwise most of the training would be thrown away on the way out.
 """
 
 import math
@@ -31,7 +33,8 @@ class Cost:
 
     Attributes:
         before, after: bits per byte.
-        divergence: mean Kullback-Leibler divergence of the quantised model's probabilities from the other's, in nats a token.
+        divergence: mean Kullback-Leibler divergence of the quantised model's probabilities from the other's, in nats a
+            token.
         agreement: share of the tokens whose most probable successor is the same.
         allowed: rise in bits per byte.
         reason: where that bound comes from.
@@ -57,8 +60,9 @@ class Cost:
     def __str__(self) -> str:
         rise, allowed = self.rise / self.before, self.allowed / self.before
         return (
-            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}, allowed {allowed:+.2%}: {self.reason}); "
-            f"mean KL divergence {self.divergence:.2g} nats a token, same first choice for {self.agreement:.1%} of the tokens"
+            f"{self.before:.4f} -> {self.after:.4f} bits per byte ({rise:+.2%}, allowed {allowed:+.2%}:"
+            f" {self.reason}); mean KL divergence {self.divergence:.2g} nats a token, same first choice for"
+            f" {self.agreement:.1%} of the tokens"
         )
 
 
@@ -75,7 +79,9 @@ def cost(before: Sequence[torch.Tensor], after: Logits, text: JudgedText, bound:
         targets = torch.tensor(window[1:])
         other = after(window)[:-1, : logits.shape[-1]]
         old, new = logits[:-1, : other.shape[-1]].log_softmax(-1), other.log_softmax(-1)
-        nats += torch.tensor([F.nll_loss(one, targets, reduction="sum").item() for one in (old, new)], dtype=torch.float64)
+        nats += torch.tensor(
+            [F.nll_loss(one, targets, reduction="sum").item() for one in (old, new)], dtype=torch.float64
+        )
         divergence += F.kl_div(new, old, reduction="sum", log_target=True).item()
         same += int((old.argmax(-1) == new.argmax(-1)).sum())
     tokens = text.num_predicted

@@ -1,4 +1,5 @@
-"""`cpt export --gguf`: the whole export first, then one file made of it for llama.cpp and Ollama, read back and judged."""
+"""`cpt export --gguf`: the whole export first, then one file made of it for llama.cpp and Ollama, read back and
+judged."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from cpt.exporting.quantised import refuse_costly
 from cpt.exporting.quantised_export import OF_THE_WHOLE
 
 LLAMA_CPP_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2}
-"""Share of the largest logit: for files in 16 bits llama.cpp rounds activations to 16 bits, too; it takes exponentials from a table."""
+"""Share of the largest logit: for files in 16 bits llama.cpp rounds activations to 16 bits, too; it takes exponentials
+from a table."""
 
 
 def export_gguf(trained: Trained, output: Path, wish: Wish, kind: GgufType, max_rise: float | None) -> Iterator[str]:
@@ -46,7 +48,8 @@ def export_gguf(trained: Trained, output: Path, wish: Wish, kind: GgufType, max_
             yield from told
             add_section(unfinished, "GGUF", told)
             replace_serving(
-                unfinished, [f"llama-server -m {file.name} --port 8080", f"llama-cli -m {file.name} -p 'Once upon a time' -n 64"]
+                unfinished,
+                [f"llama-server -m {file.name} --port 8080", f"llama-cli -m {file.name} -p 'Once upon a time' -n 64"],
             )
             size = file.stat().st_size
     finally:
@@ -55,7 +58,9 @@ def export_gguf(trained: Trained, output: Path, wish: Wish, kind: GgufType, max_
     yield f"Serve it: llama-server -m {output / file.name}"
 
 
-def converted(trained: Trained, whole: Path, file: Path, wish: Wish, kind: GgufType, max_rise: float | None) -> Iterator[str]:
+def converted(
+    trained: Trained, whole: Path, file: Path, wish: Wish, kind: GgufType, max_rise: float | None
+) -> Iterator[str]:
     """Write the file, read it back, judge it."""
     tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
     family = family_of(config, "FOLDER")
@@ -69,14 +74,22 @@ def converted(trained: Trained, whole: Path, file: Path, wish: Wish, kind: GgufT
     expected = logits_of(model, text)  # of the numbers that the file holds
     found = difference(expected, logits_read_back(file, text), torch.float32)
     if not found.is_allowed:
-        raise CheckpointError(f"{file.name} read back by plain transformers says something else: largest difference of logits {found}.")
-    yield f"Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits {found}."
+        raise CheckpointError(
+            f"{file.name} read back by plain transformers says something else: largest difference of logits {found}."
+        )
+    yield (
+        "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits"
+        f" {found}."
+    )
     reader = llama_cpp(file, max(len(text.ids), *(len(window) for window in judge.text.windows)))
     num_bytes = file.stat().st_size
     if reader is not None:
         yield read_by_llama_cpp(reader, tokenizer, text, expected, kind)
     else:
-        yield "NOT CHECKED in llama.cpp itself: llama-cpp-python is not installed. pip install llama-cpp-python (it compiles llama.cpp)."
+        yield (
+            "NOT CHECKED in llama.cpp itself: llama-cpp-python is not installed. pip install llama-cpp-python (it"
+            " compiles llama.cpp)."
+        )
     if kind not in UNQUANTISED:
         yield refuse_costly(judge.cost(before, model if reader is None else reader.logits, num_bytes), kind)
         computed = "transformers, with the file's numbers" if reader is None else "llama.cpp"
@@ -86,8 +99,11 @@ def converted(trained: Trained, whole: Path, file: Path, wish: Wish, kind: GgufT
         reader.close()
 
 
-def read_by_llama_cpp(reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, text: ProofText, expected: torch.Tensor, kind: str) -> str:
-    """The same tokens and, of unquantised files, the same logits; of the others llama.cpp rounds activations, too, and they are judged.
+def read_by_llama_cpp(
+    reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, text: ProofText, expected: torch.Tensor, kind: str
+) -> str:
+    """The same tokens and, of unquantised files, the same logits; of the others llama.cpp rounds activations, too, and
+    they are judged.
 
     Raises:
         CheckpointError: it says something else.
@@ -95,7 +111,12 @@ def read_by_llama_cpp(reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, text
     tokens = refuse_other_tokens(reader, tokenizer, text)
     found = difference(expected, reader.logits(text.ids), torch.float32, LLAMA_CPP_TOLERANCES.get(kind))
     if kind in UNQUANTISED and not found.is_allowed:
-        raise CheckpointError(f"llama.cpp computes something else from the file: largest difference of logits {found}.")
+        raise CheckpointError(
+            f"llama.cpp computes something else from the file: largest difference of logits {found}."
+        )
     if kind in UNQUANTISED:
         return f"Read by llama.cpp: {tokens}, largest difference of logits {found}."
-    return f"Read by llama.cpp, which rounds activations, too: {tokens}, largest difference of logits {found.largest:.2g}."
+    return (
+        f"Read by llama.cpp, which rounds activations, too: {tokens}, largest difference of logits"
+        f" {found.largest:.2g}."
+    )

@@ -84,7 +84,8 @@ def rms_metadata(writer: Any, config: Config) -> None:
 
 
 def unlike_rotation(config: Config) -> str | None:
-    """Stretched rotary embeddings: llama.cpp knows several, transformers does not read them back, so nothing would prove them."""
+    """Stretched rotary embeddings: llama.cpp knows several, transformers does not read them back, so nothing would
+    prove them."""
     kind = config.rope_parameters.get("rope_type", "default")
     return None if kind == "default" else f"its rotary embeddings are stretched ({kind})"
 
@@ -93,7 +94,11 @@ def unlike_window(config: Config) -> str | None:
     """A sliding window that llama.cpp does not read for these families."""
     window = vars(config).get("sliding_window")
     is_used = vars(config).get("use_sliding_window", True)
-    return f"it attends in a sliding window of {window} tokens" if window and is_used and window < config.max_position_embeddings else None
+    return (
+        f"it attends in a sliding window of {window} tokens"
+        if window and is_used and window < config.max_position_embeddings
+        else None
+    )
 
 
 def unlike_llama(config: Config) -> str | None:
@@ -107,7 +112,8 @@ def unlike_llama(config: Config) -> str | None:
 
 
 def llama_tensor(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
-    """llama.cpp rotates neighbouring dimensions (0, 1), (2, 3), ...; transformers the two halves of a head: so rows change places."""
+    """llama.cpp rotates neighbouring dimensions (0, 1), (2, 3), ...; transformers the two halves of a head: so rows
+    change places."""
     if name.endswith((".q_proj.weight", ".k_proj.weight")):
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         halves = tensor.unflatten(0, (heads, 2, -1))  # head, half, dimension of the half, input
@@ -155,7 +161,11 @@ def unlike_gpt2(config: Config) -> str | None:
     """llama.cpp has GPT-2's own attention scale and activation only."""
     if config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         return "its attention is scaled otherwise than GPT-2's"
-    return None if config.activation_function in ("gelu_new", "gelu_pytorch_tanh") else f"its activation is {config.activation_function}"
+    return (
+        None
+        if config.activation_function in ("gelu_new", "gelu_pytorch_tanh")
+        else f"its activation is {config.activation_function}"
+    )
 
 
 def gpt2_metadata(writer: Any, config: Config) -> None:

@@ -14,7 +14,9 @@ from cpt.exporting.gguf_types import GgufType, decode, encode, file_type, type_o
 from cpt.models.inventory import vocabulary_size
 
 
-def write_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, family: Family, file: Path, kind: GgufType, name: str) -> str:
+def write_gguf(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, family: Family, file: Path, kind: GgufType, name: str
+) -> str:
     """One file with all of a model; afterwards the model computes with the numbers that the file holds.
 
     Returns:
@@ -71,8 +73,8 @@ def gguf_name(names: Any, name: str) -> str:
 def put_back(tensor: torch.Tensor, part: torch.Tensor, stored_as: str) -> None:
     """Give a parameter, or a part of it that is a view, the numbers that readers will get.
 
-    A part that is a copy has its rows in another order, or is stored exactly; and each row is rounded by itself. So rounding the parameter
-    as it lies comes to the same.
+    A part that is a copy has its rows in another order, or is stored exactly; and each row is rounded by itself. So
+    rounding the parameter as it lies comes to the same.
     """
     own = part if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() else tensor
     data, quantisation = encode(own, stored_as)

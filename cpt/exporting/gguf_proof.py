@@ -1,4 +1,5 @@
-"""That a GGUF file says what the model says: read back by transformers in a process of its own, and by llama.cpp where it is installed."""
+"""That a GGUF file says what the model says: read back by transformers in a process of its own, and by llama.cpp where
+it is installed."""
 
 import json
 import os
@@ -19,21 +20,30 @@ RELOAD = Path(__file__).with_name("reload_gguf.py")
 
 
 def logits_read_back(file: Path, text: ProofText) -> torch.Tensor:
-    """[T, V] in fp32, as plain transformers reads the file, tokenizer and metadata included, where this package cannot be imported.
+    """[T, V] in fp32, as plain transformers reads the file, tokenizer and metadata included, where this package cannot
+    be imported.
 
     Raises:
         CheckpointError: it cannot be read, or gives other tokens.
     """
     with tempfile.TemporaryDirectory() as scratch:
         job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
-        content = {"file": str(file), "text": text.text, "tokens": len(text.ids), "ids": text.ids, "output": str(output)}
+        content = {
+            "file": str(file),
+            "text": text.text,
+            "tokens": len(text.ids),
+            "ids": text.ids,
+            "output": str(output),
+        }
         job.write_text(json.dumps(content))
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
-        ended = subprocess.run([sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-I", str(RELOAD), str(job)], env=environment, capture_output=True, text=True
+        )
         if ended.returncode != 0:
             raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}. A newer one than "
-                f"{transformers.__version__} may; otherwise take another way out, such as --quantize."
+                f"plain transformers, in a process without cpt, cannot read {file.name}: {reason_of(ended.stderr)}. A"
+                f" newer one than {transformers.__version__} may; otherwise take another way out, such as --quantize."
             )
         return load_file(output)["logits"]
 
@@ -46,7 +56,11 @@ class LlamaCpp:
 
         size = {"n_ctx": num_tokens + 1, "n_batch": num_tokens + 1}
         threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
-        exact = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "n_gpu_layers": 0}  # its keys and values are in 16 bits otherwise
+        exact = {
+            "type_k": GGML_TYPE_F32,
+            "type_v": GGML_TYPE_F32,
+            "n_gpu_layers": 0,
+        }  # its keys and values are in 16 bits otherwise
         self._model = Llama(str(file), logits_all=True, verbose=False, **size, **threads, **exact)
 
     def tokens(self, text: str) -> list[int]:
@@ -98,7 +112,11 @@ def refuse_other_tokens(reader: LlamaCpp, tokenizer: PreTrainedTokenizerBase, te
             spaced = True  # llama.cpp begins anew after each added token, as older SentencePiece tokenizers did
         else:
             refuse_other(theirs, ours, sample)
-    return "the same tokens (after an added token it puts a space that the tokenizer does not)" if spaced else "the same tokens"
+    return (
+        "the same tokens (after an added token it puts a space that the tokenizer does not)"
+        if spaced
+        else "the same tokens"
+    )
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -117,4 +135,6 @@ def refuse_other(theirs: list[int], ours: list[int], sample: str) -> None:
         pairs = enumerate(zip(ours, theirs, strict=False))
         at = next((place for place, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
         found = f"{theirs[at : at + 5]} from number {at} on, not {ours[at : at + 5]}"
-        raise CheckpointError(f"llama.cpp reads {sample[:40]!r} as other tokens: {found}. Take another way out: cpt export --quantize")
+        raise CheckpointError(
+            f"llama.cpp reads {sample[:40]!r} as other tokens: {found}. Take another way out: cpt export --quantize"
+        )

@@ -1,4 +1,5 @@
-"""A tokenizer as a GGUF file holds it: tokens, their kinds, merges or scores, and the rule that splits text before merging."""
+"""A tokenizer as a GGUF file holds it: tokens, their kinds, merges or scores, and the rule that splits text before
+merging."""
 
 import json
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, rows: int) -> Vocabulary:
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if content["model"]["type"] != "BPE":
         raise CheckpointError(
-            f"--gguf writes tokenizers of byte pairs (BPE); this one is {content['model']['type']}. Use llama.cpp's convert_hf_to_gguf.py."
+            f"--gguf writes tokenizers of byte pairs (BPE); this one is {content['model']['type']}. Use llama.cpp's"
+            " convert_hf_to_gguf.py."
         )
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
     is_byte_level = '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
@@ -88,13 +90,19 @@ def splitting_rule(content: dict[str, Any]) -> str:
     splits = [step for step in steps if step["type"] != "ByteLevel"]
     levels = [step for step in steps if step["type"] == "ByteLevel"]
     plain = all(step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"] for step in splits)
-    if plain and len(levels) == 1 and not levels[0]["add_prefix_space"] and len(splits) == (0 if levels[0]["use_regex"] else 1):
+    if (
+        plain
+        and len(levels) == 1
+        and not levels[0]["add_prefix_space"]
+        and len(splits) == (0 if levels[0]["use_regex"] else 1)
+    ):
         rule = splits[0]["pattern"].get("Regex", "?") if splits else ""
         if (name := SPLITS.get(rule)) is not None:
             return IGNORING_MERGES.get(name, "?") if content["model"].get("ignore_merges") else name
     raise CheckpointError(
-        "llama.cpp has no name for the way in which this tokenizer splits text into words, so it would read other tokens. Those of "
-        "GPT-2, Qwen2, Llama 3 and `cpt tokenizer train` have one; llama.cpp's convert_hf_to_gguf.py knows more."
+        "llama.cpp has no name for the way in which this tokenizer splits text into words, so it would read other"
+        " tokens. Those of GPT-2, Qwen2, Llama 3 and `cpt tokenizer train` have one; llama.cpp's convert_hf_to_gguf.py"
+        " knows more."
     )
 
 

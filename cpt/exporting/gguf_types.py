@@ -1,4 +1,5 @@
-"""How each tensor of a GGUF file is stored: the type that the user chose, and what stays more exact whatever the choice."""
+"""How each tensor of a GGUF file is stored: the type that the user chose, and what stays more exact whatever the
+choice."""
 
 from typing import Any, Literal
 
@@ -26,7 +27,9 @@ def check_gguf() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as problem:
-        raise ResourceError("--gguf needs llama.cpp's own package for the format: pip install 'cpt[gguf]'") from problem
+        raise ResourceError(
+            "--gguf needs llama.cpp's own package for the format: pip install 'cpt[gguf]'"
+        ) from problem
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: GgufType) -> str:

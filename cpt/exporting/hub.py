@@ -1,4 +1,5 @@
-"""`cpt export --push-to-hub`: what will be seen is said first, the proven folder is uploaded, and every byte is compared with the Hub's."""
+"""`cpt export --push-to-hub`: what will be seen is said first, the proven folder is uploaded, and every byte is
+compared with the Hub's."""
 
 import hashlib
 from collections.abc import Iterator
@@ -30,14 +31,20 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is no name on the Hub. Write it as OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
-        raise RecipeError("--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private.")
+        raise RecipeError(
+            "--push-to-hub makes the model public, and nobody is there to be asked. Add --yes, or --private."
+        )
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
-        raise ResourceError("--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again.")
+        raise ResourceError(
+            "--push-to-hub needs the network, and HF_HUB_OFFLINE is set. Unset it, and run the command again."
+        )
     api = HfApi()
     if api.token is None and not has_token():
-        raise ResourceError(f"--push-to-hub needs a token that may write. Make one at {TOKENS}, then: hf auth login, or set HF_TOKEN.")
+        raise ResourceError(
+            f"--push-to-hub needs a token that may write. Make one at {TOKENS}, then: hf auth login, or set HF_TOKEN."
+        )
     try:
         who = api.whoami()
     except broken() as problem:
@@ -45,7 +52,9 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(f"the token is {who['name']}'s, who may not write to {owner}. Yours are: {', '.join(own)}.")
+        raise ResourceError(
+            f"the token is {who['name']}'s, who may not write to {owner}. Yours are: {', '.join(own)}."
+        )
 
 
 def has_token() -> bool:
@@ -72,18 +81,27 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
             typer.echo(line)
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
-    failures: tuple[type[Exception], ...] = (RuntimeError, *broken())  # a RuntimeError wraps what happened to one large file
+    failures: tuple[type[Exception], ...] = (
+        RuntimeError,
+        *broken(),
+    )  # a RuntimeError wraps what happened to one large file
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         is_private = api.model_info(name).private
         if private and not is_private:
-            raise RecipeError(f"{name} exists and is public. Make it private in its settings, or push under another name.")
-        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, exported and proven by cpt")
+            raise RecipeError(
+                f"{name} exists and is public. Make it private in its settings, or push under another name."
+            )
+        commit = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=f"{folder.name}, exported and proven by cpt"
+        )
         different = differing_files(api, folder, name, commit.oid)
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     if different:
-        raise CheckpointError(f"{name} holds other bytes than {folder}: {', '.join(different)}. Push again: {again(folder, name)}")
+        raise CheckpointError(
+            f"{name} holds other bytes than {folder}: {', '.join(different)}. Push again: {again(folder, name)}"
+        )
     files = [file for file in folder.rglob("*") if file.is_file()]
     yield f"Pushed {len(files)} files to {url}, commit {commit.oid[:12]}; the Hub's hashes are those of {folder}."
 
@@ -93,7 +111,10 @@ def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str
     files = [file for file in folder.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 1e6
     seen = "its owner alone" if private else "EVERYBODY"
-    yield f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; README.md tells recipe, data and figures."
+    yield (
+        f"To {name}, to be seen by {seen}: {len(files)} files, {size:,.1f} MB; README.md tells recipe, data and"
+        " figures."
+    )
     card = (folder / CARD).read_text(encoding="utf-8")
     base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
     if base is not None:
@@ -104,7 +125,10 @@ def what_will_be_seen(folder: Path, name: str, *, private: bool) -> Iterator[str
         yield f"Data: {source}, licence {licence}."
     unstated = base is None or LICENCE_NOT_KNOWN in base or any(licence == LICENCE_NOT_KNOWN for _, licence in sources)
     if unstated and not private:
-        yield "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the base's own card)."
+        yield (
+            "warning: not every licence is stated here. Make sure that you may publish it (data.sources[].licence, the"
+            " base's own card)."
+        )
 
 
 def data_rows(rows: list[list[str]]) -> Iterator[list[str]]:
@@ -124,7 +148,9 @@ def differing_files(api: "HfApi", folder: Path, name: str, commit: str) -> list[
     from huggingface_hub.hf_api import RepoFile
 
     local = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    remote = {one.path: one for one in api.get_paths_info(name, list(local), revision=commit) if isinstance(one, RepoFile)}
+    remote = {
+        one.path: one for one in api.get_paths_info(name, list(local), revision=commit) if isinstance(one, RepoFile)
+    }
     return [path for path, file in local.items() if path not in remote or not is_same(remote[path], file)]
 
 
@@ -146,12 +172,20 @@ def again(folder: Path, name: str) -> str:
 
 def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     """The Hub's answer with its remedy."""
-    kept = "" if folder is None else f" The export is in {folder}; what the Hub has already is not sent again: {again(folder, name)}"
+    kept = (
+        ""
+        if folder is None
+        else f" The export is in {folder}; what the Hub has already is not sent again: {again(folder, name)}"
+    )
     response = vars(problem).get("response")  # of huggingface_hub's errors, and of those of httpx that it lets through
     status = None if response is None else response.status_code
     if status == 401:
-        return ResourceError(f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.{kept}")
+        return ResourceError(
+            f"the Hub does not know the token. Make one that may write at {TOKENS}, then: hf auth login.{kept}"
+        )
     if status == 403:
-        return ResourceError(f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.{kept}")
+        return ResourceError(
+            f"the token may not write to {name}. Make one that may at {TOKENS}, then: hf auth login.{kept}"
+        )
     reason = str(problem).strip().splitlines() or [type(problem).__name__]
     return ResourceError(f"the Hub cannot be reached, or does not take it: {reason[0][:200]}.{kept}")

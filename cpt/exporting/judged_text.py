@@ -1,4 +1,5 @@
-"""The text that a quantised model is judged on: the run's own held-out documents, or the user's file, or our passage."""
+"""The text that a quantised model is judged on: the run's own held-out documents, or the user's file, or our
+passage."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -52,7 +53,9 @@ class JudgedText:
         return sum(len(window) - 1 for window in self.windows)
 
 
-def judged_text(trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None) -> JudgedText:
+def judged_text(
+    trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
+) -> JudgedText:
     """The best text there is.
 
     Args:
@@ -68,19 +71,28 @@ def judged_text(trained: Trained, tokenizer: PreTrainedTokenizerBase, config: Pr
         except (OSError, UnicodeDecodeError) as problem:
             raise DataError(f"--text {file} cannot be read: {problem}") from problem
     if trained.run is not None and trained.recipe is not None:
-        with suppress(CptError):  # the files are elsewhere now: what is said in the end names the text that was taken instead
+        with suppress(
+            CptError
+        ):  # the files are elsewhere now: what is said in the end names the text that was taken instead
             documents = held_out_documents(trained.run, trained.recipe, tokenizer)
             return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
-    return in_windows("our own passage, which is short: --text FILE gives a page of your domain", [TEXT], tokenizer, config)
+    return in_windows(
+        "our own passage, which is short: --text FILE gives a page of your domain", [TEXT], tokenizer, config
+    )
 
 
 def held_out_documents(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Of every set in turn, so that none is crowded out; found among the files by the hashes that the run's evaluations kept."""
+    """Of every set in turn, so that none is crowded out; found among the files by the hashes that the run's
+    evaluations kept."""
     kept = list(kept_losses(run).values())
-    hashes = {number for one in load_losses(kept[-1]).values() for number in one.hashes.tolist()} if kept else set[int]()
+    hashes = (
+        {number for one in load_losses(kept[-1]).values() for number in one.hashes.tolist()} if kept else set[int]()
+    )
     data, evaluation = sections_of(recipe)
     sources = keyed_sources(data, evaluation)
-    texts = [islice(texts_of(data, recipe.seed, source, key, hashes, tokenizer), DOCUMENTS_A_SET) for key, source in sources]
+    texts = [
+        islice(texts_of(data, recipe.seed, source, key, hashes, tokenizer), DOCUMENTS_A_SET) for key, source in sources
+    ]
     while texts:
         for one in list(texts):
             text = next(one, None)
@@ -93,7 +105,8 @@ def held_out_documents(run: Path, recipe: Recipe, tokenizer: PreTrainedTokenizer
 def texts_of(
     data: Data, seed: int, source: DocumentSource, key: str, hashes: set[int], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[str]:
-    """A source's documents that were held out, as far as a look at its beginning finds them; nothing is tokenised for it."""
+    """A source's documents that were held out, as far as a look at its beginning finds them; nothing is tokenised for
+    it."""
     opened = open_source(data, source, key, DocumentEncoder(tokenizer), default_cache_dir(), seed)
     work, plan = opened.work, opened.plan
     items = (item for pieces in plan.shards for piece in pieces for item in read_piece(source, piece, key))
@@ -101,7 +114,9 @@ def texts_of(
     yield from (text for text, _ in keep(documents, work, Counter()) if xxh3_64_intdigest(text.encode()) in hashes)
 
 
-def in_windows(where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> JudgedText:
+def in_windows(
+    where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+) -> JudgedText:
     """Beginnings of documents in windows of tokens, until there are enough.
 
     Raises:

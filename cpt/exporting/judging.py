@@ -33,7 +33,9 @@ class Judge:
         """Of the unquantised model, to compare others with."""
         return logits_of_windows(model, self.text)
 
-    def cost(self, before: list[torch.Tensor], after: nn.Module | Callable[[list[int]], torch.Tensor], num_bytes: int) -> Cost:
+    def cost(
+        self, before: list[torch.Tensor], after: nn.Module | Callable[[list[int]], torch.Tensor], num_bytes: int
+    ) -> Cost:
         """What a quantised model of so many bytes says worse.
 
         Args:

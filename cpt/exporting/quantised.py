@@ -1,4 +1,5 @@
-"""A quantised model: its linear layers in 8 or 4 bits, by torchao or bitsandbytes through transformers, proven and judged."""
+"""A quantised model: its linear layers in 8 or 4 bits, by torchao or bitsandbytes through transformers, proven and
+judged."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -37,12 +38,19 @@ def check_quantising(method: Method, dtype: torch.dtype) -> None:
     if method != "int4":
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        raise ResourceError(f"--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and there is none. {INSTEAD}")
+        raise ResourceError(
+            "--quantize int4 packs weights for the tensor cores of a GPU (Ampere or newer), and there is none."
+            f" {INSTEAD}"
+        )
     if dtype != torch.bfloat16:
-        raise ResourceError(f"the kernels of --quantize int4 compute in bfloat16 alone. Leave --dtype out, or: {INSTEAD}")
+        raise ResourceError(
+            f"the kernels of --quantize int4 compute in bfloat16 alone. Leave --dtype out, or: {INSTEAD}"
+        )
 
 
-def write_quantised(whole: Path, folder: Path, method: Method, judge: Judge, text: ProofText, max_shard_size: str) -> Iterator[str]:
+def write_quantised(
+    whole: Path, folder: Path, method: Method, judge: Judge, text: ProofText, max_shard_size: str
+) -> Iterator[str]:
     """Quantise a whole export into another folder, prove what was stored, and judge what it cost.
 
     Raises:
@@ -60,8 +68,13 @@ def write_quantised(whole: Path, folder: Path, method: Method, judge: Judge, tex
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     found = difference(expected, logits_in_another_process(folder, text, dtype, device=device), dtype)
     if not found.is_allowed:
-        raise CheckpointError(f"the quantised model loaded back says something else: largest difference of logits {found}.")
-    yield f"The quantised model loaded back by plain transformers, in a process without cpt: largest difference of logits {found}."
+        raise CheckpointError(
+            f"the quantised model loaded back says something else: largest difference of logits {found}."
+        )
+    yield (
+        "The quantised model loaded back by plain transformers, in a process without cpt: largest difference of"
+        f" logits {found}."
+    )
     yield refuse_costly(judge.cost(before, model, bytes_of(folder)), method)
 
 
@@ -88,8 +101,8 @@ def refuse_narrow(model: PreTrainedModel) -> None:
     """
     if odd := [width for width in widths_of(model) if width % NF4_BLOCK]:
         raise CheckpointError(
-            f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(map(str, sorted(odd)))} wide: bitsandbytes would give "
-            "back other numbers on a CPU. Use --quantize int8, or --gguf q4_0."
+            f"nf4 takes weights in blocks of {NF4_BLOCK}, and layers are {', '.join(map(str, sorted(odd)))} wide:"
+            " bitsandbytes would give back other numbers on a CPU. Use --quantize int8, or --gguf q4_0."
         )
 
 
@@ -109,7 +122,9 @@ def group_size(model: PreTrainedModel) -> int:
     for size in GROUPS:
         if all(width % size == 0 for width in widths):
             return size
-    raise CheckpointError(f"int4 takes weights in groups of 32 or more, and a layer is {min(widths)} wide. Use --quantize int8.")
+    raise CheckpointError(
+        f"int4 takes weights in groups of 32 or more, and a layer is {min(widths)} wide. Use --quantize int8."
+    )
 
 
 def describe_layers(model: PreTrainedModel, method: Method) -> str:
@@ -121,7 +136,8 @@ def describe_layers(model: PreTrainedModel, method: Method) -> str:
     quantised = {name for name, layer in model.named_modules() if is_quantised(layer)}
     if not quantised:
         raise CheckpointError(
-            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers. Use --gguf q8_0."
+            f"{type(model).__name__} has no layer that --quantize {method} knows: it takes torch's linear layers. Use"
+            " --gguf q8_0."
         )
     left = {part_of(name) for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised}
     return f"Quantised to {method}: {len(quantised)} linear layers. Left as they were: {', '.join(sorted(left))}."
@@ -152,7 +168,7 @@ def refuse_costly(cost: Cost, method: str) -> str:
     """
     if not cost.is_allowed:
         raise CheckpointError(
-            f"{method} costs too much: {cost}. Take more bits (int8, q8_0), judge on text of your domain (--text FILE), or state what "
-            "you accept: --max-rise 0.1 allows 10 % more bits per byte."
+            f"{method} costs too much: {cost}. Take more bits (int8, q8_0), judge on text of your domain (--text"
+            " FILE), or state what you accept: --max-rise 0.1 allows 10 % more bits per byte."
         )
     return f"What {method} costs: {cost}."

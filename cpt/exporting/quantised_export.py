@@ -18,7 +18,9 @@ from cpt.exporting.quantised import Method, bytes_of, write_quantised
 OF_THE_WHOLE = ("Wrote", "Serve")  # lines that are about a folder that goes away
 
 
-def export_quantised(trained: Trained, output: Path, wish: Wish, method: Method, max_rise: float | None) -> Iterator[str]:
+def export_quantised(
+    trained: Trained, output: Path, wish: Wish, method: Method, max_rise: float | None
+) -> Iterator[str]:
     """Yields what there is to tell as it becomes known.
 
     Raises:
@@ -35,7 +37,11 @@ def export_quantised(trained: Trained, output: Path, wish: Wish, method: Method,
         judge = Judge(judged_text(trained, tokenizer, config, wish.text), wish.dtype, gain_of_run(trained), max_rise)
         with written_whole_or_not(output) as unfinished:
             copy_beside(whole, unfinished)
-            told = list(write_quantised(whole, unfinished, method, judge, proof_text(tokenizer, config, wish.text), wish.max_shard_size))
+            told = list(
+                write_quantised(
+                    whole, unfinished, method, judge, proof_text(tokenizer, config, wish.text), wish.max_shard_size
+                )
+            )
             told.append(f"Judged on {judge.text.num_predicted:,} tokens of {judge.text.where}.")
             yield from told
             sizes = (
@@ -50,7 +56,8 @@ def export_quantised(trained: Trained, output: Path, wish: Wish, method: Method,
 
 
 def copy_beside(whole: Path, folder: Path) -> None:
-    """All that lies beside the weights: tokenizer, configs (which saving the quantised model completes), model card."""
+    """All that lies beside the weights: tokenizer, configs (which saving the quantised model completes), model
+    card."""
     folder.mkdir(parents=True)
     weights = {file.name for file in weight_files(whole)}
     for file in whole.iterdir():

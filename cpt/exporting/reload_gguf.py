@@ -1,4 +1,5 @@
-"""Load a GGUF file as a stranger would, and write down its logits: `python -I reload_gguf.py JOB.json`, with this package out of reach."""
+"""Load a GGUF file as a stranger would, and write down its logits: `python -I reload_gguf.py JOB.json`, with this
+package out of reach."""
 
 import json
 import sys
@@ -14,8 +15,11 @@ ISOLATED = "cpt"  # importing it fails in this process
 
 
 def logits_of_file(folder: str, name: str, job: dict[str, Any]) -> torch.Tensor:
-    """[T, V] on the job's text, in fp32; refuses other tokens, and weights that are missing or that no part of the model takes."""
-    ids = AutoTokenizer.from_pretrained(folder, gguf_file=name)(job["text"], add_special_tokens=False)["input_ids"][: job["tokens"]]
+    """[T, V] on the job's text, in fp32; refuses other tokens, and weights that are missing or that no part of the
+    model takes."""
+    ids = AutoTokenizer.from_pretrained(folder, gguf_file=name)(job["text"], add_special_tokens=False)["input_ids"][
+        : job["tokens"]
+    ]
     if ids != job["ids"]:
         raise SystemExit(f"the file's tokenizer gives other tokens: {ids[:8]} instead of {job['ids'][:8]}")
     config = AutoConfig.from_pretrained(folder, gguf_file=name)

@@ -1,4 +1,5 @@
-"""`export.json`: what an export's files were when they had been proven, so that what is pushed later is what was proven."""
+"""`export.json`: what an export's files were when they had been proven, so that what is pushed later is what was
+proven."""
 
 import hashlib
 import json
@@ -27,17 +28,25 @@ def refuse_unsealed(folder: Path) -> Path:
     seal = folder / SEAL
     if not seal.is_file():
         raise CheckpointError(
-            f"{folder} is no export that was proven ({SEAL} is not in it). Export it first: cpt export {folder} --output FOLDER "
-            "--push-to-hub OWNER/NAME"
+            f"{folder} is no export that was proven ({SEAL} is not in it). Export it first: cpt export {folder}"
+            " --output FOLDER --push-to-hub OWNER/NAME"
         )
     files: dict[str, str] = json.loads(seal.read_text())["files"]
-    changed = [name for name, digest in files.items() if not (folder / name).is_file() or sha256(folder / name) != digest]
-    written = {name for name in changed if name == "README.md" and (folder / name).is_file()}  # a card is there to be edited
+    changed = [
+        name for name, digest in files.items() if not (folder / name).is_file() or sha256(folder / name) != digest
+    ]
+    written = {
+        name for name in changed if name == "README.md" and (folder / name).is_file()
+    }  # a card is there to be edited
     if set(changed) - written:
-        raise CheckpointError(f"{folder} was changed since it was proven: {', '.join(sorted(set(changed) - written))}. Export it again.")
+        raise CheckpointError(
+            f"{folder} was changed since it was proven: {', '.join(sorted(set(changed) - written))}. Export it again."
+        )
     added = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()} - {*files, SEAL}
     if added:
-        raise CheckpointError(f"{folder} holds files that were not there when it was proven: {', '.join(sorted(added))}. Move them away.")
+        raise CheckpointError(
+            f"{folder} holds files that were not there when it was proven: {', '.join(sorted(added))}. Move them away."
+        )
     return folder
 
 

@@ -107,16 +107,24 @@ def write_stage(ledger: Ledger, stage: str) -> None:
         ledger.put("training.multi_objective_aggregation", "normalize_then_sum", "rl: gdpo")
         ledger.otherwise("rl", "stage: grpo, with training.multi_objective_aggregation")
     elif rl and stage != rl:
-        ledger.drop("rl", f"there is no stage for `{rl}`; the recipe says `stage: {stage}`. docs/stages.md names those there are")
+        ledger.drop(
+            "rl",
+            f"there is no stage for `{rl}`; the recipe says `stage: {stage}`. docs/stages.md names those there are",
+        )
     ledger.enter("rl", "carried", f"stage: {stage}")
     if ledger.value("num_labels") == 1:
         ledger.enter("num_labels", "carried", "a reward model has one output")
-    ledger.enter("reward_model", "carried", "stage: reward" if stage == "reward" else "rl decides there too" if rl else OFF)
+    ledger.enter(
+        "reward_model", "carried", "stage: reward" if stage == "reward" else "rl decides there too" if rl else OFF
+    )
     if not ledger.is_on("train_on_inputs"):
         ledger.enter("train_on_inputs", "carried", OFF)
     elif stage == "cpt":
         ledger.otherwise("train_on_inputs", "stage: cpt, which learns every token of a text or a conversation")
-    ledger.drop("train_on_inputs", "stage `sft` learns the answers alone. Conversations in `messages` are learned whole by `stage: cpt`")
+    ledger.drop(
+        "train_on_inputs",
+        "stage `sft` learns the answers alone. Conversations in `messages` are learned whole by `stage: cpt`",
+    )
 
 
 def write_model(ledger: Ledger) -> None:
@@ -157,7 +165,9 @@ def write_rope(ledger: Ledger) -> None:
                 factor = ledger.as_number(f"{key}.{name}", value["factor"])
                 rope |= {"type": str(value.get("type") or value.get("rope_type") or "linear"), "factor": factor}
             else:
-                ledger.drop(f"{key}.{name}", "the weights' own config counts; of it, `model.rope` changes the positions")
+                ledger.drop(
+                    f"{key}.{name}", "the weights' own config counts; of it, `model.rope` changes the positions"
+                )
                 continue
             ledger.otherwise(f"{key}.{name}", "model.rope")
         if rope:
@@ -172,7 +182,10 @@ def write_lora(ledger: Ledger) -> None:
     ledger.skip_empty(["adapter", "lora_target_linear", "bnb_config_kwargs", *LORA])
     keys = [*LORA, "lora_target_linear"]
     if adapter not in ("lora", "qlora"):
-        ledger.drop("adapter", f"there is no `{adapter}` here, and all parameters would learn: write `model.lora` (docs/adapters.md)")
+        ledger.drop(
+            "adapter",
+            f"there is no `{adapter}` here, and all parameters would learn: write `model.lora` (docs/adapters.md)",
+        )
         without_adapter(ledger, [*keys, "load_in_4bit", "bnb_config_kwargs"])
         return
     if not starts_from_weights(ledger, [*keys, "load_in_4bit", "bnb_config_kwargs"], "adapter"):
@@ -199,7 +212,10 @@ def quantization(ledger: Ledger) -> dict[str, Any]:
     """How the base is kept in 4 bit."""
     given = ledger.section("bnb_config_kwargs")
     kind = str(given.get("bnb_4bit_quant_type") or "nf4")
-    return {"quantize": kind if kind in ("nf4", "fp4") else "nf4", "double_quantize": bool(given.get("bnb_4bit_use_double_quant", True))}
+    return {
+        "quantize": kind if kind in ("nf4", "fp4") else "nf4",
+        "double_quantize": bool(given.get("bnb_4bit_use_double_quant", True)),
+    }
 
 
 def write_packing(ledger: Ledger, stage: str) -> None:
@@ -215,7 +231,9 @@ def write_packing(ledger: Ledger, stage: str) -> None:
         ledger.enter("sample_packing", "carried", "data.packing: none")
     if ledger.is_on("dataset_exact_deduplication"):
         ledger.carry("dataset_exact_deduplication", "data.deduplicate", "exact")
-    ledger.otherwise("streaming", "data.sources[].streaming, for datasets on the Hub" if ledger.is_on("streaming") else "off there")
+    ledger.otherwise(
+        "streaming", "data.sources[].streaming, for datasets on the Hub" if ledger.is_on("streaming") else "off there"
+    )
 
 
 def write_embedding_rate(ledger: Ledger) -> None:
@@ -225,7 +243,11 @@ def write_embedding_rate(ledger: Ledger) -> None:
     if rate:
         ledger.carry("embedding_lr", "optimizer.embedding_learning_rate", rate)
     elif scale:
-        ledger.put("optimizer.embedding_learning_rate", scale * ledger.recipe["optimizer"]["learning_rate"], "embedding_lr_scale")
+        ledger.put(
+            "optimizer.embedding_learning_rate",
+            scale * ledger.recipe["optimizer"]["learning_rate"],
+            "embedding_lr_scale",
+        )
         ledger.otherwise("embedding_lr_scale", "optimizer.embedding_learning_rate, multiplied out")
     ledger.otherwise("embedding_lr_scale", "embedding_lr decides")
 
@@ -235,7 +257,11 @@ def write_profile(ledger: Ledger) -> None:
     steps = ledger.whole("profiler_steps")
     ledger.skip_empty(["profiler_steps", "profiler_steps_start"])
     if steps:
-        ledger.put("monitoring.profile", {"at_step": (ledger.whole("profiler_steps_start") or 0) + 1, "steps": steps}, "profiler_steps")
+        ledger.put(
+            "monitoring.profile",
+            {"at_step": (ledger.whole("profiler_steps_start") or 0) + 1, "steps": steps},
+            "profiler_steps",
+        )
     for key in ("profiler_steps", "profiler_steps_start"):
         ledger.otherwise(key, "monitoring.profile" if steps else "off there")
 
@@ -243,7 +269,10 @@ def write_profile(ledger: Ledger) -> None:
 def write_recomputing(ledger: Ledger) -> None:
     """Whether activations are recomputed in the backward pass."""
     asked = ledger.value("gradient_checkpointing", False)
-    offloads = {"gradient_checkpointing": asked in OFFLOADING, "activation_offloading": bool(ledger.value("activation_offloading"))}
+    offloads = {
+        "gradient_checkpointing": asked in OFFLOADING,
+        "activation_offloading": bool(ledger.value("activation_offloading")),
+    }
     on = ledger.is_on("gradient_checkpointing") or asked in OFFLOADING
     write_checkpointing(ledger, on=on, offload=next((key for key, asks in offloads.items() if asks), ""))
     ledger.skip_empty(offloads)

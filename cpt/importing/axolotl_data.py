@@ -6,7 +6,16 @@ from typing import Any
 
 from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
-from cpt.importing.axolotl_forms import CHAT, FRAME_TOLD, SHAREGPT, TEXT, base_of, chat_of_own, chat_of_pairs, chat_of_rl
+from cpt.importing.axolotl_forms import (
+    CHAT,
+    FRAME_TOLD,
+    SHAREGPT,
+    TEXT,
+    base_of,
+    chat_of_own,
+    chat_of_pairs,
+    chat_of_rl,
+)
 from cpt.importing.ledger import EMPTY, Ledger
 from cpt.importing.sources import is_on_the_hub, places_of, split_of, with_names, write_shares
 from cpt.recipe.paths import is_local
@@ -28,15 +37,21 @@ NOT_OF_A_DATASET = {
     **dict.fromkeys(("shards", "shards_idx"), PIECES),
     **dict.fromkeys(("chat_template", "chat_template_jinja", "conversation", "input_format"), TEMPLATES),
     **dict.fromkeys(("message_field_training", "message_field_training_detail", "train_on_eot"), TURNS),
-    "roles": "roles are read as they are, and ShareGPT's human and gpt as user and assistant; rename others in the files",
+    "roles": (
+        "roles are read as they are, and ShareGPT's human and gpt as user and assistant; rename others in the files"
+    ),
     "drop_system_message": "system prompts stay; take them out of the files",
     "split_thinking": "the tokenizer's template decides what becomes of a reasoning trace",
     "field_thinking": "the reasoning of a message must stand in it as its template wants it",
     "template_thinking_key": "the reasoning of a message must stand in it as its template wants it",
     "input_transform": "write a function of your own: `path: package.module:function`",
-    **dict.fromkeys(("logprobs_field", "temperature"), "a teacher's probabilities are not read; stage `distill` asks the teacher"),
+    **dict.fromkeys(
+        ("logprobs_field", "temperature"), "a teacher's probabilities are not read; stage `distill` asks the teacher"
+    ),
     "skip": "the beginning of a dataset cannot be left out; name other files",
-    **dict.fromkeys(("step_separator", "max_completion_length", "train_on_last_step_only"), "rewards for each step are not learned"),
+    **dict.fromkeys(
+        ("step_separator", "max_completion_length", "train_on_last_step_only"), "rewards for each step are not learned"
+    ),
 }
 IDLE_IN_A_DATASET = {
     "preprocess_shards": "read in pieces anyway",
@@ -49,7 +64,19 @@ FIELDS = (
     *("text_column", "field_human", "field_model"),
 )
 MESSAGES = ("message_property_mappings", "message_field_role", "message_field_content")
-KEYS = {"path", "name", "split", "type", "data_files", "revision", "roles_to_train", "train_on_eos", "streaming", *FIELDS, *MESSAGES}
+KEYS = {
+    "path",
+    "name",
+    "split",
+    "type",
+    "data_files",
+    "revision",
+    "roles_to_train",
+    "train_on_eos",
+    "streaming",
+    *FIELDS,
+    *MESSAGES,
+}
 DATASET_KEYS = KEYS | NOT_OF_A_DATASET.keys() | IDLE_IN_A_DATASET.keys()
 
 
@@ -105,7 +132,9 @@ def write_sources(ledger: Ledger, stage: str) -> None:
             place = f"{key}[{number}]"
             is_pretraining = key == "pretraining_dataset"
             streams = ledger.is_on("streaming") or is_pretraining
-            sources += with_names(sources_of(ledger, place, dataset, stage, text=is_pretraining, streams=streams), taken)
+            sources += with_names(
+                sources_of(ledger, place, dataset, stage, text=is_pretraining, streams=streams), taken
+            )
         if isinstance(ledger.value(key), str):
             ledger.enter(key, "carried", "data.sources[].path")
     if not sources:
@@ -131,7 +160,9 @@ def write_held_out(ledger: Ledger, stage: str) -> None:
         ledger.put("evaluation.held_out_share", share, "val_set_size; documents are chosen by the hash of their text")
         ledger.enter("val_set_size", "carried", "evaluation.held_out_share")
     elif share >= 1:
-        ledger.drop("val_set_size", f"{share:g} documents: give their share of all of them as `evaluation.held_out_share`")
+        ledger.drop(
+            "val_set_size", f"{share:g} documents: give their share of all of them as `evaluation.held_out_share`"
+        )
     ledger.enter("val_set_size", "carried", "nothing is held out there, as here")
 
 
@@ -141,26 +172,44 @@ def sources_of(
     """One dataset, of which each key is entered."""
     paths, files = places_of(str(dataset["path"]), dataset.get("data_files"))
     hub = is_on_the_hub(paths[0])
-    if not hub and not Path(paths[0]).suffix and not (is_local(paths[0]) or ":" in paths[0]) and not Path(paths[0]).expanduser().exists():
-        ledger.drop(f"{place}.path", f"`{paths[0]}` is not a file or folder here; a dataset on the Hub is written owner/name")
-    ledger.enter(f"{place}.path", "carried", f"data.sources: {', '.join(paths)}" if len(paths) > 1 else "data.sources[].path")
+    if (
+        not hub
+        and not Path(paths[0]).suffix
+        and not (is_local(paths[0]) or ":" in paths[0])
+        and not Path(paths[0]).expanduser().exists()
+    ):
+        ledger.drop(
+            f"{place}.path", f"`{paths[0]}` is not a file or folder here; a dataset on the Hub is written owner/name"
+        )
+    ledger.enter(
+        f"{place}.path", "carried", f"data.sources: {', '.join(paths)}" if len(paths) > 1 else "data.sources[].path"
+    )
     source: dict[str, Any] = {}
     if hub:
-        source |= {key: dataset[old] for key, old in {"subset": "name", "revision": "revision"}.items() if dataset.get(old)}
+        source |= {
+            key: dataset[old] for key, old in {"subset": "name", "revision": "revision"}.items() if dataset.get(old)
+        }
         source |= {"data_files": files} if files else {}
         source |= {"streaming": True} if streams else {}
     split, most, left = split_of(str(dataset.get("split") or "train"), whole=hub and not streams)
     source |= {"split": split} if hub and split != "train" else {}
     source |= {"max_documents": most} if most else {}
     if left:
-        told = f"of a file, or of a stream, no share can be named: all of `{split}` is read; `max_documents` takes its beginning"
+        told = (
+            f"of a file, or of a stream, no share can be named: all of `{split}` is read; `max_documents` takes its"
+            " beginning"
+        )
         ledger.drop(f"{place}.split", told)
     for key, name in {"split": "split", "name": "subset", "revision": "revision", "data_files": "data_files"}.items():
         if dataset.get(key) is None:
             continue
         if key == "data_files" and not files:
             ledger.otherwise(f"{place}.{key}", "data.sources[].path")
-        ledger.enter(f"{place}.{key}", "carried" if hub else "otherwise", f"data.sources[].{name}" if hub else "a local file has none")
+        ledger.enter(
+            f"{place}.{key}",
+            "carried" if hub else "otherwise",
+            f"data.sources[].{name}" if hub else "a local file has none",
+        )
     source |= form_of(ledger, place, dataset, stage, text=text)
     enter_the_rest(ledger, place, dataset)
     return [{"path": path, **source} for path in paths]
@@ -183,7 +232,11 @@ def form_of(ledger: Ledger, place: str, dataset: Mapping[str, Any], stage: str, 
         return form_of_conversations(ledger, key, kind, dataset)
     chat = None if stage == "grpo" else chat_of_rl(kind, stage)
     if chat is None:
-        ledger.drop(key, f"`{kind}` is not known here. Say which columns a row has: `chat: {{prompt: COLUMN, ...}}` (docs/stages.md)")
+        ledger.drop(
+            key,
+            f"`{kind}` is not known here. Say which columns a row has: `chat: {{prompt: COLUMN, ...}}`"
+            " (docs/stages.md)",
+        )
         return {}
     renamed = {name: str(dataset.get(f"field_{name}") or column) for name, column in chat.items()}
     if chat.get("prompt") == "messages" and dataset.get("field_messages"):
@@ -198,12 +251,23 @@ def form_of_conversations(ledger: Ledger, key: str, kind: str, dataset: Mapping[
         family = kind.partition(":")[0].partition(".")[0]
         column = str(dataset.get("field_messages") or SHAREGPT.get(family, "messages"))
         ledger.enter(key, "carried", "data.sources[].chat")
-        more = {name: dataset[old] for name, old in {"tools": "field_tools", "system": "field_system"}.items() if dataset.get(old)}
+        more = {
+            name: dataset[old]
+            for name, old in {"tools": "field_tools", "system": "field_system"}.items()
+            if dataset.get(old)
+        }
         return {"chat": {"messages": column, **more}} if more else {"chat": column}
     pairs = chat_of_pairs(kind)
     if pairs is None:
-        told = f"`{kind}` is not known here" if kind != "input_output" else "segments of which each is learned or not are no examples here"
-        remedy = "Write rows of messages, or of prompt and completion, and name their columns: `chat: {prompt: COLUMN, completion: COLUMN}`"
+        told = (
+            f"`{kind}` is not known here"
+            if kind != "input_output"
+            else "segments of which each is learned or not are no examples here"
+        )
+        remedy = (
+            "Write rows of messages, or of prompt and completion, and name their columns: `chat: {prompt: COLUMN,"
+            " completion: COLUMN}`"
+        )
         ledger.drop(key, f"{told}. {remedy}")
         return {}
     ledger.otherwise(key, f"data.sources[].chat: {FRAME_TOLD if 'prompt' in pairs else TEMPLATES}")
@@ -230,7 +294,9 @@ def enter_the_rest(ledger: Ledger, place: str, dataset: Mapping[str, Any]) -> No
             usual = value in ASSISTANTS if name == "roles_to_train" else value == "turn"
             ledger.enter(key, "carried" if usual else "not", TURNS)
         elif name == "streaming":
-            ledger.otherwise(key, "large sources are read window by window; `streaming: true` keeps no file of the Hub's")
+            ledger.otherwise(
+                key, "large sources are read window by window; `streaming: true` keeps no file of the Hub's"
+            )
         else:
             ledger.drop(key, f"axolotl has no such key of a dataset.{did_you_mean(str(name), DATASET_KEYS)}")
 
@@ -238,7 +304,10 @@ def enter_the_rest(ledger: Ledger, place: str, dataset: Mapping[str, Any]) -> No
 def are_usual(roles: object) -> bool:
     """Whether all roles have names that are known here."""
     given = roles if isinstance(roles, Mapping) else {"": None}
-    return all(isinstance(names, list) and {str(name) for name in names} <= ROLES.get(role, {role}) for role, names in given.items())
+    return all(
+        isinstance(names, list) and {str(name) for name in names} <= ROLES.get(role, {role})
+        for role, names in given.items()
+    )
 
 
 def enter_messages(ledger: Ledger, key: str, dataset: Mapping[str, Any]) -> None:

@@ -36,14 +36,19 @@ def asked(style: str, question: str, extra: str = "") -> str:
 
 SYSTEM_PROMPT = "### System:\n{system_prompt}\n"
 PAIRS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("alpaca_instruct", "alpaca_instruct.load_no_prompt"), (asked("instruct", "{instruction}", "{input}"), "output")),
     **dict.fromkeys(
-        ("alpaca_chat", "alpaca_chat.load_concise", "alpaca_chat.load_no_prompt"), (asked("chat", "{instruction}", "{input}"), "output")
+        ("alpaca_instruct", "alpaca_instruct.load_no_prompt"),
+        (asked("instruct", "{instruction}", "{input}"), "output"),
+    ),
+    **dict.fromkeys(
+        ("alpaca_chat", "alpaca_chat.load_concise", "alpaca_chat.load_no_prompt"),
+        (asked("chat", "{instruction}", "{input}"), "output"),
     ),
     "alpaca_chat.load_qa": (asked("chat", "{question}"), "answer"),
     "alpaca_chat.load_camel_ai": (asked("chat", "{message_1}"), "message_2"),
     **dict.fromkeys(
-        ("alpaca_w_system", "alpaca_w_system.load_chat"), ("SYSTEM: {system}\n" + asked("chat", "{instruction}", "{input}"), "output")
+        ("alpaca_w_system", "alpaca_w_system.load_chat"),
+        ("SYSTEM: {system}\n" + asked("chat", "{instruction}", "{input}"), "output"),
     ),
     "alpaca_w_system.load_instruct": ("{system}\n\n" + asked("instruct", "{instruction}", "{input}"), "output"),
     "alpaca_w_system.load_open_orca": (SYSTEM_PROMPT + "### Human:\n{question}\n### Assistant:\n", "response"),
@@ -55,7 +60,12 @@ PAIRS: dict[str, tuple[str, str]] = {
 }
 """Prompt, and the column of the answer."""
 PREFERENCES: dict[str, dict[str, str]] = {
-    "argilla": {"user": "instruction", "chosen": "chosen_response", "rejected": "rejected_response", "system": "system"},
+    "argilla": {
+        "user": "instruction",
+        "chosen": "chosen_response",
+        "rejected": "rejected_response",
+        "system": "system",
+    },
     "argilla_chat": {"chosen": "chosen", "rejected": "rejected"},
     "icr": {"user": "input", "chosen": "chosen", "rejected": "rejected", "system": "system"},
     "intel": {"user": "question", "chosen": "chosen", "rejected": "rejected", "system": "system"},
@@ -96,7 +106,9 @@ def chat_of_pairs(kind: str) -> dict[str, str] | None:
 
 def chat_of_rl(kind: str, stage: str) -> dict[str, str] | None:
     """`chat` for a type of preferences or judgements; None for another."""
-    style = kind.partition(".")[2] if "." in kind else "" if kind in ("chatml", "llama3", "chat_template", "") else kind
+    style = (
+        kind.partition(".")[2] if "." in kind else "" if kind in ("chatml", "llama3", "chat_template", "") else kind
+    )
     if kind.startswith("passthrough"):
         return {side: side for side in ("prompt", "chosen", "rejected")}
     if kind == "bradley_terry.chat_template":
@@ -111,13 +123,18 @@ def chat_of_rl(kind: str, stage: str) -> dict[str, str] | None:
 def chat_of_own(fields: Mapping[str, Any], stage: str) -> dict[str, str]:
     """`chat` for a type of the user's own: columns by name, put together by formats."""
     column = {name: str(fields.get(f"field_{name}") or name) for name in NAMES_OF_FIELDS}
-    sides = {"kto": ("prompt", "completion")}.get(stage, ("prompt", "chosen", "rejected") if stage in PREFERRED else ())
+    sides = {"kto": ("prompt", "completion")}.get(
+        stage, ("prompt", "chosen", "rejected") if stage in PREFERRED else ()
+    )
     if sides:
         chat = {side: formatted(str(fields.get(f"{side}_format") or f"{{{side}}}"), column) for side in sides}
         return chat | ({"label": column["label"]} if stage == "kto" else {})
     system = str(fields.get("system_format") or "{system}").replace("{system}", str(fields.get("system_prompt") or ""))
     before = "" if not fields.get("system_prompt") else system.replace("{", "{{").replace("}", "}}")
-    return {"prompt": before + formatted(str(fields.get("format") or "{instruction}\n{input}\n"), column), "completion": column["output"]}
+    return {
+        "prompt": before + formatted(str(fields.get("format") or "{instruction}\n{input}\n"), column),
+        "completion": column["output"],
+    }
 
 
 PREFERRED = ("dpo", "orpo", "cpo", "reward")

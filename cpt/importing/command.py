@@ -1,4 +1,5 @@
-"""`cpt import CONFIG`: a recipe from a config of axolotl or LLaMA-Factory, and the list of what it could not carry over."""
+"""`cpt import CONFIG`: a recipe from a config of axolotl or LLaMA-Factory, and the list of what it could not carry
+over."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -33,9 +34,13 @@ NEEDED: dict[str, str] = {Tool.AXOLOTL: "base_model", Tool.LLAMAFACTORY: "model_
 
 def command(
     config: Annotated[Path, typer.Argument(help="The YAML file of a run of axolotl or LLaMA-Factory.")],
-    tool: Annotated[Tool | None, typer.Option("--from", help="Whose config it is; by default told by its keys.")] = None,
+    tool: Annotated[
+        Tool | None, typer.Option("--from", help="Whose config it is; by default told by its keys.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    gpus: Annotated[int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)] = 1,
+    gpus: Annotated[
+        int, typer.Option(help="GPUs of the run there: what it counts in steps is in tokens here.", min=1)
+    ] = 1,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a recipe that does the same, and list every key of the config: carried over, otherwise, or not.
@@ -51,7 +56,9 @@ def command(
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(recipe_text(ledger), encoding="utf-8")
     except OSError as problem:
-        raise ResourceError(f"{output}: cannot be written: {problem.strerror}. Name another place: --output FILE.yaml") from problem
+        raise ResourceError(
+            f"{output}: cannot be written: {problem.strerror}. Name another place: --output FILE.yaml"
+        ) from problem
     tell(table_of(ledger))
     load_recipe(output)  # shape and sense; what it refers to is looked at by `cpt check`
     tell(f"\n{output} is written, from {len(ledger.config.values)} keys of {config}. Next: cpt check {output}")
@@ -64,7 +71,10 @@ def imported(path: Path, tool: Tool | None = None, gpus: int = 1) -> Ledger:
         RecipeError: it is no config of either tool, or names no model or no dataset.
     """
     config = read_config(path)
-    known: dict[str, set[str]] = {Tool.AXOLOTL: {*axolotl_keys.KNOWN}, Tool.LLAMAFACTORY: {*llamafactory_keys.KNOWN, *trainer_keys()}}
+    known: dict[str, set[str]] = {
+        Tool.AXOLOTL: {*axolotl_keys.KNOWN},
+        Tool.LLAMAFACTORY: {*llamafactory_keys.KNOWN, *trainer_keys()},
+    }
     told = tool or Tool(kind_of(config, known, NEEDED))
     needed = NEEDED[told]
     if not isinstance(config.values.get(needed), str):

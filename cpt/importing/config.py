@@ -52,7 +52,9 @@ def read_config(path: Path) -> Config:
     if values is None:
         raise RecipeError(f"{path}: the file is empty: it holds no keys")
     if not isinstance(values, dict) or not isinstance(node, yaml.MappingNode):
-        raise RecipeError(f"{path}: expected `key: value` lines, got {'a list' if isinstance(values, list) else 'a single value'}")
+        raise RecipeError(
+            f"{path}: expected `key: value` lines, got {'a list' if isinstance(values, list) else 'a single value'}"
+        )
     if count(values, 0) > MAX_VALUES:
         raise RecipeError(f"{path}: too large for a config")
     lines = lines_of(node, path)
@@ -78,7 +80,9 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        raise RecipeError(f"{path}:{line}: not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8.") from problem
+        raise RecipeError(
+            f"{path}:{line}: not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
+        ) from problem
 
 
 def lines_of(root: yaml.MappingNode, path: Path) -> dict[str, int]:
@@ -87,7 +91,9 @@ def lines_of(root: yaml.MappingNode, path: Path) -> dict[str, int]:
     for key, value in root.value:
         line, name = key.start_mark.line + 1, str(key.value)
         if name in lines:
-            raise RecipeError(f"{path}:{line}: `{name}` is written twice, first in line {lines[name]}: only the last one counts")
+            raise RecipeError(
+                f"{path}:{line}: `{name}` is written twice, first in line {lines[name]}: only the last one counts"
+            )
         lines[name] = line
         for child in value.value if isinstance(value, yaml.SequenceNode) else [value]:
             if isinstance(child, yaml.MappingNode):
@@ -125,18 +131,30 @@ def kind_of(config: Config, known: Mapping[str, Collection[str]], needed: Mappin
         RecipeError: of neither, or of both.
     """
     named = [tool for tool, key in needed.items() if key in config.values]
-    if len(named) == 1:  # the tools borrow keys from each other and from the Trainer: `torch_dtype`, `trackio_space_id`
+    if (
+        len(named) == 1
+    ):  # the tools borrow keys from each other and from the Trainer: `torch_dtype`, `trackio_space_id`
         return named[0]
     if "model" in config.values and not V1.isdisjoint(config.values):
-        raise RecipeError(f"{config.path} is of LLaMA-Factory's v1, whose keys are others: give the config of its main version")
-    own = {tool: sorted(key for key in config.values if key in keys and not in_others(key, tool, known)) for tool, keys in known.items()}
+        raise RecipeError(
+            f"{config.path} is of LLaMA-Factory's v1, whose keys are others: give the config of its main version"
+        )
+    own = {
+        tool: sorted(key for key in config.values if key in keys and not in_others(key, tool, known))
+        for tool, keys in known.items()
+    }
     found = [tool for tool, keys in own.items() if keys]
     if not found:
         keys = ", ".join(config.values)[:200]
-        raise RecipeError(f"{config.path}: these are keys of neither {' nor '.join(known)}: {keys}. Say whose they are: --from TOOL")
+        raise RecipeError(
+            f"{config.path}: these are keys of neither {' nor '.join(known)}: {keys}. Say whose they are: --from TOOL"
+        )
     if len(found) > 1:
         told = "; ".join(f"{', '.join(own[tool][:3])} ({tool})" for tool in found)
-        raise RecipeError(f"{config.path} mixes keys of two tools: {told}. Say which of them reads it: --from {found[0]} or {found[1]}")
+        raise RecipeError(
+            f"{config.path} mixes keys of two tools: {told}. Say which of them reads it: --from {found[0]} or"
+            f" {found[1]}"
+        )
     return found[0]
 
 

@@ -1,4 +1,5 @@
-"""Change what an engine cannot do here, and keep what the run learns: the 4-bit base, the optimizer's method, the adapter."""
+"""Change what an engine cannot do here, and keep what the run learns: the 4-bit base, the optimizer's method, the
+adapter."""
 
 from cpt.importing.engines import SHARED_ROWS, ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD, read_profile, section
 from cpt.importing.ledger import Ledger, Verdict
@@ -35,7 +36,9 @@ def resolve_engine(ledger: Ledger) -> None:
         drop_engine(ledger, "fsdp", f"{why}: each GPU holds the whole model")
         return
     profile = ZERO_3_OFFLOAD if training["fsdp_config"].get("cpu_offload") else ZERO_3
-    drop_engine(ledger, "fsdp", f"training.deepspeed: {profile} (ZeRO-3), which splits the model too: {why}", "otherwise")
+    drop_engine(
+        ledger, "fsdp", f"training.deepspeed: {profile} (ZeRO-3), which splits the model too: {why}", "otherwise"
+    )
     ledger.put("training.deepspeed", profile, f"ZeRO-3 in place of FSDP: {why}")
 
 
@@ -84,7 +87,10 @@ def resolve_shared_rows(ledger: Ledger) -> None:
         return
     parts, length = training["parallelism_config"]["sp_size"], ledger.recipe["data"]["sequence_length"]
     if not profile_stage(training.get("deepspeed")):
-        why = "rows are shared under ZeRO: write a profile as `training.deepspeed`, and `training.parallelism_config: {sp_size: N}`"
+        why = (
+            "rows are shared under ZeRO: write a profile as `training.deepspeed`, and `training.parallelism_config:"
+            " {sp_size: N}`"
+        )
     elif ledger.recipe["stage"] not in ("cpt", "pretrain", "sft"):
         why = f"the loss of stage {ledger.recipe['stage']} needs whole rows"
     elif length % parts:
@@ -108,7 +114,9 @@ def resolve_optimizer(ledger: Ledger) -> None:
     elif name != "adamw" and str(training.get("deepspeed")) in WITHOUT_OFFLOAD:
         profile = WITHOUT_OFFLOAD[str(training["deepspeed"])]
         ledger.put("training.deepspeed", profile)
-        ledger.revise("deepspeed", "otherwise", f"training.deepspeed: {profile}: {name} cannot keep its states on the host")
+        ledger.revise(
+            "deepspeed", "otherwise", f"training.deepspeed: {profile}: {name} cannot keep its states on the host"
+        )
 
 
 def resolve_precision(ledger: Ledger) -> None:

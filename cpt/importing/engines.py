@@ -12,7 +12,14 @@ PROFILES = "deepspeed_configs/"
 ZERO_1, ZERO_2_OFFLOAD, ZERO_3, ZERO_3_OFFLOAD = (
     PROFILES + f"ds_config_{name}.json" for name in ("zero1", "prototype", "production", "8b_24gb")
 )
-FSDP_1 = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
+FSDP_1 = (
+    "sharding_strategy",
+    "backward_prefetch",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "sync_module_states",
+    "use_orig_params",
+)
 """What the first version of FSDP has besides."""
 FSDP_2 = {  # key there -> key of `training.fsdp_config`
     "reshard_after_forward": "reshard_after_forward",
@@ -37,7 +44,9 @@ def write_engines(ledger: Ledger) -> None:
         number = ledger.whole(key)
         if number is not None and number > 1:
             ledger.put("training.parallelism_config", {"sp_size": number}, key)
-            ledger.otherwise(key, f"training.parallelism_config.sp_size: {number} (DeepSpeed Ulysses; ring attention there)")
+            ledger.otherwise(
+                key, f"training.parallelism_config.sp_size: {number} (DeepSpeed Ulysses; ring attention there)"
+            )
         ledger.enter(key, "carried", "one GPU there, as here")
     for key, why in NOT_SPLIT.items():
         if (ledger.whole(key) or 1) > 1:
@@ -71,9 +80,16 @@ def write_own_profile(ledger: Ledger, given: Any) -> None:
     if offload.get("device", "none") != "none" and profile.get("zero_force_ds_cpu_optimizer", True):
         profile["zero_force_ds_cpu_optimizer"] = False
         ledger.put("training.deepspeed", profile, "keeps the optimizer of this recipe; cpt check compares the rest")
-        ledger.otherwise("deepspeed", "training.deepspeed, with zero_force_ds_cpu_optimizer: false, which keeps the recipe's optimizer")
+        ledger.otherwise(
+            "deepspeed",
+            "training.deepspeed, with zero_force_ds_cpu_optimizer: false, which keeps the recipe's optimizer",
+        )
         return
-    ledger.put("training.deepspeed", dict(given) if isinstance(given, Mapping) else str(given), "cpt check compares it with the recipe")
+    ledger.put(
+        "training.deepspeed",
+        dict(given) if isinstance(given, Mapping) else str(given),
+        "cpt check compares it with the recipe",
+    )
     ledger.enter("deepspeed", "carried", "training.deepspeed")
 
 
@@ -95,7 +111,14 @@ def read_profile(given: Any) -> dict[str, Any]:
 
 def profile_for(name: str) -> tuple[str | None, str]:
     """One of our profiles for a name like zero3_bf16_cpuoffload_all or ds_z2_offload_config."""
-    stage = next((number for number in "0123" if f"zero{number}" in name or f"_z{number}" in name or name.startswith(f"z{number}")), None)
+    stage = next(
+        (
+            number
+            for number in "0123"
+            if f"zero{number}" in name or f"_z{number}" in name or name.startswith(f"z{number}")
+        ),
+        None,
+    )
     offload = "offload" in name
     if stage == "3":
         return (
@@ -104,13 +127,26 @@ def profile_for(name: str) -> tuple[str | None, str]:
             else ("ds_config_production.json", "ZeRO-3")
         )
     if stage == "2":
-        told = "ZeRO-2 without offload is ZeRO-1 here, which keeps gradients whole; ds_config_production.json (ZeRO-3) splits them too"
-        return ("ds_config_prototype.json", "ZeRO-2, optimizer on the host") if offload else ("ds_config_zero1.json", told)
+        told = (
+            "ZeRO-2 without offload is ZeRO-1 here, which keeps gradients whole; ds_config_production.json (ZeRO-3)"
+            " splits them too"
+        )
+        return (
+            ("ds_config_prototype.json", "ZeRO-2, optimizer on the host")
+            if offload
+            else ("ds_config_zero1.json", told)
+        )
     if stage == "1":
         return "ds_config_zero1.json", "ZeRO-1"
     if stage == "0":
         return None, "ZeRO-0 splits nothing: start it with torchrun or accelerate without DeepSpeed"
-    return None, f"its name does not say what it does. Put it there, or take one of {PROFILES}README.md as `training.deepspeed`"
+    return (
+        None,
+        (
+            f"its name does not say what it does. Put it there, or take one of {PROFILES}README.md as"
+            " `training.deepspeed`"
+        ),
+    )
 
 
 def write_fsdp(ledger: Ledger) -> None:
@@ -167,5 +203,12 @@ def fsdp_option(ledger: Ledger, key: str, name: str, value: Any) -> dict[str, An
         ledger.enter(key, "carried", f"training.fsdp_config.{FSDP_2[name]}")
         return {FSDP_2[name]: value}
     else:
-        ledger.drop(key, "of the first FSDP; FSDP2 has no such switch" if name in FSDP_1 else "`training.fsdp_config` has no such key")
+        ledger.drop(
+            key,
+            (
+                "of the first FSDP; FSDP2 has no such switch"
+                if name in FSDP_1
+                else "`training.fsdp_config` has no such key"
+            ),
+        )
     return {}

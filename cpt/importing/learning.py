@@ -1,4 +1,5 @@
-"""Optimizer and schedule: names and defaults of Hugging Face's Trainer, on which both tools stand, as they are here."""
+"""Optimizer and schedule: names and defaults of Hugging Face's Trainer, on which both tools stand, as they are
+here."""
 
 from typing import Any
 
@@ -18,9 +19,13 @@ AS_THEY_ARE = {
 }
 """Optimizers that there are here."""
 NEAREST = {
-    **dict.fromkeys(("adamw_apex_fused", "adamw_anyprecision", "optimi_adamw", "stable_adamw", "adamw_torch_xla"), "adamw"),
+    **dict.fromkeys(
+        ("adamw_apex_fused", "adamw_anyprecision", "optimi_adamw", "stable_adamw", "adamw_torch_xla"), "adamw"
+    ),
     **dict.fromkeys(("paged_adamw_32bit", "paged_adamw"), "adamw"),
-    **dict.fromkeys(("ao_adamw_8bit", "adamw_torch_8bit", "ao_adamw_4bit", "adamw_torch_4bit", "ao_adamw_fp8"), "adamw_8bit"),
+    **dict.fromkeys(
+        ("ao_adamw_8bit", "adamw_torch_8bit", "ao_adamw_4bit", "adamw_torch_4bit", "ao_adamw_fp8"), "adamw_8bit"
+    ),
 }
 """Other implementations of what there is here."""
 TAKES_BETAS = ("adamw", "adamw_8bit", "paged_adamw_8bit", "muon")
@@ -43,14 +48,23 @@ def write_optimizer(ledger: Ledger, dialect: Dialect) -> None:
     if ledger.is_on("use_muon"):
         name = "muon"
         ledger.enter("use_muon", "carried", "optimizer.name: muon")
-    ledger.put("optimizer.name", name, "" if asked == name or ledger.value(dialect.optimizer) is None else f"{dialect.optimizer}: {asked}")
+    ledger.put(
+        "optimizer.name",
+        name,
+        "" if asked == name or ledger.value(dialect.optimizer) is None else f"{dialect.optimizer}: {asked}",
+    )
     ledger.skip_empty([dialect.optimizer])
     if asked in AS_THEY_ARE:
         ledger.enter(dialect.optimizer, "carried", f"optimizer.name: {name}")
     elif asked in NEAREST:
-        ledger.otherwise(dialect.optimizer, f"optimizer.name: {name}, which is the same method in another implementation")
+        ledger.otherwise(
+            dialect.optimizer, f"optimizer.name: {name}, which is the same method in another implementation"
+        )
     else:
-        told = f"there is no {asked} here, and adamw stands in its place. Any optimizer class of a library you have will do: "
+        told = (
+            f"there is no {asked} here, and adamw stands in its place. Any optimizer class of a library you have will"
+            " do: "
+        )
         ledger.drop(dialect.optimizer, told + "`optimizer: {name: package.module:Class}`")
     write_rates(ledger, dialect, name)
 
@@ -59,13 +73,19 @@ def write_rates(ledger: Ledger, dialect: Dialect, name: str) -> None:
     """The numbers beside the optimizer's name."""
     rate = ledger.number("learning_rate")
     if rate is None:
-        told = "FILL IN: axolotl has none by default" if dialect.tool == "axolotl" else f"the default of {ledger.called}"
+        told = (
+            "FILL IN: axolotl has none by default" if dialect.tool == "axolotl" else f"the default of {ledger.called}"
+        )
         ledger.put("optimizer.learning_rate", dialect.learning_rate, told)
         ledger.skip_empty(["learning_rate"])
     else:
         ledger.carry("learning_rate", "optimizer.learning_rate", rate)
     decay = ledger.number("weight_decay")
-    ledger.put("optimizer.weight_decay", decay or 0.0, "" if decay is not None else f"the default of {ledger.called}; here it is 0.1")
+    ledger.put(
+        "optimizer.weight_decay",
+        decay or 0.0,
+        "" if decay is not None else f"the default of {ledger.called}; here it is 0.1",
+    )
     ledger.skip_empty(["weight_decay"])
     ledger.enter("weight_decay", "carried", "optimizer.weight_decay")
     given = [ledger.number(key) for key in ("adam_beta1", "adam_beta2")]
@@ -76,7 +96,11 @@ def write_rates(ledger: Ledger, dialect: Dialect, name: str) -> None:
             ledger.drop(key, f"{name} takes no such option")
         return
     betas = [default if value is None else value for value, default in zip(given, BETAS, strict=True)]
-    comment = "adam_beta1, adam_beta2" if given != [None, None] else f"the default of {ledger.called}; here it is [0.9, 0.95]"
+    comment = (
+        "adam_beta1, adam_beta2"
+        if given != [None, None]
+        else f"the default of {ledger.called}; here it is [0.9, 0.95]"
+    )
     ledger.put("optimizer.betas", betas, comment)
     ledger.enter("adam_beta1", "carried", "optimizer.betas, the first of two")
     ledger.enter("adam_beta2", "carried", "optimizer.betas, the second of two")
@@ -88,15 +112,22 @@ def write_schedule(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
     """Name, warm-up and floor, in tokens."""
     options = ledger.section("lr_scheduler_kwargs")
     asked = str(ledger.value(dialect.scheduler, dialect.schedule)).removeprefix("SchedulerType.").lower()
-    steps = ledger.as_number("lr_scheduler_kwargs", options.pop("num_decay_steps", None) or 0) if asked == "warmup_stable_decay" else 0
+    steps = (
+        ledger.as_number("lr_scheduler_kwargs", options.pop("num_decay_steps", None) or 0)
+        if asked == "warmup_stable_decay"
+        else 0
+    )
     decay = tokens_for(steps, lengths) if steps else None
     name = SCHEDULES.get(asked, "cosine")
     if asked not in SCHEDULES or name == "wsd" and not decay:
         name = "cosine"
         ledger.drop(
-            dialect.scheduler, f"there is no `{asked}` here, and cosine stands in its place; recipes/README.md names those there are"
+            dialect.scheduler,
+            f"there is no `{asked}` here, and cosine stands in its place; recipes/README.md names those there are",
         )
-    ledger.put("schedule.name", name, f"the default of {ledger.called}" if ledger.value(dialect.scheduler) is None else "")
+    ledger.put(
+        "schedule.name", name, f"the default of {ledger.called}" if ledger.value(dialect.scheduler) is None else ""
+    )
     ledger.skip_empty([dialect.scheduler])
     if name == "wsd":
         ledger.put("schedule.decay_tokens", decay, "num_decay_steps")
@@ -104,17 +135,27 @@ def write_schedule(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
     ledger.enter(dialect.scheduler, "carried", f"schedule.name: {name}")
     floor = floor_of(ledger, options)
     if name != "constant":
-        ledger.put("schedule.floor", floor or 0.0, "" if floor else f"{ledger.called} ends at nothing; here it would be a tenth")
+        ledger.put(
+            "schedule.floor",
+            floor or 0.0,
+            "" if floor else f"{ledger.called} ends at nothing; here it would be a tenth",
+        )
     told = "carried" if not options else "otherwise"
     left = f"; not: {', '.join(map(str, options))}" if options else ""
     ledger.skip_empty(["lr_scheduler_kwargs"])
-    ledger.enter("lr_scheduler_kwargs", "carried" if told == "carried" else "otherwise", f"in the options of `schedule`{left}")
+    ledger.enter(
+        "lr_scheduler_kwargs", "carried" if told == "carried" else "otherwise", f"in the options of `schedule`{left}"
+    )
     write_warmup(ledger, dialect, lengths, has_warmup=asked != "constant")
 
 
 def floor_of(ledger: Ledger, options: dict[str, Any]) -> float | None:
     """The last learning rate as a share of the peak."""
-    given = {key: ledger.as_number("lr_scheduler_kwargs", options.pop(key)) for key in FLOORS if options.get(key) is not None}
+    given = {
+        key: ledger.as_number("lr_scheduler_kwargs", options.pop(key))
+        for key in FLOORS
+        if options.get(key) is not None
+    }
     found = next(iter(given.values()), None)
     peak = ledger.number("learning_rate")
     if options.get("min_lr") is not None and peak:

@@ -1,4 +1,5 @@
-"""What becomes of each key of the other tool's config: each one is entered exactly once, and the recipe grows beside it."""
+"""What becomes of each key of the other tool's config: each one is entered exactly once, and the recipe grows beside
+it."""
 
 import json
 import math
@@ -125,11 +126,14 @@ class Ledger:
 
     def carry(self, key: str, location: str, value: Any = None) -> None:
         """The same thing, under our name."""
-        self.put(location, self.value(key) if value is None else value, key if location.rpartition(".")[2] != key else "")
+        self.put(
+            location, self.value(key) if value is None else value, key if location.rpartition(".")[2] != key else ""
+        )
         self.enter(key, "carried", location)
 
     def enter(self, key: str, verdict: Verdict, told: str) -> None:
-        """What became of a key that the config has; of one that it does not have, or that was entered already, nothing."""
+        """What became of a key that the config has; of one that it does not have, or that was entered already,
+        nothing."""
         if key not in {entry.key for entry in self.entries} and self.has(key):
             self.entries.append(Entry(key, verdict, told))
 
@@ -148,7 +152,9 @@ class Ledger:
                 here = here[int(number)] if int(number) < len(here) else None
             elif name and isinstance(here, Mapping) and name in here:
                 here = here[name]
-            elif not (number == "0" and isinstance(here, Mapping | str)):  # a list of one, without being written as one
+            elif not (
+                number == "0" and isinstance(here, Mapping | str)
+            ):  # a list of one, without being written as one
                 return False
         return True
 

@@ -68,7 +68,10 @@ def write_budget(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
     tokens = lengths.steps * lengths.step_tokens
     how = f"max_steps: {lengths.steps} x {lengths.step_tokens:,} tokens of a step on {in_words(ledger.gpus)}"
     ledger.put("budget.tokens", tokens, how)
-    ledger.otherwise("max_steps", f"budget.tokens: {tokens:,} ({lengths.steps} steps on {in_words(ledger.gpus)}; --gpus says on how many)")
+    ledger.otherwise(
+        "max_steps",
+        f"budget.tokens: {tokens:,} ({lengths.steps} steps on {in_words(ledger.gpus)}; --gpus says on how many)",
+    )
     ledger.skip_empty([dialect.epochs])
     ledger.otherwise(dialect.epochs, "max_steps decides there too")
 

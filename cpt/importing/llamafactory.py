@@ -40,9 +40,23 @@ LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
-OFT = {"oft_rank": "r", "oft_block_size": "oft_block_size", "oft_target": "target_modules", "module_dropout": "module_dropout"}
+OFT = {
+    "oft_rank": "r",
+    "oft_block_size": "oft_block_size",
+    "oft_target": "target_modules",
+    "module_dropout": "module_dropout",
+}
 """Key -> option of peft."""
-OURS = {"lr", "block_size", "batch_size", "max_seq_length", "packing", "eval_packing", "packing_strategy", "max_length"}
+OURS = {
+    "lr",
+    "block_size",
+    "batch_size",
+    "max_seq_length",
+    "packing",
+    "eval_packing",
+    "packing_strategy",
+    "max_length",
+}
 """Of the keys that are written elsewhere here, those that the Trainer never had."""
 START = ["pissa_init", "pissa_iter"]
 QUANTIZED = ["quantization_bit", "quantization_type", "double_quantization", "quantization_method"]
@@ -76,7 +90,9 @@ def import_llamafactory(ledger: Ledger) -> None:
     write_preferences(ledger, stage)
     write_template(ledger, "template", stage, own=())
     trainers = trainer_keys()
-    enter_the_rest(ledger, handled=HANDLED, passed=PASSED, idle=IDLE, dropped=NOT, known=KNOWN | trainers, trainers=trainers)
+    enter_the_rest(
+        ledger, handled=HANDLED, passed=PASSED, idle=IDLE, dropped=NOT, known=KNOWN | trainers, trainers=trainers
+    )
 
 
 def trainer_keys() -> set[str]:
@@ -99,7 +115,10 @@ def write_stage(ledger: Ledger) -> str:
     ledger.put("stage", stage, "" if asked == stage else f"stage: {asked}")
     ledger.skip_empty(["stage", "train_on_prompt", "do_train"])
     if asked not in STAGES:
-        ledger.drop("stage", f"there is no stage for `{asked}`; the recipe says `{stage}`. docs/stages.md names those there are")
+        ledger.drop(
+            "stage",
+            f"there is no stage for `{asked}`; the recipe says `{stage}`. docs/stages.md names those there are",
+        )
     ledger.enter("stage", "carried", f"stage: {stage}")
     told = OFF if not ledger.is_on("train_on_prompt") else f"stage `{stage}` learns what it learns"
     ledger.enter("train_on_prompt", "carried" if not ledger.is_on("train_on_prompt") else "not", told)
@@ -121,7 +140,9 @@ def write_model(ledger: Ledger) -> None:
             ledger.carry(key, ours, True)
     if ledger.value("rope_scaling"):
         kind = ledger.value("rope_scaling")
-        told = f"its factor follows from the model's own length there: write `model.rope: {{type: {kind}, factor: ...}}`"
+        told = (
+            f"its factor follows from the model's own length there: write `model.rope: {{type: {kind}, factor: ...}}`"
+        )
         ledger.drop("rope_scaling", told)
     if ledger.value("flash_attn"):
         write_attention(ledger, "flash_attn", str(ledger.value("flash_attn")))
@@ -142,7 +163,11 @@ def write_tuning(ledger: Ledger) -> None:
         return
     if asked == "full":
         ledger.enter("finetuning_type", "carried", "all parameters: no `model.lora`")
-    what = "trains some layers alone" if asked == "freeze" else "is nothing that LLaMA-Factory knows (QLoRA is lora with quantization_bit)"
+    what = (
+        "trains some layers alone"
+        if asked == "freeze"
+        else "is nothing that LLaMA-Factory knows (QLoRA is lora with quantization_bit)"
+    )
     ledger.drop("finetuning_type", f"`{asked}` {what}, and the recipe trains all: write `model.lora` for adapters")
     without_adapter(ledger, keys)
 
@@ -161,7 +186,11 @@ def write_lora(ledger: Ledger, names: dict[str, str], method: str) -> None:
         options.setdefault("target_modules", "all-linear")
         if ledger.is_on("pissa_init") and (quantization(ledger, method) or ledger.recipe["stage"] in WITH_REFERENCE):
             for key in START:
-                ledger.drop(key, "PiSSA changes the base's weights: not for a 4-bit base, or for a stage whose reference is the base")
+                ledger.drop(
+                    key,
+                    "PiSSA changes the base's weights: not for a 4-bit base, or for a stage whose reference is the"
+                    " base",
+                )
         elif ledger.is_on("pissa_init"):
             rounds = int(ledger.number("pissa_iter", 16) or 16)
             options["init_lora_weights"] = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
@@ -218,11 +247,17 @@ def write_recomputing(ledger: Ledger) -> None:
     off = ledger.is_on("disable_gradient_checkpointing") or ledger.value("gradient_checkpointing") is False
     asked = any(ledger.value(key) is not None for key in ("disable_gradient_checkpointing", "gradient_checkpointing"))
     offload = "use_unsloth_gc" if ledger.is_on("use_unsloth_gc") and not off else ""
-    write_checkpointing(ledger, on=not off, comment="" if asked else f"the default of {ledger.called}", offload=offload)
+    write_checkpointing(
+        ledger, on=not off, comment="" if asked else f"the default of {ledger.called}", offload=offload
+    )
     if ledger.value("use_reentrant_gc") is not None and not off:
         options = ledger.recipe["training"].get("gradient_checkpointing_kwargs", {})
         told = ", ".join(filter(None, [offload, "use_reentrant_gc"]))
-        ledger.put("training.gradient_checkpointing_kwargs", options | {"use_reentrant": ledger.is_on("use_reentrant_gc")}, told)
+        ledger.put(
+            "training.gradient_checkpointing_kwargs",
+            options | {"use_reentrant": ledger.is_on("use_reentrant_gc")},
+            told,
+        )
         ledger.enter("use_reentrant_gc", "carried", "training.gradient_checkpointing_kwargs")
     for key in ("disable_gradient_checkpointing", "gradient_checkpointing"):
         ledger.skip_empty([key])
@@ -239,14 +274,25 @@ def write_preferences(ledger: Ledger, stage: str) -> None:
     elif stage == "dpo" and loss != "kto_pair":
         ledger.put("training.loss_type", [loss], "pref_loss")
     if stage == "dpo" and loss == "kto_pair":
-        ledger.drop("pref_loss", "TRL has no `kto_pair` any more: `stage: kto` learns from single judgements; the recipe takes sigmoid")
+        ledger.drop(
+            "pref_loss",
+            "TRL has no `kto_pair` any more: `stage: kto` learns from single judgements; the recipe takes sigmoid",
+        )
     told = f"stage: {stage}" + (", with training.loss_type" if stage in ("dpo", "cpo") else "")
-    ledger.enter("pref_loss", "carried" if stage in PREFERENCES else "otherwise", told if stage in PREFERENCES else "of preferences")
+    ledger.enter(
+        "pref_loss",
+        "carried" if stage in PREFERENCES else "otherwise",
+        told if stage in PREFERENCES else "of preferences",
+    )
     if stage in (*PREFERENCES, "kto"):
         pass_on(ledger, "pref_beta", "beta")
     ledger.otherwise("pref_beta", "of preferences")
     if stage == "ppo":
         path = ledger.value("reward_model")
-        ledger.put("rewards", [{"name": "reward_model", "path": str(path)}] if path else ["exact_match"], "" if path else "FILL IN")
+        ledger.put(
+            "rewards",
+            [{"name": "reward_model", "path": str(path)}] if path else ["exact_match"],
+            "" if path else "FILL IN",
+        )
         ledger.enter("reward_model", "carried", "rewards: reward_model")
     ledger.otherwise("reward_model", "of PPO")

@@ -1,4 +1,5 @@
-"""The datasets of a LLaMA-Factory config as sources: names in `dataset_info.json`, whose columns and tags say what a row is."""
+"""The datasets of a LLaMA-Factory config as sources: names in `dataset_info.json`, whose columns and tags say what a
+row is."""
 
 import json
 from collections.abc import Mapping
@@ -44,12 +45,15 @@ def write_sources(ledger: Ledger, stage: str) -> None:
     write_shares(ledger, sources)
     found = f"read from {place / INFO}" if info is not None else f"there is no {INFO} in it from here"
     ledger.skip_empty(["dataset_dir"])
-    ledger.otherwise("dataset_dir", f"in the paths of data.sources; {found}" if folder != "ONLINE" else "names are of the Hub")
+    ledger.otherwise(
+        "dataset_dir", f"in the paths of data.sources; {found}" if folder != "ONLINE" else "names are of the Hub"
+    )
     write_held_out(ledger, folder, info, place, stage)
 
 
 def read_info(ledger: Ledger, folder: str) -> tuple[Mapping[str, Any] | None, Path]:
-    """What dataset_info.json says, looked for from here and from the config's folder upwards; and the folder that it lies in."""
+    """What dataset_info.json says, looked for from here and from the config's folder upwards; and the folder that it
+    lies in."""
     for base in (Path(), *list(ledger.config.path.absolute().parents)[:4]):
         place = base / folder
         if (place / INFO).is_file():
@@ -69,7 +73,9 @@ def names_in(value: object) -> list[str]:
     return [str(word).strip() for word in words if str(word).strip()]
 
 
-def sources_of(ledger: Ledger, key: str, folder: str, info: Mapping[str, Any] | None, place: Path, stage: str) -> list[dict[str, Any]]:
+def sources_of(
+    ledger: Ledger, key: str, folder: str, info: Mapping[str, Any] | None, place: Path, stage: str
+) -> list[dict[str, Any]]:
     """The sources that a key names."""
     given = ledger.value(key)
     if given is None:
@@ -103,7 +109,10 @@ def why_no_info(place: Path) -> str:
     """Where the file with the datasets' names would be."""
     if str(place).startswith(REMOTE):
         repository = str(place).removeprefix(REMOTE)
-        return f"{INFO} lies on the Hub: `hf download {repository} --repo-type dataset --local-dir DIR`, and set `dataset_dir: DIR`."
+        return (
+            f"{INFO} lies on the Hub: `hf download {repository} --repo-type dataset --local-dir DIR`, and set"
+            " `dataset_dir: DIR`."
+        )
     return f"there is no {place / INFO} from here."
 
 
@@ -112,7 +121,12 @@ def source_of(ledger: Ledger, name: str, entry: Mapping[str, Any], place: Path, 
     path = entry.get("hf_hub_url") or (str(place / str(entry["file_name"])) if entry.get("file_name") else None)
     if path is None:
         where = next((key for key in ELSEWHERE if entry.get(key)), "")
-        tell(ledger, name, where, "datasets are read from the Hub of Hugging Face, from files and from URLs: write its `path`")
+        tell(
+            ledger,
+            name,
+            where,
+            "datasets are read from the Hub of Hugging Face, from files and from URLs: write its `path`",
+        )
         path = str(entry.get(where) or name)
     source: dict[str, Any] = {"path": str(path), "name": name}
     if is_on_the_hub(str(path)) or entry.get("hf_hub_url"):
@@ -170,7 +184,11 @@ def sharegpt_chat(columns: Mapping[str, str], entry: Mapping[str, Any], stage: s
     """A list of messages, and what was said of its end."""
     messages = columns.get("messages", "conversations")
     if stage in ("dpo", "reward", "orpo", "cpo"):
-        chat = {"prompt": messages, "chosen": columns.get("chosen", "chosen"), "rejected": columns.get("rejected", "rejected")}
+        chat = {
+            "prompt": messages,
+            "chosen": columns.get("chosen", "chosen"),
+            "rejected": columns.get("rejected", "rejected"),
+        }
     elif stage == "kto":
         chat = {"messages": messages, "label": columns.get("kto_tag", "kto_tag")}
     else:
@@ -184,7 +202,9 @@ def check_tags(ledger: Ledger, name: str, entry: Mapping[str, Any]) -> None:
     tags = {key: str(value) for key, value in given.items()} if isinstance(given, Mapping) else {}
     asked = TAGS | {key: value for key, value in tags.items() if key in TAGS}
     if asked not in (TAGS, OPENAI):
-        odd = ", ".join(f"{key}: {value}" for key, value in tags.items() if value not in (TAGS.get(key), OPENAI.get(key))) or str(tags)
+        odd = ", ".join(
+            f"{key}: {value}" for key, value in tags.items() if value not in (TAGS.get(key), OPENAI.get(key))
+        ) or str(tags)
         tell(
             ledger,
             name,
@@ -202,12 +222,16 @@ def write_weights(ledger: Ledger, sources: list[dict[str, Any]]) -> None:
         try:
             for source, word in zip(sources, words, strict=True):
                 source["weight"] = float(word)
-            ledger.otherwise("interleave_probs", "data.sources[].weight: shares of tokens, where they are shares of examples there")
+            ledger.otherwise(
+                "interleave_probs", "data.sources[].weight: shares of tokens, where they are shares of examples there"
+            )
         except ValueError:
             ledger.drop("interleave_probs", f"not a number for each dataset: {given}")
     ledger.drop("interleave_probs", f"{len(words)} numbers for {len(sources)} datasets")
     strategy = str(ledger.value("mix_strategy", "concat"))
-    told = "in proportion to their sizes" if strategy == "concat" else "by weight; a source that is used up begins anew"
+    told = (
+        "in proportion to their sizes" if strategy == "concat" else "by weight; a source that is used up begins anew"
+    )
     ledger.otherwise("mix_strategy", f"one mixture: {told}")
 
 
@@ -226,4 +250,6 @@ def write_held_out(ledger: Ledger, folder: str, info: Mapping[str, Any] | None, 
     ledger.enter("val_size", "carried", "nothing is held out there, as here")
     ledger.skip_empty(["max_samples"])
     ledger.enter("max_samples", "carried", "data.sources[].max_documents")
-    ledger.otherwise("streaming", "data.sources[].streaming, for datasets on the Hub" if ledger.is_on("streaming") else "off there")
+    ledger.otherwise(
+        "streaming", "data.sources[].streaming, for datasets on the Hub" if ledger.is_on("streaming") else "off there"
+    )

@@ -44,7 +44,8 @@ def write_trust(ledger: Ledger) -> None:
         ledger.carry("trust_remote_code", "model.trust_remote_code", True)
     else:
         told = (
-            "code of the Hub runs only if it is pinned: set `model.revision` to a commit you have read, and `model.trust_remote_code: true`"
+            "code of the Hub runs only if it is pinned: set `model.revision` to a commit you have read, and"
+            " `model.trust_remote_code: true`"
         )
         ledger.drop("trust_remote_code", f"{told}. Most models need none")
 
@@ -63,11 +64,18 @@ def write_precision(ledger: Ledger) -> None:
         ledger.put("training.bf16", True, "bf16: auto" if wanted == "auto" else "")
         write_bf16(ledger, wanted)
     ledger.enter("bf16", "carried", OFF)
-    ledger.enter("fp16", "otherwise" if ledger.is_on("fp16") else "carried", "bf16 decides" if ledger.is_on("fp16") else OFF)
+    ledger.enter(
+        "fp16", "otherwise" if ledger.is_on("fp16") else "carried", "bf16 decides" if ledger.is_on("fp16") else OFF
+    )
     if ledger.is_on("tf32"):
         ledger.carry("tf32", "training.tf32", True)
     ledger.enter("tf32", "carried", OFF)
-    for key, dtype in {"bfloat16": "bfloat16", "pure_bf16": "bfloat16", "float16": "float16", "float32": "float32"}.items():
+    for key, dtype in {
+        "bfloat16": "bfloat16",
+        "pure_bf16": "bfloat16",
+        "float16": "float16",
+        "float32": "float32",
+    }.items():
         if ledger.is_on(key):
             ledger.carry(key, "model.dtype", dtype)
         ledger.enter(key, "carried", OFF)

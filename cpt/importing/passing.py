@@ -1,4 +1,5 @@
-"""Hugging Face's own keys, which go into `training:` unchanged where the installed version has them and they do something here."""
+"""Hugging Face's own keys, which go into `training:` unchanged where the installed version has them and they do
+something here."""
 
 from typing import Any
 

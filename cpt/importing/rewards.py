@@ -5,7 +5,10 @@ from typing import Any
 from cpt.importing.ledger import EMPTY, Ledger
 from cpt.importing.passing import pass_on
 
-RENAMED = {"vllm_max_model_len": "vllm_max_model_length", "vllm_guided_decoding_regex": "vllm_structured_outputs_regex"}
+RENAMED = {
+    "vllm_max_model_len": "vllm_max_model_length",
+    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+}
 """Keys of `trl` whose names in TRL are others by now."""
 SCALED = {True: "group", False: "none"}
 """`scale_rewards`, which was a switch."""
@@ -24,7 +27,12 @@ def write_rewards(ledger: Ledger, stage: str) -> None:
         if value is None:
             ledger.enter(f"trl.{key}", "carried", EMPTY)
         elif key not in ("reward_funcs", "reward_weights"):
-            pass_on(ledger, f"trl.{key}", RENAMED.get(key, key), SCALED.get(value, value) if key == "scale_rewards" else value)
+            pass_on(
+                ledger,
+                f"trl.{key}",
+                RENAMED.get(key, key),
+                SCALED.get(value, value) if key == "scale_rewards" else value,
+            )
     if stage == "grpo" and not functions:
         ledger.put("rewards", ["exact_match"], "FILL IN: what an answer is worth (docs/stages.md)")
 
@@ -40,7 +48,9 @@ def write_functions(ledger: Ledger, functions: list[Any], weights: list[float], 
         names = [":".join(str(name).rsplit(".", 1)) for name in functions]
         values = [*weights, *([1.0] * (len(names) - len(weights)))]
         ledger.put("rewards", [{"name": name, "weight": weight} for name, weight in zip(names, values, strict=False)])
-        ledger.otherwise("trl.reward_funcs", "rewards, as module:function; name the columns it reads as parameters (docs/stages.md)")
+        ledger.otherwise(
+            "trl.reward_funcs", "rewards, as module:function; name the columns it reads as parameters (docs/stages.md)"
+        )
         ledger.enter("trl.reward_weights", "carried", "rewards[].weight")
     for key in ("reward_funcs", "reward_weights"):
         ledger.drop(f"trl.{key}", f"stage `{stage}` learns from no rewards")

@@ -59,16 +59,25 @@ def with_names(sources: list[dict[str, Any]], taken: set[str]) -> list[dict[str,
             name = f"{first}-{number}"
         taken.add(name)
         named.append(
-            source if name == first else {"path": source["path"], "name": name, **{k: v for k, v in source.items() if k != "path"}}
+            source
+            if name == first
+            else {"path": source["path"], "name": name, **{k: v for k, v in source.items() if k != "path"}}
         )
     return named
 
 
 def write_shares(ledger: Ledger, sources: list[dict[str, Any]]) -> None:
-    """In proportion to their sizes, as both tools read datasets one after the other and shuffle them; unless there are weights."""
+    """In proportion to their sizes, as both tools read datasets one after the other and shuffle them; unless there are
+    weights."""
     if len(sources) < 2 or any("weight" in source for source in sources):
         return
     if any(source.get("streaming") for source in sources):
-        ledger.comments["data.sources"] = "in equal shares: the sizes of what is streamed are not known; `weight` gives others"
+        ledger.comments["data.sources"] = (
+            "in equal shares: the sizes of what is streamed are not known; `weight` gives others"
+        )
     else:
-        ledger.put("data.temperature", 1, "in proportion to their sizes, as datasets are read one after the other and shuffled there")
+        ledger.put(
+            "data.temperature",
+            1,
+            "in proportion to their sizes, as datasets are read one after the other and shuffled there",
+        )

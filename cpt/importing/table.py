@@ -12,7 +12,10 @@ WIDEST = 34
 
 def table_of(ledger: Ledger) -> str:
     """The lists as text; keys that ask for nothing share a line."""
-    parts = [list_of(title, [entry for entry in ledger.entries if entry.verdict == verdict]) for verdict, title in TITLES.items()]
+    parts = [
+        list_of(title, [entry for entry in ledger.entries if entry.verdict == verdict])
+        for verdict, title in TITLES.items()
+    ]
     if ledger.defaults:
         title = f"Taken from {ledger.called}'s defaults, which the recipe says"
         parts.append("\n".join([title, *(f"  {default}" for default in ledger.defaults)]))
@@ -29,7 +32,9 @@ def list_of(title: str, entries: Sequence[Entry]) -> str:
     for quiet in (EMPTY, OFF):
         keys = [entry.key for entry in entries if entry.told == quiet]
         if keys:
-            lines.append(textwrap.fill(f"{quiet}: {', '.join(keys)}", WIDTH, initial_indent="  ", subsequent_indent="    "))
+            lines.append(
+                textwrap.fill(f"{quiet}: {', '.join(keys)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+            )
     return "\n".join(lines)
 
 
@@ -38,5 +43,12 @@ def row(entry: Entry, width: int) -> str:
     lead = f"  {entry.key:<{width}}  "
     behind = " " * (width + 4)
     first = behind if len(entry.key) > width else lead
-    told = textwrap.fill(entry.told, WIDTH, initial_indent=first, subsequent_indent=behind, break_long_words=False, break_on_hyphens=False)
+    told = textwrap.fill(
+        entry.told,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=behind,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return f"  {entry.key}\n{told}" if first == behind else told

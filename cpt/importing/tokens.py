@@ -17,9 +17,14 @@ def write_special_tokens(ledger: Ledger, key: str) -> None:
         elif name == "pad_token":
             ledger.otherwise(place, "nothing: what is padded is masked, whatever stands there")
         elif name == "additional_special_tokens":
-            ledger.drop(place, "tokens are added to a tokenizer beforehand: `cpt tokenizer extend`; then `tokenizer.path`")
+            ledger.drop(
+                place, "tokens are added to a tokenizer beforehand: `cpt tokenizer extend`; then `tokenizer.path`"
+            )
         else:
-            ledger.drop(place, f"if `{name}` is another there, write it into its tokenizer_config.json, and set `tokenizer.path`")
+            ledger.drop(
+                place,
+                f"if `{name}` is another there, write it into its tokenizer_config.json, and set `tokenizer.path`",
+            )
 
 
 def write_template(ledger: Ledger, key: str, stage: str, *, own: tuple[str, ...]) -> None:

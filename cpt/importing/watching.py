@@ -16,8 +16,20 @@ TRACKERS = {
     "use_swanlab": "swanlab",
     "use_trackio": "trackio",
 }
-PROJECTS = {"wandb_project": "wandb", "comet_project_name": "comet_ml", "swanlab_project": "swanlab", "trackio_project_name": "trackio"}
-RUN_NAMES = ("run_name", "wandb_name", "swanlab_run_name", "swanlab_experiment_name", "mlflow_run_name", "trackio_run_name")
+PROJECTS = {
+    "wandb_project": "wandb",
+    "comet_project_name": "comet_ml",
+    "swanlab_project": "swanlab",
+    "trackio_project_name": "trackio",
+}
+RUN_NAMES = (
+    "run_name",
+    "wandb_name",
+    "swanlab_run_name",
+    "swanlab_experiment_name",
+    "mlflow_run_name",
+    "trackio_run_name",
+)
 NO = ("no", "false")
 
 
@@ -32,7 +44,11 @@ def write_saving(ledger: Ledger, dialect: Dialect, lengths: Lengths) -> None:
         ledger.carry("save_total_limit", "checkpoints.keep", kept)
     elif ledger.recipe.get("checkpoints"):
         some = dialect.keeps_by_default
-        ledger.put("checkpoints.keep", some, f"{ledger.called} keeps {some or 'all'}" + ("" if some else "; `keep: 3` the last three"))
+        ledger.put(
+            "checkpoints.keep",
+            some,
+            f"{ledger.called} keeps {some or 'all'}" + ("" if some else "; `keep: 3` the last three"),
+        )
     ledger.otherwise("save_total_limit", "nothing to keep: only the end is saved")
 
 
@@ -78,7 +94,11 @@ def write_interval(ledger: Ledger, what: str, section: str, per_epoch: str, leng
     ledger.otherwise(steps, "no interval")
     ledger.otherwise(per_epoch, "no interval, or save_steps decides")
     for key in strategies:
-        told = f"`{section}.every_steps`" if strategy in ("steps", "epoch") else "in intervals; judge checkpoints by their losses"
+        told = (
+            f"`{section}.every_steps`"
+            if strategy in ("steps", "epoch")
+            else "in intervals; judge checkpoints by their losses"
+        )
         ledger.otherwise(key, told)
 
 
@@ -87,7 +107,9 @@ def write_share(ledger: Ledger, key: str, section: str, share: float) -> None:
     if share >= 1:
         ledger.otherwise(key, "once, at the end" if section == "checkpoints" else "before and after")
         return
-    ledger.put(f"{section}.every_steps", share, "" if key.endswith("_steps") else f"{key}: {in_yaml(ledger.value(key))}")
+    ledger.put(
+        f"{section}.every_steps", share, "" if key.endswith("_steps") else f"{key}: {in_yaml(ledger.value(key))}"
+    )
     ledger.otherwise(key, f"{section}.every_steps: {share:.4g} of the run's steps")
 
 
@@ -95,7 +117,9 @@ def write_tracking(ledger: Ledger) -> None:
     """Trackers and the project's name."""
     reported = ledger.value("report_to", [])
     trackers = [
-        str(name) for name in (reported if isinstance(reported, list) else [reported]) if str(name).lower() not in ("none", "false")
+        str(name)
+        for name in (reported if isinstance(reported, list) else [reported])
+        if str(name).lower() not in ("none", "false")
     ]
     ledger.skip_empty(["report_to", *TRACKERS, *PROJECTS])
     ledger.enter("report_to", "carried", "monitoring.trackers")
@@ -124,11 +148,17 @@ def write_name(ledger: Ledger) -> None:
     given = next((str(ledger.value(key)) for key in RUN_NAMES if ledger.value(key)), None)
     place = Path(output) if output else None
     name = place.name if place is not None and place.name not in ("", ".", "..") else given or stem
-    ledger.put("name", re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "imported", "output_dir" if output else "")
+    ledger.put(
+        "name", re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "imported", "output_dir" if output else ""
+    )
     if place is not None:
         ledger.put("output_dir", str(place.parent) if str(place.parent) != "." else "runs", "")
-        ledger.enter("output_dir", "carried", f"output_dir and name: {ledger.recipe['output_dir']}/{ledger.recipe['name']}")
+        ledger.enter(
+            "output_dir", "carried", f"output_dir and name: {ledger.recipe['output_dir']}/{ledger.recipe['name']}"
+        )
     ledger.skip_empty(["output_dir", *RUN_NAMES])
     for key in RUN_NAMES:
         same = str(ledger.value(key)) == ledger.recipe["name"]
-        ledger.enter(key, "carried" if same else "otherwise", "name" if same else "a run is called as its folder: `name`")
+        ledger.enter(
+            key, "carried" if same else "otherwise", "name" if same else "a run is called as its folder: `name`"
+        )

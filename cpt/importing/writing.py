@@ -34,7 +34,11 @@ def section_text(ledger: Ledger, section: str) -> str:
     """A section with its comments."""
     value, said = ledger.recipe[section], ledger.comments.get(section, "")
     if not isinstance(value, dict):
-        return line(section, value, said, 0) if section != "rewards" else "\n".join(["", "rewards:" + remark(said), *items(value, 2)])
+        return (
+            line(section, value, said, 0)
+            if section != "rewards"
+            else "\n".join(["", "rewards:" + remark(said), *items(value, 2)])
+        )
     lines = ["", f"{section}:"]
     for key, child in value.items():
         told = ledger.comments.get(f"{section}.{key}", "")
@@ -76,7 +80,9 @@ def remark(said: str) -> str:
 def comment(text: str, indent: int) -> str:
     """Wrapped lines that begin with a hash."""
     lead = " " * indent + "# "
-    return textwrap.fill(text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def in_line(value: Any) -> str:
@@ -94,11 +100,16 @@ def in_line(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """In quotes; characters that YAML does not take, or takes for the end of a line, by their numbers."""
-    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in json.dumps(text, ensure_ascii=False))
+    return "".join(
+        letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in json.dumps(text, ensure_ascii=False)
+    )
 
 
 def is_plain(text: str) -> bool:
     """Whether a text needs no quotes, inside braces too."""
     return (
-        PLAIN.fullmatch(text) is not None and text.lower() not in NOT_PLAIN and "  " not in text and isinstance(resolve_scalar(text), str)
+        PLAIN.fullmatch(text) is not None
+        and text.lower() not in NOT_PLAIN
+        and "  " not in text
+        and isinstance(resolve_scalar(text), str)
     )

@@ -1,4 +1,5 @@
-"""What is known about the base model: its config and tokenizer, its card, and what was published about its training."""
+"""What is known about the base model: its config and tokenizer, its card, and what was published about its
+training."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +9,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.errors import RecipeError
 from cpt.models.config import load_config
-from cpt.models.inventory import build_on_meta, count_model_parameters, isolates_documents, longest_row, vocabulary_size
+from cpt.models.inventory import (
+    build_on_meta,
+    count_model_parameters,
+    isolates_documents,
+    longest_row,
+    vocabulary_size,
+)
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
@@ -63,8 +70,9 @@ def look_at_model(path: str) -> BaseModel:
     known_tokens = vocabulary_size(config)
     if len(tokenizer) > known_tokens:
         raise RecipeError(
-            f"{path}: its tokenizer has {len(tokenizer):,} tokens, its model an embedding for {known_tokens:,}: they do not belong "
-            "together. Put the base's own tokenizer.json and tokenizer_config.json there; to add words of your own: cpt tokenizer extend."
+            f"{path}: its tokenizer has {len(tokenizer):,} tokens, its model an embedding for {known_tokens:,}: they"
+            " do not belong together. Put the base's own tokenizer.json and tokenizer_config.json there; to add words"
+            " of your own: cpt tokenizer extend."
         )
     model = build_on_meta(config)
     count = count_model_parameters(model)
@@ -88,7 +96,11 @@ def look_at_model(path: str) -> BaseModel:
 def licence_of(path: str, base: KnownBase | None) -> tuple[str | None, str]:
     """What the model is under, and who says so: the card in its folder, or what was published."""
     card = Path(path).expanduser() / "README.md"
-    if is_local(path) and card.is_file() and (found := CARD_LICENCE.search(card.read_text(errors="replace").split("\n---", 1)[0])):
+    if (
+        is_local(path)
+        and card.is_file()
+        and (found := CARD_LICENCE.search(card.read_text(errors="replace").split("\n---", 1)[0]))
+    ):
         return found[1], "its card"
     return (base.licence, base.source) if base and base.licence else (None, "")
 

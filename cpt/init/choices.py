@@ -20,9 +20,7 @@ EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as go
 STEPS_WANTED, FEWEST_STEPS_AT_ALL = 400, 10
 LARGEST_BATCH = 524_288
 RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
-REWARMED_TO = (
-    0.3  # of the peak, for a strong shift: between where runs end, a tenth, and all of it, as in arXiv 2403.08763, which forgets more
-)
+REWARMED_TO = 0.3  # of the peak, for a strong shift: between where runs end, a tenth, and all of it, as in arXiv 2403.08763, which forgets more  # noqa: E501
 ALL_PARAMETERS = "training all parameters"
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
 WARMUP_SHARE = 0.01
@@ -74,7 +72,8 @@ class Choices:
 
     @property
     def nearest_refused(self) -> str:
-        """Of the ways to train all parameters that do not fit, the last that was tried, which needs the least of the GPU."""
+        """Of the ways to train all parameters that do not fit, the last that was tried, which needs the least of the
+        GPU."""
         return next((told for told in reversed(self.refused) if told.startswith(ALL_PARAMETERS)), "")
 
     @property
@@ -115,8 +114,8 @@ def choose(
     chosen, batch = batches(chosen, length, target, budget, base)
     if budget < FEWEST_STEPS_AT_ALL * batch:
         raise DataError(
-            f"{facts.source.path}: its {estimate.tokens:,} tokens make {budget // batch} steps of {batch:,} tokens, too few to learn from. "
-            "Give more documents, or --tokens for more times through these."
+            f"{facts.source.path}: its {estimate.tokens:,} tokens make {budget // batch} steps of {batch:,} tokens,"
+            " too few to learn from. Give more documents, or --tokens for more times through these."
         )
     rate = learning_rate(base, chosen.method, strong)
     embedding_rate = rate.value / LORA_FACTOR if chosen.method.name == "lora" else None
@@ -147,7 +146,9 @@ def row_length(base: BaseModel, target: Target) -> int:
     return min(longest, trained or longest, base.longest_row or longest)
 
 
-def method_that_fits(base: BaseModel, target: Target, length: int, full: bool | None, is_short: bool = False) -> tuple[Fit, list[str]]:
+def method_that_fits(
+    base: BaseModel, target: Target, length: int, full: bool | None, is_short: bool = False
+) -> tuple[Fit, list[str]]:
     """The first way that fits, and why those before it do not."""
     refused: list[str] = []
     for method in ways_to_train(base, target, length, is_short=is_short):
@@ -159,8 +160,9 @@ def method_that_fits(base: BaseModel, target: Target, length: int, full: bool | 
     if not refused:
         raise ResourceError(f"{base.path} has no linear layers that adapters could be put on. Leave out --lora.")
     raise ResourceError(
-        f"{base.path} ({size_in_words(base.parameters)}) does not fit {target.name} x {max(1, target.gpus)}: {'; '.join(refused)} "
-        "(estimates). Take a smaller model, more GPUs (--gpus), larger ones, or say how much memory the host has (--host-memory GIB)."
+        f"{base.path} ({size_in_words(base.parameters)}) does not fit {target.name} x {max(1, target.gpus)}:"
+        f" {'; '.join(refused)} (estimates). Take a smaller model, more GPUs (--gpus), larger ones, or say how much"
+        " memory the host has (--host-memory GIB)."
     )
 
 
@@ -169,14 +171,18 @@ def why_not(method: Method, target: Target) -> str:
     what = {"full": ALL_PARAMETERS, "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[method.name]
     how = f" with {method.profile}" if method.profile else ""
     if not has_host(method, target):
-        return f"{what}{how} needs {method.host_gib:.0f} GiB of host memory, there is {target.host_memory_gib:.0f} ({target.host_source})"
+        return (
+            f"{what}{how} needs {method.host_gib:.0f} GiB of host memory, there is {target.host_memory_gib:.0f}"
+            f" ({target.host_source})"
+        )
     return f"{what}{how} needs {method.states_gib:.1f} GiB before the first token, of {target.memory_gib:.0f}"
 
 
 def judged_shift(facts: DocumentFacts, estimate: TokenEstimate) -> tuple[bool, str]:
     """How far the documents are from what the base read, judged by how well its tokenizer fits them."""
     told = (
-        f"{estimate.bytes_per_token:.2f} bytes a token, {100 * estimate.compared_with_english:.0f} % of plain English under this tokenizer"
+        f"{estimate.bytes_per_token:.2f} bytes a token, {100 * estimate.compared_with_english:.0f} % of plain English"
+        " under this tokenizer"
     )
     if facts.main_language not in (None, "en") and estimate.compared_with_english < 1:
         return True, f"most documents look like `{facts.main_language}`; {told}"
@@ -206,33 +212,50 @@ def batches(chosen: Fit, length: int, target: Target, budget: int, base: BaseMod
 
 
 def learning_rate(base: BaseModel, method: Method, is_strong_shift: bool) -> Rate:
-    """Where the base's own schedule ended, for text that is far from what it read up again; ten times that for adapters."""
+    """Where the base's own schedule ended, for text that is far from what it read up again; ten times that for
+    adapters."""
     known = base.known
     if known and is_strong_shift and known.peak_learning_rate:
         value = known.peak_learning_rate * REWARMED_TO
-        reason = f"{REWARMED_TO:g} of the base's own peak, {known.peak_learning_rate:g} ({known.source}): far from what it read, up again"
+        reason = (
+            f"{REWARMED_TO:g} of the base's own peak, {known.peak_learning_rate:g} ({known.source}): far from what it"
+            " read, up again"
+        )
     elif known and known.final_learning_rate and known.final_learning_rate >= LEAST_RATE:
-        value, reason = known.final_learning_rate, f"the learning rate at which the base's own training ended ({known.source})"
+        value, reason = (
+            known.final_learning_rate,
+            f"the learning rate at which the base's own training ended ({known.source})",
+        )
     elif known and known.peak_learning_rate:
-        value, reason = known.peak_learning_rate / 10, f"a tenth of the base's own peak, {known.peak_learning_rate:g} ({known.source})"
+        value, reason = (
+            known.peak_learning_rate / 10,
+            f"a tenth of the base's own peak, {known.peak_learning_rate:g} ({known.source})",
+        )
     else:
         value = next(rate for size, rate in RATES_BY_SIZE if base.parameters < size)
         part = "a tenth"
         if is_strong_shift:
             value, part = 10 * REWARMED_TO * value, f"{REWARMED_TO:g}"
-        reason = f"about {part} of the peaks published for {size_in_words(base.parameters)}; the base's own is not known here"
+        reason = (
+            f"about {part} of the peaks published for {size_in_words(base.parameters)}; the base's own is not known"
+            " here"
+        )
     if method.name == "full":
         return Rate(value, reason)
     adapters = min(value * LORA_FACTOR, LARGEST_LORA_RATE)
     return Rate(
-        adapters, f"adapters want about ten times what all parameters do (swept up to 5e-4: arXiv 2405.09673); that is {value:g}, {reason}"
+        adapters,
+        "adapters want about ten times what all parameters do (swept up to 5e-4: arXiv 2405.09673); that is"
+        f" {value:g}, {reason}",
     )
 
 
 def size_in_words(parameters: int) -> str:
     """`8B parameters`."""
     return (
-        f"{parameters / 1e9:.2g}B parameters" if parameters >= 1e9 else f"{round(parameters, 2 - len(str(parameters))) / 1e6:g}M parameters"
+        f"{parameters / 1e9:.2g}B parameters"
+        if parameters >= 1e9
+        else f"{round(parameters, 2 - len(str(parameters))) / 1e6:g}M parameters"
     )
 
 
@@ -243,7 +266,8 @@ def held_out_share(documents: int) -> float:
 
 
 def evaluations(held_out_tokens: float, budget: int) -> int:
-    """How often the held-out documents are read: so that it takes about a tenth of the time, since reading costs a third of learning."""
+    """How often the held-out documents are read: so that it takes about a tenth of the time, since reading costs a
+    third of learning."""
     return min(MOST_EVALUATIONS, max(1, int(3 * EVALUATION_SHARE * budget / max(1.0, held_out_tokens))))
 
 

@@ -28,18 +28,30 @@ NO_REPLAY = "none"
 
 
 def command(
-    documents: Annotated[str | None, typer.Argument(help="File, folder or glob: txt, md, jsonl, json, parquet, csv, tsv, arrow.")] = None,
+    documents: Annotated[
+        str | None, typer.Argument(help="File, folder or glob: txt, md, jsonl, json, parquet, csv, tsv, arrow.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Folder or Hub id of the base model.")] = None,
     gpu: Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu.')] = None,
     gpus: Annotated[int, typer.Option(help="How many of them.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.")] = None,
-    general: Annotated[str | None, typer.Option(help="What is replayed: documents of yours, a Hub dataset, or none.")] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Of one GPU, in any currency: adds the cost.")
+    ] = None,
+    general: Annotated[
+        str | None, typer.Option(help="What is replayed: documents of yours, a Hub dataset, or none.")
+    ] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="The budget, instead of so many times through the documents.", min=1)] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="The budget, instead of so many times through the documents.", min=1)
+    ] = None,
     host_memory: Annotated[float | None, typer.Option(help="GiB of the machine's own memory, for offloading.")] = None,
-    full: Annotated[bool | None, typer.Option("--full/--lora", help="All parameters or adapters, instead of what fits.")] = None,
-    shift: Annotated[Shift | None, typer.Option(help="How far the documents are from what the base read, where you know.")] = None,
+    full: Annotated[
+        bool | None, typer.Option("--full/--lora", help="All parameters or adapters, instead of what fits.")
+    ] = None,
+    shift: Annotated[
+        Shift | None, typer.Option(help="How far the documents are from what the base read, where you know.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Write a recipe for these documents, this model and this machine; without the three, ask for them.
@@ -59,8 +71,12 @@ def command(
     base = look_at_model(model)
     facts = look_at_documents(documents, text_column)
     estimate = estimate_tokens(facts, DocumentEncoder(base.tokenizer))
-    choices = choose(facts, estimate, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
-    text = recipe_text(facts, estimate, base, target, choices, output=output, general=general, price_per_gpu_hour=price_per_gpu_hour)
+    choices = choose(
+        facts, estimate, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift
+    )
+    text = recipe_text(
+        facts, estimate, base, target, choices, output=output, general=general, price_per_gpu_hour=price_per_gpu_hour
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     recipe = load_recipe(output)  # shape and sense; what it refers to is looked at by `cpt check`
@@ -73,15 +89,21 @@ def command(
     tell(f"{output} is written; its comments give the reasons. Next: cpt check {output}")
 
 
-def ask(documents: str | None, model: str | None, gpu: str | None, price: float | None) -> tuple[str, str, str, float | None]:
+def ask(
+    documents: str | None, model: str | None, gpu: str | None, price: float | None
+) -> tuple[str, str, str, float | None]:
     """The four questions, of which those are asked that the command line left open.
 
     Raises:
         RecipeError: nobody is there to answer.
     """
-    missing = [name for name, value in {"DOCUMENTS": documents, "--model": model, "--gpu": gpu}.items() if value is None]
+    missing = [
+        name for name, value in {"DOCUMENTS": documents, "--model": model, "--gpu": gpu}.items() if value is None
+    ]
     if not sys.stdin.isatty():
-        raise RecipeError(f"{', '.join(missing)} missing. Write: cpt init DOCUMENTS --model MODEL --gpu GPU (`--gpu cpu` for none).")
+        raise RecipeError(
+            f"{', '.join(missing)} missing. Write: cpt init DOCUMENTS --model MODEL --gpu GPU (`--gpu cpu` for none)."
+        )
     here = found[0].name if (found := find_gpus()) else "cpu"
     documents = documents or typer.prompt("Where are your documents (file, folder or glob)?")
     model = model or typer.prompt("Which model is to learn from them (folder or Hub id)?")
@@ -112,6 +134,7 @@ def check_general(general: str | None) -> None:
         files_with_sizes(DocumentSource(path=str(general)), "GENERAL")
     except DataError as problem:
         raise DataError(
-            f"--general: {str(problem).split(' Set `GENERAL.path`')[0].rstrip('.')}. Leave --general out to take the public "
-            f"{PUBLIC_GENERAL} (subset sample-10BT), or give documents like those that the base was trained on."
+            f"--general: {str(problem).split(' Set `GENERAL.path`')[0].rstrip('.')}. Leave --general out to take the"
+            f" public {PUBLIC_GENERAL} (subset sample-10BT), or give documents like those that the base was"
+            " trained on."
         ) from problem

@@ -26,7 +26,18 @@ READ_BYTES = 64 * 2**20  # of files; of more, pieces are drawn
 PIECE_BYTES = 4 * 2**20
 TOKENISED = 400  # documents
 LONGEST_TOKENISED = 100_000  # characters of one
-TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "page_content", "markdown", "code", "abstract")
+TEXT_COLUMNS = (
+    "text",
+    "content",
+    "body",
+    "document",
+    "article",
+    "raw_content",
+    "page_content",
+    "markdown",
+    "code",
+    "abstract",
+)
 FEWEST_DOCUMENTS = 50  # of which a fifth, 10, can be held out
 MOST_BAD = 0.05
 LICENCE_FILE = re.compile(r"(licen[cs]e|copying)([._-].*)?", re.IGNORECASE)
@@ -40,8 +51,9 @@ LICENCES = {
     "CC0-1.0": "CC0 1.0",
 }
 ENGLISH = (
-    "The question of how a machine can learn from what people have written is an old one. A reader who opens a book brings along most of "
-    "what is needed to understand it: the words, the order in which they may stand, and a large part of the world that they speak about."
+    "The question of how a machine can learn from what people have written is an old one. A reader who opens a book"
+    " brings along most of what is needed to understand it: the words, the order in which they may stand, and a large"
+    " part of the world that they speak about."
 )
 
 
@@ -56,7 +68,8 @@ class TokenEstimate:
     """Documents that the estimate comes from; all of them: it is a count."""
     bytes_per_token: float
     compared_with_english: float
-    """Bytes per token of these documents, as a share of those of plain English: far below 1, the tokenizer was not made for them."""
+    """Bytes per token of these documents, as a share of those of plain English: far below 1, the tokenizer was not
+    made for them."""
 
 
 @dataclass
@@ -112,7 +125,9 @@ def look_at_documents(path: str, text_column: str | None = None) -> DocumentFact
     source = find_source(path, text_column)
     files = files_with_sizes(source, "DOCUMENTS")
     formats = Counter(format_of(name).removeprefix(".") for name, _ in files)
-    facts = DocumentFacts(source, formats, len(files), sum(size for _, size in files), licence_files=licence_files(path))
+    facts = DocumentFacts(
+        source, formats, len(files), sum(size for _, size in files), licence_files=licence_files(path)
+    )
     read(facts, pieces_of(source, "DOCUMENTS", PIECE_BYTES))
     refuse_unusable(facts)
     facts.languages = languages_of(facts.sample)
@@ -127,13 +142,18 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
     """
     folder = Path(path).expanduser()
     if kind_of(path) != "local":
-        raise DataError(f"{path}: DOCUMENTS is a file, folder or glob of this machine. What lies elsewhere is a source of the recipe.")
+        raise DataError(
+            f"{path}: DOCUMENTS is a file, folder or glob of this machine. What lies elsewhere is a source of the"
+            " recipe."
+        )
     try:
         source = DocumentSource(path=path)
         files = [name for name, _ in files_with_sizes(source, "DOCUMENTS")]
     except DataError as problem:
         if convertible := suffixes_to_convert(folder):
-            raise DataError(f"{path} holds {', '.join(convertible)} files and no {KNOWN}. {convert_first(folder)}") from problem
+            raise DataError(
+                f"{path} holds {', '.join(convertible)} files and no {KNOWN}. {convert_first(folder)}"
+            ) from problem
         raise DataError(f"{str(problem).split(' Set `DOCUMENTS.path`')[0]} Give another DOCUMENTS.") from problem
     first = next((name for name in files if format_of(name) not in TEXTS), files[0])
     missing: BadRow | None = None
@@ -149,7 +169,11 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
 
 def suffixes_to_convert(folder: Path) -> list[str]:
     """Of the files in a folder that `cpt data ingest` reads and a recipe does not."""
-    return sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED}) if folder.is_dir() else []
+    return (
+        sorted({file.suffix for file in folder.rglob("*") if file.suffix.lower() in CONVERTED})
+        if folder.is_dir()
+        else []
+    )
 
 
 def convert_first(folder: Path) -> str:
@@ -197,17 +221,24 @@ def refuse_unusable(facts: DocumentFacts) -> None:
     path = facts.source.path
     folder = Path(path).expanduser()
     others = suffixes_to_convert(folder)
-    converted = f" It also holds {', '.join(others)} files, which were not read. {convert_first(folder)}" if others else ""
+    converted = (
+        f" It also holds {', '.join(others)} files, which were not read. {convert_first(folder)}" if others else ""
+    )
     if facts.bad_share > MOST_BAD:
         raise DataError(
-            f"{path}: {facts.bad_rows:,} of {facts.bad_rows + facts.documents_read:,} rows are not documents; the first: "
-            f"{facts.first_bad}. Fix them, or leave these files out.{converted}"
+            f"{path}: {facts.bad_rows:,} of {facts.bad_rows + facts.documents_read:,} rows are not documents; the"
+            f" first: {facts.first_bad}. Fix them, or leave these files out.{converted}"
         )
     if facts.documents < FEWEST_DOCUMENTS:
-        files = "A txt or md file is one document: split long ones, one file a chapter. " if facts.formats.keys() & {"txt", "md"} else ""
+        files = (
+            "A txt or md file is one document: split long ones, one file a chapter. "
+            if facts.formats.keys() & {"txt", "md"}
+            else ""
+        )
         raise DataError(
-            f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed: some are held out to see whether it "
-            f"helped, and fewer than {FEWEST_DOCUMENTS // 5} held-out documents tell nothing. {files}Give more.{converted}"
+            f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed: some are held out to see"
+            f" whether it helped, and fewer than {FEWEST_DOCUMENTS // 5} held-out documents tell nothing. {files}Give"
+            f" more.{converted}"
         )
 
 
@@ -234,7 +265,8 @@ def languages_of(texts: Sequence[str]) -> Counter[str] | None:
 
 
 def estimate_tokens(facts: DocumentFacts, encoder: DocumentEncoder) -> TokenEstimate:
-    """Tokens of all documents, from the tokens per byte of the sample (a ratio estimate, with its linearised standard error)."""
+    """Tokens of all documents, from the tokens per byte of the sample (a ratio estimate, with its linearised standard
+    error)."""
     texts = [text[:LONGEST_TOKENISED] for text in facts.sample]
     num_bytes = np.array([len(text.encode()) for text in texts], float)
     tokens = encoder.encode(texts)[1].astype(float)
@@ -248,4 +280,6 @@ def estimate_tokens(facts: DocumentFacts, encoder: DocumentEncoder) -> TokenEsti
     total = ratio * facts.text_bytes
     spread = 1.96 * error * facts.text_bytes
     english = len(ENGLISH.encode()) / int(encoder.encode([ENGLISH])[1].sum())
-    return TokenEstimate(round(total), round(total - spread), round(total + spread), len(texts), 1 / ratio, 1 / ratio / english)
+    return TokenEstimate(
+        round(total), round(total - spread), round(total + spread), len(texts), 1 / ratio, 1 / ratio / english
+    )

@@ -20,7 +20,9 @@ from cpt.planner.speed import planned_speed
 from cpt.planner.target import Target
 
 PROFILES = ("ds_config_zero1.json", "ds_config_production.json", "ds_config_prototype.json", "ds_config_8b_24gb.json")
-MOST_FOR_ZERO2 = 4_000_000_000  # parameters: above, so little is left of 24 GB that each micro-batch is too small for its transfers
+MOST_FOR_ZERO2 = (
+    4_000_000_000  # parameters: above, so little is left of 24 GB that each micro-batch is too small for its transfers
+)
 MICRO_BATCHES = (16, 8, 4, 2, 1)
 MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
 FEWEST_TOKENS = 8_192  # fewer leave a GPU idle, so that computing activations twice costs less
@@ -90,10 +92,14 @@ class Fit:
     def hours(self, target: Target, tokens: int, mfu: float) -> float:
         """Of the whole run; evaluation and saving come on top."""
         accumulation = max(1, STEP_TOKENS // (self.setup.rows_at_once * self.setup.sequence_length))
-        return planned_speed(self.method.facts, replace(self.setup, accumulation=accumulation), target, mfu).hours(tokens)
+        return planned_speed(self.method.facts, replace(self.setup, accumulation=accumulation), target, mfu).hours(
+            tokens
+        )
 
 
-def ways_to_train(base: BaseModel, target: Target, sequence_length: int, *, is_short: bool = False) -> Iterator[Method]:
+def ways_to_train(
+    base: BaseModel, target: Target, sequence_length: int, *, is_short: bool = False
+) -> Iterator[Method]:
     """All parameters before adapters, on the GPU before on the host: the first that fits is taken.
 
     Args:
@@ -127,7 +133,11 @@ def ways_to_train(base: BaseModel, target: Target, sequence_length: int, *, is_s
         if zero.stage == 2 and parameters > MOST_FOR_ZERO2:
             continue
         yield Method(
-            "full", profile, replace(plain, zero=zero, weights_bytes=2, compiles=plain.compiles and zero.stage < 3), base, parameters
+            "full",
+            profile,
+            replace(plain, zero=zero, weights_bytes=2, compiles=plain.compiles and zero.stage < 3),
+            base,
+            parameters,
         )
     yield from with_adapters(base, plain)
 
@@ -153,7 +163,9 @@ def fit(method: Method, base: BaseModel, target: Target, sequence_length: int) -
             tokens = micro_batch * sequence_length
             setup = replace(method.setup, micro_batch=micro_batch, checkpointing=checkpointing)
             plan = method.plan(setup)
-            is_worth_it = checkpointing or target.on_cpu or tokens >= min(FEWEST_TOKENS, micro_batches[0] * sequence_length)
+            is_worth_it = (
+                checkpointing or target.on_cpu or tokens >= min(FEWEST_TOKENS, micro_batches[0] * sequence_length)
+            )
             if is_worth_it and gpu_room(plan, target, CAREFUL) >= 0 and has_host(method, target):
                 return Fit(method, setup, plan.peak.size / GIB)
     return None

@@ -51,15 +51,34 @@ def recipe_text(
 
 
 def header(
-    facts: DocumentFacts, estimate: TokenEstimate, base: BaseModel, target: Target, choices: Choices, output: Path, price: float | None
+    facts: DocumentFacts,
+    estimate: TokenEstimate,
+    base: BaseModel,
+    target: Target,
+    choices: Choices,
+    output: Path,
+    price: float | None,
 ) -> str:
     """What was found, what it costs, how to start it."""
-    where = f"{target.gpus} x {target.name}, {target.memory_gib:g} GiB each" if target.gpus else f"the CPU, {target.memory_gib:.0f} GiB"
-    start = f"cpt train {output}" if target.gpus < 2 else f"accelerate launch --num_processes {target.gpus} {training_program()} {output}"
-    model = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)  # a run's is called after the run
+    where = (
+        f"{target.gpus} x {target.name}, {target.memory_gib:g} GiB each"
+        if target.gpus
+        else f"the CPU, {target.memory_gib:.0f} GiB"
+    )
+    start = (
+        f"cpt train {output}"
+        if target.gpus < 2
+        else f"accelerate launch --num_processes {target.gpus} {training_program()} {output}"
+    )
+    model = (
+        Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)
+    )  # a run's is called after the run
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{Path(facts.source.path).stem}").strip("-._") or "cpt"
     lines = [
-        comment(f"Continued pre-training of {base.path} on {facts.source.path}, put together by `cpt init`. Change what you know better."),
+        comment(
+            f"Continued pre-training of {base.path} on {facts.source.path}, put together by `cpt init`. Change what"
+            " you know better."
+        ),
         "#",
         f"#   cpt check {output}    finds every mistake before GPU time is spent",
         f"#   {start}    runs it",
@@ -80,17 +99,34 @@ def header(
 def model_section(base: BaseModel, choices: Choices) -> str:
     """Full or adapters."""
     method = choices.fit.method
-    learn = f"{size_in_words(method.trained)} learn, {100 * method.trained / base.parameters:.1f} % of the model's number"
+    learn = (
+        f"{size_in_words(method.trained)} learn, {100 * method.trained / base.parameters:.1f} % of the model's number"
+    )
     if method.name == "full":
         lines = [
-            comment("All parameters: they fit, and learn more than adapters do, which forget less (arXiv 2405.09673).", 2),
+            comment(
+                "All parameters: they fit, and learn more than adapters do, which forget less (arXiv 2405.09673).", 2
+            ),
             "  lora: null",
         ]
     else:
-        why = f"Adapters, since by estimate {choices.nearest_refused}." if choices.nearest_refused else "Adapters, as asked."
-        lines = [comment(f"{why} They learn less and forget less (arXiv 2405.09673), so the rank is high and they are on all layers.", 2)]
+        why = (
+            f"Adapters, since by estimate {choices.nearest_refused}."
+            if choices.nearest_refused
+            else "Adapters, as asked."
+        )
+        lines = [
+            comment(
+                f"{why} They learn less and forget less (arXiv 2405.09673), so the rank is high and they are on all"
+                " layers.",
+                2,
+            )
+        ]
     if method.name == "lora":
-        lines += [comment(f"`cpt`: rank 128, rank-stabilised, embeddings and head trained whole; {learn}.", 2), "  lora: cpt"]
+        lines += [
+            comment(f"`cpt`: rank 128, rank-stabilised, embeddings and head trained whole; {learn}.", 2),
+            "  lora: cpt",
+        ]
     elif method.name == "adapters":
         text = f"Without embeddings and head, for which there is no room or no way in this model; {learn}."
         lines += [comment(text, 2), f"  lora: {in_braces(ADAPTERS_ONLY)}"]
@@ -105,7 +141,11 @@ def data_section(facts: DocumentFacts, base: BaseModel, choices: Choices, genera
     source = facts.source
     lines = [
         "data:",
-        comment(f"Tokens in a row: {why}; longer rows cost more for each token. Whole documents share a row and do not see each other.", 2),
+        comment(
+            f"Tokens in a row: {why}; longer rows cost more for each token. Whole documents share a row and do not see"
+            " each other.",
+            2,
+        ),
         f"  sequence_length: {choices.sequence_length}",
     ]
     if not base.packs_documents:
@@ -115,7 +155,10 @@ def data_section(facts: DocumentFacts, base: BaseModel, choices: Choices, genera
         ]
     if facts.repeats:
         share = f"{100 * facts.repeats / facts.documents_read:.1f} %"
-        lines += [comment(f"{share} of the documents repeat another; also: near (pip install 'cpt[dedup]').", 2), "  deduplicate: exact"]
+        lines += [
+            comment(f"{share} of the documents repeat another; also: near (pip install 'cpt[dedup]').", 2),
+            "  deduplicate: exact",
+        ]
     if facts.bad_rows:
         allowed = max(0.001, round(1.5 * facts.bad_share, 4))
         lines += [comment("`cpt data check` lists them all.", 2), "  on_bad_row: skip", f"  max_bad_share: {allowed}"]
@@ -132,13 +175,20 @@ def replay_source(choices: Choices, general: str | None) -> list[str]:
     """Against forgetting."""
     if not choices.replay:
         return [comment("Nothing is replayed, as asked: expect the model to forget. See recipes/presets/replay/.", 4)]
-    kind = "a strong shift, for which 25 % kept" if choices.is_strong_shift else "a weak shift, for which 1 to 5 % kept"
+    kind = (
+        "a strong shift, for which 25 % kept" if choices.is_strong_shift else "a weak shift, for which 1 to 5 % kept"
+    )
     reason = f"Replay against forgetting. Taken for {kind} what was known (arXiv 2403.08763): {choices.shift_reason}."
     lines = [comment(reason, 4), "    - name: general-replay"]
     if general is None:
         pages = round(1.2 * choices.replay * choices.tokens / TOKENS_OF_A_PAGE) + 1000
         best = "Best is the kind of text that the base read; web pages stand for it. Another: --general FOLDER."
-        lines += [comment(best, 6), f"      path: {PUBLIC_GENERAL}", "      subset: sample-10BT", f"      max_documents: {pages:_}"]
+        lines += [
+            comment(best, 6),
+            f"      path: {PUBLIC_GENERAL}",
+            "      subset: sample-10BT",
+            f"      max_documents: {pages:_}",
+        ]
         lines.append("      licence: ODC-By-1.0")
     else:
         lines.append(f"      path: {plain(general)}")
@@ -149,7 +199,10 @@ def budget_section(choices: Choices) -> str:
     """How long, in which steps."""
     times = f"{choices.epochs:.2g} time{'s' if choices.epochs != 1 else ''} through the documents"
     why = f"{times}, with the replay; up to 4 times is nearly as good as new text (arXiv 2305.16264)."
-    batch = f"Tokens in a step, whatever the number of GPUs: {choices.steps:,} steps. Larger steps are fewer and learn less."
+    batch = (
+        f"Tokens in a step, whatever the number of GPUs: {choices.steps:,} steps. Larger steps are fewer and learn"
+        " less."
+    )
     return "\n".join(
         [
             "budget:",
@@ -177,7 +230,10 @@ def optimizer_section(choices: Choices) -> str:
         "  betas: [0.9, 0.95]",
         "  weight_decay: 0.1",
         "",
-        comment("The base's schedule had ended: warm up again, then fall to a tenth (arXiv 2403.08763; the length of it matters little)."),
+        comment(
+            "The base's schedule had ended: warm up again, then fall to a tenth (arXiv 2403.08763; the length of it"
+            " matters little)."
+        ),
         f"schedule: {{name: rewarm_cosine, warmup_tokens: {choices.warmup_tokens:_}, floor: 0.1}}",
     ]
     return "\n".join(lines)
@@ -189,7 +245,9 @@ def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
     held_out = round(choices.held_out_share * facts.documents)
     what = "of domain and general text" if choices.replay else "of the domain"
     when = "before, during and after" if choices.evaluations > 1 else "before and after"
-    why = f"About {held_out:,} of your documents, chosen by hash, are kept from training: bits per byte {what}, {when}."
+    why = (
+        f"About {held_out:,} of your documents, chosen by hash, are kept from training: bits per byte {what}, {when}."
+    )
     return "\n".join(
         [
             f"checkpoints: {{every_tokens: {fifth:_}, keep: 2}}",
@@ -198,7 +256,13 @@ def saving_and_judging(facts: DocumentFacts, choices: Choices) -> str:
             comment(why, 2),
             f"  held_out_share: {choices.held_out_share:g}",
             *(
-                [comment("Tells loss from gain in the verdict; a number, say 0.02, stops the run at 2 % more bits per byte.", 2)]
+                [
+                    comment(
+                        "Tells loss from gain in the verdict; a number, say 0.02, stops the run at 2 % more bits per"
+                        " byte.",
+                        2,
+                    )
+                ]
                 + ["  retain: {general-replay: null}"]
                 if choices.replay
                 else []
@@ -225,7 +289,8 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
     lines = [
         "training:                            # Hugging Face's own keys",
         comment(
-            f"About {chosen.memory_gib:.1f} of {target.memory_gib:.3g} GiB on the {place} (planned; `cpt plan` shows its parts).",
+            f"About {chosen.memory_gib:.1f} of {target.memory_gib:.3g} GiB on the {place} (planned; `cpt plan` shows"
+            " its parts).",
             2,
         ),
         f"  per_device_train_batch_size: {chosen.micro_batch}",
@@ -234,7 +299,10 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
     if not target.on_cpu:
         lines.append("  bf16: true")
     if chosen.method.profile:
-        host = f"; {chosen.method.host_gib:.0f} GiB of host memory, of {target.host_memory_gib:.0f} ({target.host_source})"
+        host = (
+            f"; {chosen.method.host_gib:.0f} GiB of host memory, of {target.host_memory_gib:.0f}"
+            f" ({target.host_source})"
+        )
         is_on_host = chosen.setup.zero is not None and chosen.setup.zero.offload_optimizer
         text = f"Why this profile: deepspeed_configs/README.md{host if is_on_host else ''}."
         lines += [comment(text, 2), f"  deepspeed: deepspeed_configs/{chosen.method.profile}"]
@@ -244,7 +312,9 @@ def training_section(base: BaseModel, target: Target, choices: Choices) -> str:
 def comment(text: str, indent: int = 0) -> str:
     """Wrapped lines that begin with a hash."""
     lead = " " * indent + "# "
-    return textwrap.fill(text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def plain(text: str) -> str:

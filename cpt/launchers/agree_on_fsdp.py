@@ -1,4 +1,5 @@
-"""What `accelerate launch` says of FSDP, held against the recipe: the recipe decides, and a launch that says otherwise is refused."""
+"""What `accelerate launch` says of FSDP, held against the recipe: the recipe decides, and a launch that says otherwise
+is refused."""
 
 import os
 from collections.abc import Mapping
@@ -24,15 +25,16 @@ def agree_on_fsdp(training: Mapping[str, Any]) -> None:
     wanted = bool(training.get("fsdp"))
     if wanted and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise LaunchError(
-            "the recipe has `training.fsdp`, and accelerate was started with DeepSpeed. Keep one: take `fsdp` out of the recipe, or start "
-            "with `distributed_type: MULTI_GPU` (or torchrun), for the recipe alone says how FSDP shards."
+            "the recipe has `training.fsdp`, and accelerate was started with DeepSpeed. Keep one: take `fsdp` out of"
+            " the recipe, or start with `distributed_type: MULTI_GPU` (or torchrun), for the recipe alone says how"
+            " FSDP shards."
         )
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() not in ON:
         return
     if not wanted:
         raise LaunchError(
-            "accelerate was started with FSDP, which the recipe does not ask for. Write `training: {fsdp: true}` into the recipe, or "
-            "`distributed_type: MULTI_GPU` into accelerate's config."
+            "accelerate was started with FSDP, which the recipe does not ask for. Write `training: {fsdp: true}` into"
+            " the recipe, or `distributed_type: MULTI_GPU` into accelerate's config."
         )
     config = training.get("fsdp_config") or {}
     said = {key.removeprefix("fsdp_"): value for key, value in config.items()} if isinstance(config, Mapping) else {}
@@ -41,8 +43,9 @@ def agree_on_fsdp(training: Mapping[str, Any]) -> None:
         of_recipe = said.get(key, default)
         if of_launch is not None and as_word(of_launch) != as_word(of_recipe):
             raise LaunchError(
-                f"accelerate was started with {variable} {of_launch}, and the recipe's `training.fsdp_config.{key}` is {of_recipe}."
-                " Write the same into both, or `distributed_type: MULTI_GPU` into accelerate's config: the recipe alone is enough."
+                f"accelerate was started with {variable} {of_launch}, and the recipe's `training.fsdp_config.{key}` is"
+                f" {of_recipe}. Write the same into both, or `distributed_type: MULTI_GPU` into accelerate's config:"
+                " the recipe alone is enough."
             )
 
 

@@ -25,6 +25,7 @@ def agree_on_parallelism(training: Mapping[str, Any]) -> None:
     if sharing:
         size = sharing[0]
         raise LaunchError(
-            f"accelerate was started with {size} {of_launch[size]}, and the recipe's `training.{KEY}.{size}` is {of_recipe[size]}. Take "
-            "`parallelism_config` out of accelerate's config: the recipe alone says which processes share rows."
+            f"accelerate was started with {size} {of_launch[size]}, and the recipe's `training.{KEY}.{size}` is"
+            f" {of_recipe[size]}. Take `parallelism_config` out of accelerate's config: the recipe alone says which"
+            " processes share rows."
         )

@@ -16,7 +16,9 @@ from cpt.errors import LaunchError
 from cpt.hardware import count_cpu_cores, find_gpus
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-SUPERVISED = "CPT_SUPERVISED"  # in the environment of all processes that were started to be watched: who watches, by process number
+SUPERVISED = (  # in the environment of all processes that were started to be watched: who watches, by process number
+    "CPT_SUPERVISED"
+)
 MOST_LOOKS = 10
 MOST_RESTARTS = 10  # of a supervised run, in an hour
 BY_THE_LAUNCHER = 'with --launcher, which sets it itself: --launcher "torchrun --nproc-per-node 2"'
@@ -26,7 +28,9 @@ LIBC = ctypes.CDLL(None)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
-def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN) -> list[str]:
+def command_of_attempt(
+    arguments: Sequence[str], processes: int, launcher: str | None, program: Path = TRAIN
+) -> list[str]:
     """The words that start a run.
 
     Args:
@@ -44,7 +48,8 @@ def command_of_attempt(arguments: Sequence[str], processes: int, launcher: str |
 
 
 def names_several_hosts(launcher: str) -> bool:
-    """Whether a launcher's words start one host's part of a run, as `torchrun --nnodes 2` or `deepspeed --no_ssh` do."""
+    """Whether a launcher's words start one host's part of a run, as `torchrun --nnodes 2` or `deepspeed --no_ssh`
+    do."""
     counts = re.findall(r"--(?:nnodes|num[_-]machines)[= ](\S+)", launcher)
     return "--no_ssh" in launcher.split() or any(count.split(":")[-1] != "1" for count in counts)
 
@@ -101,5 +106,6 @@ def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None
 
 
 def die_with_parent() -> None:
-    """In a new process, before its program starts: have the system send SIGTERM when the process that watches it is killed."""
+    """In a new process, before its program starts: have the system send SIGTERM when the process that watches it is
+    killed."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""The variables that a run's processes find, each with its reason: `environment.sh`, and what DeepSpeed's launcher passes on."""
+"""The variables that a run's processes find, each with its reason: `environment.sh`, and what DeepSpeed's launcher
+passes on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ VARIABLES = (
     Variable(
         "OMP_NUM_THREADS",
         "$(( ($(nproc) + GPUS - 1) / GPUS ))",
-        "A node's cores are shared by its processes. torchrun would give each of them 1 thread, DeepSpeed's launcher all the cores; an "
-        "optimizer that is offloaded to the CPU needs its share.",
+        "A node's cores are shared by its processes. torchrun would give each of them 1 thread, DeepSpeed's launcher"
+        " all the cores; an optimizer that is offloaded to the CPU needs its share.",
     ),
     Variable(
         "TOKENIZERS_PARALLELISM",
@@ -63,39 +64,43 @@ VARIABLES = (
     Variable(
         "HF_HOME",
         "$HOME/.cache/huggingface",
-        "Models and datasets of the Hub. With several nodes it must be on a disk that all of them see, or be filled on each.",
+        "Models and datasets of the Hub. With several nodes it must be on a disk that all of them see, or be filled on"
+        " each.",
     ),
     Variable(
         "HF_HUB_OFFLINE",
         "1",
-        "Compute nodes often have no way to the Internet, and all processes at once would ask the Hub about files that are here. Fetch "
-        "them first, on a node that has one: hf download NAME. Set it to 0 to let the run fetch them.",
+        "Compute nodes often have no way to the Internet, and all processes at once would ask the Hub about files that"
+        " are here. Fetch them first, on a node that has one: hf download NAME. Set it to 0 to let the run fetch"
+        " them.",
         has_several_nodes,
     ),
     Variable(
         "CPT_CACHE",
         "$HOME/.cache/cpt",
-        "Tokenised documents. On a shared disk one process tokenises for all nodes; on disks of their own each node does it again.",
+        "Tokenised documents. On a shared disk one process tokenises for all nodes; on disks of their own each node"
+        " does it again.",
     ),
     Variable(
         "PYTORCH_ALLOC_CONF",
         "expandable_segments:True",
-        "Memory that torch has freed can be used for pieces of another size: fewer runs end for lack of memory that is there.",
+        "Memory that torch has freed can be used for pieces of another size: fewer runs end for lack of memory that is"
+        " there.",
         has_gpus,
     ),
     Variable(
         "NCCL_SOCKET_IFNAME",
         "=$INTERFACE",
-        "NCCL's first meeting, and its traffic where there is no InfiniBand, goes over the interface that leads to the other nodes and not "
-        "over the first one it finds (docker0, a management network). `=`: exactly this name.",
+        "NCCL's first meeting, and its traffic where there is no InfiniBand, goes over the interface that leads to the"
+        " other nodes and not over the first one it finds (docker0, a management network). `=`: exactly this name.",
         lambda launch: has_several_nodes(launch) and has_gpus(launch),
         when='[ -n "$INTERFACE" ]',
     ),
     Variable(
         "GLOO_SOCKET_IFNAME",
         "$INTERFACE",
-        "gloo carries what lies in host memory, also beside NCCL. It takes the address of the host's own name, which many systems "
-        "map to 127.0.1.1: the others would wait for it in vain.",
+        "gloo carries what lies in host memory, also beside NCCL. It takes the address of the host's own name, which"
+        " many systems map to 127.0.1.1: the others would wait for it in vain.",
         has_several_nodes,
         when='[ -n "$INTERFACE" ]',
     ),
@@ -122,14 +127,15 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "1",
-        "A failed or late collective ends the process, and leaves no GPU waiting. torchrun sets it, DeepSpeed's launcher does not.",
+        "A failed or late collective ends the process, and leaves no GPU waiting. torchrun sets it, DeepSpeed's"
+        " launcher does not.",
         has_several_gpus,
     ),
     Variable(
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "1",
-        "When a collective takes longer than `training.ddp_timeout` (1800 s), each process writes down its last ones: who was missing, "
-        "and where.",
+        "When a collective takes longer than `training.ddp_timeout` (1800 s), each process writes down its last ones:"
+        " who was missing, and where.",
         has_several_gpus,
     ),
     Variable(
@@ -141,21 +147,22 @@ VARIABLES = (
     Variable(
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
         str(SHUTDOWN_SECONDS),
-        "Where torchrun itself is told to end, as by SLURM, it kills its processes after 30 s: less than a large model needs to be "
-        "saved. (torch 2.13 reads this; one that does not know it keeps to 30 s.)",
+        "Where torchrun itself is told to end, as by SLURM, it kills its processes after 30 s: less than a large model"
+        " needs to be saved. (torch 2.13 reads this; one that does not know it keeps to 30 s.)",
         lambda launch: launch.engine != "deepspeed",
     ),
     Variable(
         "TORCH_EXTENSIONS_DIR",
         "/tmp/torch_extensions-$(id -un)",
-        "What DeepSpeed compiles is built once on each node: on a shared disk the nodes wait for each other's lock, after a crash for "
-        "ever.",
+        "What DeepSpeed compiles is built once on each node: on a shared disk the nodes wait for each other's lock,"
+        " after a crash for ever.",
         lambda launch: launch.uses_deepspeed and has_several_nodes(launch),
     ),
     Variable(
         "TRITON_CACHE_DIR",
         "/tmp/triton-$(id -un)",
-        "Compiled kernels are kept on each node's own disk: many nodes that write one shared folder disturb each other.",
+        "Compiled kernels are kept on each node's own disk: many nodes that write one shared folder disturb each"
+        " other.",
         lambda launch: has_several_nodes(launch) and has_gpus(launch),
     ),
     Variable(
@@ -167,7 +174,9 @@ VARIABLES = (
 )
 
 OF_THE_NODES = {
-    "CPT_NODES": "The names of all nodes in the order of their ranks: the check of the cluster names the one that did not come.",
+    "CPT_NODES": (
+        "The names of all nodes in the order of their ranks: the check of the cluster names the one that did not come."
+    ),
     "MASTER_ADDR": "The node where all processes meet: the first one.",
     "MASTER_PORT": "The port there. Two runs that begin on one node need two of them.",
 }
@@ -202,7 +211,9 @@ def environment_script(launch: Launch) -> str:
     """The content of `environment.sh`."""
     findings = ""
     if has_several_nodes(launch):
-        findings += filled(NAMED_INTERFACE, interface=launch.interface) if launch.interface else FIND_INTERFACE.lstrip("\n")
+        findings += (
+            filled(NAMED_INTERFACE, interface=launch.interface) if launch.interface else FIND_INTERFACE.lstrip("\n")
+        )
     if has_several_gpus(launch):
         findings += FIND_RTX_40.lstrip("\n")
     return filled(HEAD, name=launch.recipe.name, gpus=launch.gpus_per_node, findings=findings) + "".join(
@@ -218,8 +229,14 @@ def needed(launch: Launch) -> list[Variable]:
 def told(variable: Variable, launch: Launch) -> str:
     """A variable in bash, under its reason."""
     value = value_of(variable, launch)
-    export = f'export {variable.name}="${{{variable.name}:-{value}}}"' if variable.is_own else f'export {variable.name}="{value}"'
-    reason = "\n".join(wrap(variable.reason, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False))
+    export = (
+        f'export {variable.name}="${{{variable.name}:-{value}}}"'
+        if variable.is_own
+        else f'export {variable.name}="{value}"'
+    )
+    reason = "\n".join(
+        wrap(variable.reason, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    )
     return f"{reason}\n{f'if {variable.when}; then {export}; fi' if variable.when else export}\n"
 
 
@@ -234,7 +251,8 @@ def value_of(variable: Variable, launch: Launch) -> str:
 
 
 def deepspeed_environment(launch: Launch) -> str:
-    """The content of `.deepspeed_env`: what is the same on all nodes, since that file knows neither comments nor bash."""
+    """The content of `.deepspeed_env`: what is the same on all nodes, since that file knows neither comments nor
+    bash."""
     fixed = [(variable.name, value_of(variable, launch)) for variable in needed(launch) if not variable.when]
     lines = [f"{name}={value}\n" for name, value in fixed if "$" not in value]
     return "".join(lines + [f"CPT_NODES={','.join(launch.hosts)}\n"])

@@ -19,7 +19,8 @@ def read_hostfile(path: Path, *, nodes: int, gpus_per_node: int) -> tuple[str, .
     """The first `nodes` hosts of the file, in its order.
 
     Raises:
-        LaunchError: the file, or one of its lines, is not what the launchers read; it has fewer hosts or slots than are asked for.
+        LaunchError: the file, or one of its lines, is not what the launchers read; it has fewer hosts or slots than
+        are asked for.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -34,9 +35,13 @@ def read_hostfile(path: Path, *, nodes: int, gpus_per_node: int) -> tuple[str, .
             continue
         found = LINE.match(words)
         if found is None:
-            raise LaunchError(f"{path}:{number}: `{line.strip()}` is not a host and its slots. Write: NAME slots={gpus_per_node}")
+            raise LaunchError(
+                f"{path}:{number}: `{line.strip()}` is not a host and its slots. Write: NAME slots={gpus_per_node}"
+            )
         if found["host"] in slots:
-            raise LaunchError(f"{path}:{number}: {found['host']} is there twice: a node is started once, with all of its slots.")
+            raise LaunchError(
+                f"{path}:{number}: {found['host']} is there twice: a node is started once, with all of its slots."
+            )
         slots[found["host"]] = int(found["slots"])
     refuse_few(path, slots, nodes, gpus_per_node)
     return tuple(slots)[:nodes]
@@ -45,13 +50,15 @@ def read_hostfile(path: Path, *, nodes: int, gpus_per_node: int) -> tuple[str, .
 def refuse_few(path: Path, slots: dict[str, int], nodes: int, gpus_per_node: int) -> None:
     """As many hosts as nodes, each with as many slots as GPUs; unequal ones are said."""
     if len(slots) < nodes:
-        raise LaunchError(f"{path} has {len(slots)} host(s), --nodes asks for {nodes}. Add hosts, or ask for fewer nodes.")
+        raise LaunchError(
+            f"{path} has {len(slots)} host(s), --nodes asks for {nodes}. Add hosts, or ask for fewer nodes."
+        )
     taken = dict(list(slots.items())[:nodes])
     few = [f"{host} has {count}" for host, count in taken.items() if count < gpus_per_node]
     if few:
         raise LaunchError(
-            f"{path}: --gpus-per-node asks for {gpus_per_node} slots, but {', '.join(few)}. Every node runs as many processes: "
-            f"ask for {min(taken.values())}, or take other hosts."
+            f"{path}: --gpus-per-node asks for {gpus_per_node} slots, but {', '.join(few)}. Every node runs as many"
+            f" processes: ask for {min(taken.values())}, or take other hosts."
         )
     if len(set(taken.values())) > 1:
         unequal = ", ".join(f"{host} {count}" for host, count in taken.items())

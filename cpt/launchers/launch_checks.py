@@ -33,8 +33,9 @@ def engine_fits_the_split(launch: Launch) -> None:
         )
     if not launch.uses_deepspeed:
         raise LaunchError(
-            "--launcher deepspeed, but the recipe names no DeepSpeed profile: each process would hold the whole model (DDP). "
-            "Add `training.deepspeed=deepspeed_configs/ds_config_production.json`, or start it --launcher torchrun."
+            "--launcher deepspeed, but the recipe names no DeepSpeed profile: each process would hold the whole model"
+            " (DDP). Add `training.deepspeed=deepspeed_configs/ds_config_production.json`, or start it --launcher"
+            " torchrun."
         )
 
 
@@ -50,7 +51,8 @@ def precision_is_one(launch: Launch) -> None:
         in_recipe = bool(launch.recipe.training.get(name, False))
         if in_profile != AUTO and in_profile != in_recipe and name in profile:
             raise LaunchError(
-                f"the DeepSpeed profile says `{name}.enabled: {str(in_profile).lower()}`, the recipe `training.{name}: "
+                f"the DeepSpeed profile says `{name}.enabled: {str(in_profile).lower()}`, the recipe"
+                f" `training.{name}: "
                 f'{str(in_recipe).lower()}`. Write `"enabled": "auto"` into the profile: then the recipe decides.'
             )
 
@@ -60,14 +62,17 @@ def groups_fit_the_processes(launch: Launch) -> None:
     together = read_parallelism(launch.recipe.training).sharing_rows
     if launch.processes % together:
         raise LaunchError(
-            f"`training.parallelism_config` puts {together} processes together, which does not divide {launch.nodes} node(s) x "
-            f"{launch.gpus_per_node} GPUs = {launch.processes} processes. Make one a multiple of the other."
+            f"`training.parallelism_config` puts {together} processes together, which does not divide {launch.nodes}"
+            f" node(s) x {launch.gpus_per_node} GPUs = {launch.processes} processes. Make one a multiple of the other."
         )
 
 
 def batch_fits_the_processes(launch: Launch) -> None:
     """The global batch divides into micro-batches over all processes."""
-    tokens, micro_batch = launch.recipe.budget.global_batch_tokens, launch.recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
+    tokens, micro_batch = (
+        launch.recipe.budget.global_batch_tokens,
+        launch.recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH),
+    )
     if tokens is None or micro_batch == AUTO:
         return
     length, together = launch.recipe.data.sequence_length, read_parallelism(launch.recipe.training).sharing_rows
@@ -76,12 +81,17 @@ def batch_fits_the_processes(launch: Launch) -> None:
         return nodes * launch.gpus_per_node * int(micro_batch) * length // together
 
     if tokens % tokens_at_once(launch.nodes):
-        fitting = [str(nodes) for nodes in range(1, 2 * launch.nodes + 1) if (once := tokens_at_once(nodes)) and tokens % once == 0]
+        fitting = [
+            str(nodes)
+            for nodes in range(1, 2 * launch.nodes + 1)
+            if (once := tokens_at_once(nodes)) and tokens % once == 0
+        ]
         raise LaunchError(
-            f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {launch.nodes} node(s) x {launch.gpus_per_node} GPUs "
-            f"x {MICRO_BATCH} {micro_batch} x sequence_length {length:,}{f' / {together} processes together' if together > 1 else ''} = "
-            f"{tokens_at_once(launch.nodes):,} tokens. Make it a multiple of that, or change the nodes"
-            f"{': ' + ', '.join(fitting) + ' would fit' if fitting else ''}."
+            f"`budget.global_batch_tokens` is {tokens:,}, which does not divide into {launch.nodes} node(s) x"
+            f" {launch.gpus_per_node} GPUs x {MICRO_BATCH} {micro_batch} x sequence_length"
+            f" {length:,}{f' / {together} processes together' if together > 1 else ''} ="
+            f" {tokens_at_once(launch.nodes):,} tokens. Make it a multiple of that, or change the"
+            f" nodes{': ' + ', '.join(fitting) + ' would fit' if fitting else ''}."
         )
 
 

@@ -28,7 +28,11 @@ ENGINES: dict[str, Callable[[Launch], dict[str, str]]] = {
     "deepspeed": deepspeed_files,
     "slurm": slurm_files,
 }
-COMMANDS = {"job.sbatch": "sbatch {folder}/job.sbatch", "start.sh": "bash {folder}/start.sh", "node.sh": "bash {folder}/node.sh"}
+COMMANDS = {
+    "job.sbatch": "sbatch {folder}/job.sbatch",
+    "start.sh": "bash {folder}/start.sh",
+    "node.sh": "bash {folder}/node.sh",
+}
 PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 PORT = 29500
 FIRST_PORT, LAST_PORT = 1024, 65535
@@ -40,18 +44,32 @@ def command(
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
     nodes: Annotated[int, typer.Option(help="How many machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(help="Processes on each of them, one per GPU.")] = 1,
-    engine: Annotated[str, typer.Option("--launcher", help=f"What starts the processes: {', '.join(ENGINES)}.")] = "torchrun",
+    engine: Annotated[
+        str, typer.Option("--launcher", help=f"What starts the processes: {', '.join(ENGINES)}.")
+    ] = "torchrun",
     hostfile: Annotated[Path | None, typer.Option(help="A line for each node: NAME slots=GPUS.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Or their names: node-a,node-b.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the files; by default launch/NAME-ENGINE-NODESxGPUS.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Where the processes meet, on the first node.")] = PORT,
-    interface: Annotated[str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")] = None,
-    no_ssh: Annotated[bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")] = False,
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface between the nodes; by default each finds its own.")
+    ] = None,
+    venv: Annotated[
+        Path | None, typer.Option(help="The virtual environment on the nodes; by default this one.")
+    ] = None,
+    no_ssh: Annotated[
+        bool, typer.Option("--no-ssh", help="Do not ask the hosts now whether they can be reached.")
+    ] = False,
     partition: Annotated[str | None, typer.Option(help="SLURM: the partition to queue in.")] = None,
     account: Annotated[str | None, typer.Option(help="SLURM: the account that pays.")] = None,
-    time: Annotated[str | None, typer.Option(help="SLURM: how long a job may run before it is queued again, 24:00:00.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="SLURM: another option of sbatch: --sbatch=--qos=high. Repeat it.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="SLURM: how long a job may run before it is queued again, 24:00:00.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="SLURM: another option of sbatch: --sbatch=--qos=high. Repeat it.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over existing files.")] = False,
 ) -> None:
     """Write the files that start a recipe, on one or many nodes.
@@ -66,7 +84,9 @@ def command(
     refuse_options_of_others(engine, options, hostfile, hosts)
     refuse_ignored({"--no-ssh": no_ssh and not hosts and not hostfile}, "without --hosts or --hostfile")
     if nodes == 1 and engine != "slurm":
-        refuse_ignored({"--interface": interface is not None, "--port": port != PORT and engine == "torchrun"}, "on one node")
+        refuse_ignored(
+            {"--interface": interface is not None, "--port": port != PORT and engine == "torchrun"}, "on one node"
+        )
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     work = Path.cwd()
     folder = output or Path("launch") / f"{loaded.name}-{engine}-{nodes}x{gpus_per_node}"
@@ -97,27 +117,35 @@ def refuse_bad_words(engine: str, nodes: int, gpus_per_node: int, port: int) -> 
     """What can be judged without the recipe."""
     if engine not in ENGINES:
         raise LaunchError(
-            f"--launcher {engine}: there is no such launcher.{did_you_mean(engine, ENGINES)} There are: {', '.join(ENGINES)}."
+            f"--launcher {engine}: there is no such launcher.{did_you_mean(engine, ENGINES)} There are:"
+            f" {', '.join(ENGINES)}."
         )
     for option, number in {"--nodes": nodes, "--gpus-per-node": gpus_per_node}.items():
         if number < 1:
-            raise LaunchError(f"{option} {number}: a run has at least one. On a machine without GPUs, --gpus-per-node counts processes.")
+            raise LaunchError(
+                f"{option} {number}: a run has at least one. On a machine without GPUs, --gpus-per-node counts"
+                " processes."
+            )
     if not FIRST_PORT <= port <= LAST_PORT:
-        raise LaunchError(f"--port {port}: take one from {FIRST_PORT} to {LAST_PORT} that nothing on the first node uses.")
+        raise LaunchError(
+            f"--port {port}: take one from {FIRST_PORT} to {LAST_PORT} that nothing on the first node uses."
+        )
 
 
 def refuse_options_of_others(engine: str, sbatch: tuple[str, ...], hostfile: Path | None, hosts: str | None) -> None:
     """An option that this engine would not read is a misunderstanding."""
     if sbatch and engine != "slurm":
         raise LaunchError(
-            f"{sbatch[0]} is an option of SLURM, but this is --launcher {engine}. Leave it out, or start it --launcher slurm."
+            f"{sbatch[0]} is an option of SLURM, but this is --launcher {engine}. Leave it out, or start it --launcher"
+            " slurm."
         )
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
             raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
     if engine == "slurm" and (hostfile or hosts):
         raise LaunchError(
-            "SLURM chooses the nodes by itself. Leave --hosts and --hostfile out; for particular ones: --sbatch=--nodelist=node-a,node-b"
+            "SLURM chooses the nodes by itself. Leave --hosts and --hostfile out; for particular ones:"
+            " --sbatch=--nodelist=node-a,node-b"
         )
     if hostfile and hosts:
         raise LaunchError("--hostfile and --hosts both name the nodes. Keep one.")
@@ -127,30 +155,40 @@ def folder_below(work: Path, folder: Path) -> Path:
     """Where the files go.
 
     Raises:
-        LaunchError: not below the folder that the recipe's paths are relative to, or with characters that scripts would have to quote.
+        LaunchError: not below the folder that the recipe's paths are relative to, or with characters that scripts
+        would have to quote.
     """
     whole = Path(os.path.normpath(work / folder))
     if not whole.is_relative_to(work) or whole == work:
         raise LaunchError(
-            f"--output {folder}: the files belong into a folder below this one ({work}), which is where every node starts. Name one: "
-            "--output launch/NAME"
+            f"--output {folder}: the files belong into a folder below this one ({work}), which is where every node"
+            " starts. Name one: --output launch/NAME"
         )
     if not PLAIN.fullmatch(str(whole.relative_to(work))):
-        raise LaunchError(f"--output {folder}: take a name of letters, digits, `.`, `_`, `-` and `/`; it stands in shell scripts.")
+        raise LaunchError(
+            f"--output {folder}: take a name of letters, digits, `.`, `_`, `-` and `/`; it stands in shell scripts."
+        )
     return whole
 
 
-def chosen_hosts(engine: str, hostfile: Path | None, hosts: str | None, nodes: int, gpus_per_node: int) -> tuple[str, ...]:
+def chosen_hosts(
+    engine: str, hostfile: Path | None, hosts: str | None, nodes: int, gpus_per_node: int
+) -> tuple[str, ...]:
     """The nodes' names; none where there is one node, since it is the one that the command is typed on."""
     if engine == "slurm" or (nodes == 1 and not hostfile and not hosts):
         return ()
     if nodes == 1:
-        raise LaunchError("one node needs no --hosts and no --hostfile: type the command on that node. For several: --nodes N.")
+        raise LaunchError(
+            "one node needs no --hosts and no --hostfile: type the command on that node. For several: --nodes N."
+        )
     if hostfile:
         return read_hostfile(hostfile, nodes=nodes, gpus_per_node=gpus_per_node)
     if hosts:
         return named_hosts(hosts, nodes=nodes)
-    raise LaunchError(f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them: --launcher slurm")
+    raise LaunchError(
+        f"--nodes {nodes}: name them, --hosts node-a,node-b or --hostfile FILE. Where SLURM chooses them: --launcher"
+        " slurm"
+    )
 
 
 def write_files(launch: Launch, *, force: bool) -> None:
@@ -163,16 +201,22 @@ def write_files(launch: Launch, *, force: bool) -> None:
     there = [launch.shown(launch.folder / name) for name in files if (launch.folder / name).exists()]
     if there and not force:
         raise LaunchError(
-            f"{', '.join(there)} exist(s) already, and may have been edited. Write over with --force, or elsewhere: --output FOLDER"
+            f"{', '.join(there)} exist(s) already, and may have been edited. Write over with --force, or elsewhere:"
+            " --output FOLDER"
         )
     try:
         launch.folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (launch.folder / name).write_text(content, encoding="utf-8")
     except OSError as problem:
-        raise LaunchError(f"--output {launch.folder}: {problem.strerror}. Name a folder that you can write: --output FOLDER") from problem
+        raise LaunchError(
+            f"--output {launch.folder}: {problem.strerror}. Name a folder that you can write: --output FOLDER"
+        ) from problem
     folder = launch.shown(launch.folder)
     started = next(name for name in COMMANDS if name in files)
-    tell(f"{launch.processes} process(es) on {launch.nodes} node(s), with {launch.engine}. Written to {folder}: {', '.join(files)}.")
+    tell(
+        f"{launch.processes} process(es) on {launch.nodes} node(s), with {launch.engine}. Written to {folder}:"
+        f" {', '.join(files)}."
+    )
     tell("They say what they do; read and change them. Then, in this folder:\n")
     tell(f"    {COMMANDS[started].format(folder=folder)}")

@@ -1,8 +1,9 @@
 """Refuse a launch that silently becomes one process.
 
 `accelerate launch` starts a single process, with exit code 0 and no warning, when its config says MULTI_CPU or when
-`--cpu` stands beside several processes or DeepSpeed. The child's environment tells nothing: only the launcher's command
-line and its config file do. The same happens under `mpirun` and `srun`, where each process believes to be alone.
+`--cpu` stands beside several processes or DeepSpeed. The child's environment tells nothing: only the launcher's
+command line and its config file do. The same happens under `mpirun` and `srun`, where each process believes to be
+alone.
 """
 
 import os
@@ -37,8 +38,9 @@ def refuse_lost_processes() -> None:
         count = os.environ.get(variable, "1")
         if count.isdigit() and int(count) > 1:
             raise LaunchError(
-                f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone. "
-                f"Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()} RECIPE"
+                f"{starter} started {count} processes, but without RANK and WORLD_SIZE each of them would train alone."
+                f" Start one launcher per host instead: torchrun --nnodes N --nproc_per_node M {training_program()}"
+                " RECIPE"
             )
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # inherited from `accelerate launch`
         for command_line in launcher_command_lines():
@@ -64,7 +66,11 @@ def arguments_of_accelerate(words: Sequence[str]) -> list[str]:
         name = Path(word).name
         if name == "accelerate" and list(words[place + 1 : place + 2]) == ["launch"]:
             return list(words[place + 2 :])
-        if name == "accelerate-launch" or word == "accelerate.commands.launch" or word.endswith("accelerate/commands/launch.py"):
+        if (
+            name == "accelerate-launch"
+            or word == "accelerate.commands.launch"
+            or word.endswith("accelerate/commands/launch.py")
+        ):
             return list(words[place + 1 :])
     return []
 
@@ -75,14 +81,16 @@ def refuse_lost_accelerate(command_line: Sequence[str]) -> None:
     config = read_config(asked.config_file, asked.cpu)
     processes = asked.num_processes or (config.num_processes if config else 1) or 1
     wants_deepspeed = asked.use_deepspeed or (
-        config is not None and config.distributed_type == DistributedType.DEEPSPEED and not (asked.multi_gpu or asked.use_fsdp)
+        config is not None
+        and config.distributed_type == DistributedType.DEEPSPEED
+        and not (asked.multi_gpu or asked.use_fsdp)
     )
     where = f" ({asked.config_file or default_config_file})" if config else ""
     if processes > 1:
         raise LaunchError(
-            f"accelerate was told to start {processes} processes{where}, but started one: on the CPU it needs "
-            f"`distributed_type: MULTI_GPU` with `use_cpu: false` (see launch/cpu_2_processes.yaml), never MULTI_CPU nor --cpu. "
-            f"Or: torchrun --nproc_per_node {processes} {training_program()} RECIPE"
+            f"accelerate was told to start {processes} processes{where}, but started one: on the CPU it needs"
+            " `distributed_type: MULTI_GPU` with `use_cpu: false` (see launch/cpu_2_processes.yaml), never MULTI_CPU"
+            f" nor --cpu. Or: torchrun --nproc_per_node {processes} {training_program()} RECIPE"
         )
     if wants_deepspeed:
         raise LaunchError(

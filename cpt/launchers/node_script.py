@@ -1,4 +1,5 @@
-"""`node.sh`, what runs on each node: its environment, the check of the cluster, the launcher, and signals on their way to the run."""
+"""`node.sh`, what runs on each node: its environment, the check of the cluster, the launcher, and signals on their way
+to the run."""
 
 from cpt.launchers.launch import Launch
 from cpt.launchers.script_text import filled
@@ -9,8 +10,8 @@ HEAD = """
 #
 #   @USE@
 #
-# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends. SIGUSR2 ends it at once.
-# How it ended is in @RUN@/status.json; the exit codes of launchers do not say it.
+# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends. SIGUSR2 ends it at
+# once. How it ended is in @RUN@/status.json; the exit codes of launchers do not say it.
 set -euo pipefail
 cd -- "@BACK@"
 @NUMBERS@"""
@@ -33,8 +34,9 @@ ENVIRONMENT = """
 source @FOLDER@/environment.sh
 """
 SIGNALS = """
-# Launchers answer signals in ways of their own: some end the run after 30 s, some leave it behind. So they get none (a session of their
-# own, SIGUSR1 ignored), and the run's processes are told directly. One that is still starting hears of it the next time.
+# Launchers answer signals in ways of their own: some end the run after 30 s, some leave it behind. So they get none (a
+# session of their own, SIGUSR1 ignored), and the run's processes are told directly. One that is still starting hears
+# of it the next time.
 SECONDS_BETWEEN_SIGNALS=10
 launcher=
 told_to_stop=
@@ -77,7 +79,7 @@ start python -m cpt doctor @COMPARED@ --node-rank "$NODE_RANK" --nodes "$CPT_NOD
 [ "$code" = 0 ] || exit "$code"
 [ -z "$told_to_stop" ] || exit 75
 export CPT_PREFLIGHT_SECONDS=0 # the run would do the same again
-"""
+"""  # noqa: E501
 END = """
 start @LINE@
 exit "$code"
@@ -94,7 +96,8 @@ def node_script(launch: Launch, line: str) -> str:
     """The content of `node.sh`.
 
     Args:
-        line: starts the run's processes on this node; it may use NODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+        line: starts the run's processes on this node; it may use NODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and
+            MASTER_PORT.
     """
     alone, under_slurm = launch.nodes == 1 and launch.engine != "slurm", launch.engine == "slurm"
     folder = launch.shown(launch.folder)
@@ -108,7 +111,9 @@ def node_script(launch: Launch, line: str) -> str:
         END_UNDER_SLURM if under_slurm else END,
     ]
     numbers = {"NODES": launch.nodes, "GPUS_PER_NODE": launch.gpus_per_node}
-    used = [f"{name}={number}\n" for name, number in numbers.items() if any(f"${name}" in text for text in (line, *parts))]
+    used = [
+        f"{name}={number}\n" for name, number in numbers.items() if any(f"${name}" in text for text in (line, *parts))
+    ]
     return "\n".join(
         filled(
             part,
@@ -117,7 +122,13 @@ def node_script(launch: Launch, line: str) -> str:
             launcher=line.split()[0],
             gpus=launch.gpus_per_node,
             numbers="".join(["\n", *used] if used else []),
-            use=f"srun {use}" if under_slurm else use if alone else f"{use} NODE_RANK      on every host; start.sh does that by ssh",
+            use=(
+                f"srun {use}"
+                if under_slurm
+                else use
+                if alone
+                else f"{use} NODE_RANK      on every host; start.sh does that by ssh"
+            ),
             run=launch.run_folder,
             back=launch.way_back(),
             folder=folder,

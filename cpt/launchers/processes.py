@@ -30,7 +30,18 @@ log = logging.getLogger(__name__)
 
 WITHOUT_PEER_TO_PEER = "RTX 40"  # NCCL hangs or fails between such cards unless it is told not to try
 OF_LAUNCHERS = (  # variables that tell a process of others, or of the launcher that started it
-    *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_", "TORCHELASTIC_", "TORCH_NCCL_"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_",
+        "ROLE_",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_",
+        "CROSS_",
+        "TORCHELASTIC_",
+        "TORCH_NCCL_",
+    ),
     *("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "SLURM_STEP_NUM_TASKS", "MV2_COMM_WORLD_"),
 )
 DEFAULT_TIMEOUT_SECONDS = 1800  # of TrainingArguments.ddp_timeout
@@ -53,14 +64,17 @@ class LaunchedAs:
 
 
 def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], None] | None = None) -> LaunchedAs:
-    """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after the checks.
+    """Make this process part of the run; call it before anything of the model or the data, and `start_deepspeed` after
+    the checks.
 
     Args:
         training: the recipe's `training:` section.
-        compare_nodes: looks whether the nodes fit together, before any of them takes its GPUs; it is told whether the run is on the CPU.
+        compare_nodes: looks whether the nodes fit together, before any of them takes its GPUs; it is told whether the
+            run is on the CPU.
 
     Raises:
-        LaunchError: the launcher started less than it was told to, or contradicts the recipe; the nodes do not fit together.
+        LaunchError: the launcher started less than it was told to, or contradicts the recipe; the nodes do not fit
+        together.
         ResourceError: DeepSpeed, or the compilers that it needs here, are missing.
     """
     refuse_lost_processes()
@@ -69,14 +83,20 @@ def join_processes(training: Mapping[str, Any], compare_nodes: Callable[[bool], 
     deepspeed_config = agree_on_deepspeed(training)
     agree_on_fsdp(training)
     agree_on_parallelism(training)
-    on_cpu = bool(training.get("use_cpu")) or os.environ.get("ACCELERATE_USE_CPU") == "True" or not torch.cuda.is_available()
+    on_cpu = (
+        bool(training.get("use_cpu"))
+        or os.environ.get("ACCELERATE_USE_CPU") == "True"
+        or not torch.cuda.is_available()
+    )
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
     launched = LaunchedAs(name_of_launcher(), rank(), world_size(), on_cpu, deepspeed_config, timeout)
     quiet_known_noise()
     if compare_nodes is not None:
         compare_nodes(on_cpu)
     if on_cpu:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate asks DeepSpeed for its device even where it is not used
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # accelerate asks DeepSpeed for its device even where it is not used
     else:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         turn_off_missing_links(find_gpus())
@@ -93,7 +113,8 @@ def refuse_half_an_environment() -> None:
     """WORLD_SIZE without RANK would make every process the main one."""
     if world_size() > 1 and "RANK" not in os.environ:
         raise LaunchError(
-            f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or set both."
+            f"WORLD_SIZE is {world_size()}, but RANK is not set. Use a launcher (torchrun, accelerate, deepspeed), or"
+            " set both."
         )
 
 
@@ -102,14 +123,14 @@ def refuse_another_precision(training: Mapping[str, Any]) -> None:
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision == "fp8":
         raise LaunchError(
-            "accelerate was started with mixed_precision fp8, in which nothing was trained here yet: whether its losses are those of "
-            "bf16 is not known, and GPUs before Ada and Hopper have none. Start with `--mixed_precision bf16`, and write "
-            "`training: {bf16: true}`."
+            "accelerate was started with mixed_precision fp8, in which nothing was trained here yet: whether its"
+            " losses are those of bf16 is not known, and GPUs before Ada and Hopper have none. Start with"
+            " `--mixed_precision bf16`, and write `training: {bf16: true}`."
         )
     if precision != "no" and not training.get(precision):
         raise LaunchError(
-            f"accelerate was started with mixed_precision {precision}, which the recipe does not ask for. "
-            f"Write `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
+            f"accelerate was started with mixed_precision {precision}, which the recipe does not ask for. Write"
+            f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
         )
 
 
@@ -123,8 +144,9 @@ def agree_on_deepspeed(training: Mapping[str, Any]) -> str | dict[str, Any] | No
     if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
         named = file or "the values in its own config"
         raise LaunchError(
-            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {named}, which differs. "
-            "Keep one: take `deepspeed` out of the recipe, or `deepspeed_config` out of accelerate's config."
+            f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {named}, which"
+            " differs. Keep one: take `deepspeed` out of the recipe, or `deepspeed_config` out of accelerate's"
+            " config."
         )
     return from_accelerate if from_recipe is None else from_recipe
 
@@ -148,15 +170,19 @@ def contents(config: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def quiet_known_noise() -> None:
-    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and that others call others by theirs."""
+    """torch warns hundreds of times that DeepSpeed calls collectives by their old names, and that others call others
+    by theirs."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
-    warnings.filterwarnings("ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*")
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, message=r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*"
+    )
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*gradient_checkpointing` is deprecated.*")
     warnings.filterwarnings("ignore", category=FutureWarning, message=r".*`broadcast_buffers` is deprecated.*")
 
 
 def turn_off_missing_links(gpus: list[Gpu]) -> None:
-    """Tell NCCL what two or more RTX 4090 lack; `accelerate launch` does so by itself, torchrun and deepspeed do not."""
+    """Tell NCCL what two or more RTX 4090 lack; `accelerate launch` does so by itself, torchrun and deepspeed do
+    not."""
     if len(gpus) < 2 or not any(WITHOUT_PEER_TO_PEER in gpu.name for gpu in gpus):
         return
     for variable in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"):
@@ -198,13 +224,16 @@ def start_process_group(on_cpu: bool, timeout: timedelta) -> None:
         dist.init_process_group("gloo" if on_cpu else "cpu:gloo,cuda:nccl", timeout=timeout)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as problem:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise LaunchError(f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}") from problem
+        raise LaunchError(
+            f"process {rank()} of {world_size()} did not meet the others at {address}: {problem}"
+        ) from problem
 
 
 def start_deepspeed(launched: LaunchedAs) -> None:
     """Let DeepSpeed know the processes, before the model is built: ZeRO-3 would build it for a world of one.
 
-    It compiles its communication here when it is first used, tens of seconds that a recipe with mistakes should not cost.
+    It compiles its communication here when it is first used, tens of seconds that a recipe with mistakes should not
+    cost.
 
     Raises:
         ResourceError: DeepSpeed cannot be imported.
@@ -224,11 +253,12 @@ def start_deepspeed(launched: LaunchedAs) -> None:
 
 
 def leave_processes(then: Sequence[str] = ()) -> None:
-    """End this process of a run that went well, together with the others; it does not return where the run had a process group.
+    """End this process of a run that went well, together with the others; it does not return where the run had a
+    process group.
 
     Args:
-        then: module and words that the main process goes on with, alone: as a new program in its place, so that the GPU is free, and its
-            launcher waits for it.
+        then: module and words that the main process goes on with, alone: as a new program in its place, so that the
+            GPU is free, and its launcher waits for it.
     """
     if not dist.is_initialized():
         return
@@ -239,14 +269,18 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2:  # sockets and devices, which the new program would hold; closed here they would fail threads that wait for them
+        if (
+            number > 2
+            # sockets and devices, which the new program would hold; closed here they would fail threads that wait for them  # noqa: E501
+        ):
             with suppress(OSError):
                 os.set_inheritable(number, False)
     os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
 
 
 def environment_alone() -> dict[str, str]:
-    """The environment without what makes a process one of several; with this package where it was started from its repository."""
+    """The environment without what makes a process one of several; with this package where it was started from its
+    repository."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
     here = str(Path(__file__).resolve().parents[2])
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}

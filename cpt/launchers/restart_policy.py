@@ -65,8 +65,14 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool =
         return Decision("give up", f"{why}; `safety.on_error: abort` starts nothing again", last.own_code or 1)
     failures = [ending for ending in endings if ending.error != RestartNeeded.__name__]
     if Counter(ending.step for ending in failures)[last.step] >= SAME_STEP_LIMIT:
-        return Decision("give up", f"{why}, as {SAME_STEP_LIMIT - 1} attempts before it: starting again does not help", last.own_code or 1)
+        return Decision(
+            "give up",
+            f"{why}, as {SAME_STEP_LIMIT - 1} attempts before it: starting again does not help",
+            last.own_code or 1,
+        )
     recent = sum(last.at - ending.at < SECONDS_OF_BUDGET for ending in failures)
     if recent > restarts:
-        return Decision("give up", f"{why}, and {restarts} restarts in an hour are what it was allowed", last.own_code or 1)
+        return Decision(
+            "give up", f"{why}, and {restarts} restarts in an hour are what it was allowed", last.own_code or 1
+        )
     return Decision("again", why)

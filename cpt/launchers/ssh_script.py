@@ -10,9 +10,9 @@ SCRIPT = """
 #   bash @FOLDER@/start.sh          on any machine that reaches them and has this folder
 #
 # It has to stay until the run ends: use tmux where you will not.
-# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from there. Twice: all of it
-# ends at once. When a node fails the others get @OTHERS@ s to end by themselves. What each node says has its name in front.
-# @HOSTS_BY_HAND@
+# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from
+# there. Twice: all of it ends at once. When a node fails the others get @OTHERS@ s to end by themselves. What each
+# node says has its name in front. @HOSTS_BY_HAND@
 set -uo pipefail
 cd -- "@BACK@" || exit
 
@@ -70,7 +70,7 @@ while [ "${#sessions[@]}" -gt 0 ]; do
 done
 grep -s '"state"\\|"message"' @RUN@/status.json
 exit "$first_code"
-"""
+"""  # noqa: E501
 SECONDS_FOR_THE_OTHERS = 60
 BY_HAND = "Where there is no ssh between nodes: bash {folder}/node.sh NODE_RANK on each of them."
 

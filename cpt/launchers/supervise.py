@@ -68,8 +68,12 @@ class Supervisor:
             while True:
                 endings.append(self.attempt(len(endings)))
                 decision = next_move(endings, restarts=self.restarts, resumes=self.resumes)
-                if self.asked_to_stop and (decision.what == "again" or self.restarts is None and endings[-1].own_code is None):
-                    decision = Decision("stop", f"{signal.Signals(self.asked_to_stop).name}: {decision.why}", Interrupted.exit_code)
+                if self.asked_to_stop and (
+                    decision.what == "again" or self.restarts is None and endings[-1].own_code is None
+                ):
+                    decision = Decision(
+                        "stop", f"{signal.Signals(self.asked_to_stop).name}: {decision.why}", Interrupted.exit_code
+                    )
                 if decision.what != "again":
                     if decision.what == "give up" and self.restarts is not None:
                         self.tell("gave_up", f"{decision.why}. Not started again.", endings[-1])
@@ -85,13 +89,16 @@ class Supervisor:
         """One start to its end.
 
         Args:
-            number: of attempts before it; what was asked for the first start only, such as `--resume PATH`, does not count after it.
+            number: of attempts before it; what was asked for the first start only, such as `--resume PATH`, does not
+                count after it.
         """
         forget_signs(self.run.folder)
         known, before = self.run.status().get("updated"), len(read_events(self.run.folder))
         marks = {SUPERVISED: str(os.getpid()), "CPT_RESTART_COUNT": str(number)}
         try:
-            child = subprocess.Popen(self.words, env={**os.environ, **marks}, start_new_session=True, preexec_fn=die_with_parent)
+            child = subprocess.Popen(
+                self.words, env={**os.environ, **marks}, start_new_session=True, preexec_fn=die_with_parent
+            )
         except OSError as problem:
             raise LaunchError(f"--launcher: {self.words[0]} cannot be started: {problem.strerror}.") from problem
         watch, hung, forwarded = Watch(self.run.folder), None, 0
@@ -114,7 +121,11 @@ class Supervisor:
         if gone and not ended.message:  # a library ended the others: NCCL's watchdog
             ended = replace(ended, message=self.without_life(gone))
         # A rank that ran out of memory may be the only one that could say so: the others wait for it on their GPUs.
-        learned = [event for event in read_events(self.run.folder)[before:] if event["kind"] == "out_of_memory" and event.get("restart")]
+        learned = [
+            event
+            for event in read_events(self.run.folder)[before:]
+            if event["kind"] == "out_of_memory" and event.get("restart")
+        ]
         return replace(ended, error=RestartNeeded.__name__, message=learned[-1]["message"]) if learned else ended
 
     def forward(self, number: int, launcher: int) -> None:
@@ -131,8 +142,9 @@ class Supervisor:
         cause = f" {self.without_life(gone)}." if gone else ""
         self.tell(
             "hang",
-            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after step {sign.step} "
-            f"({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of this host are ended.",
+            f"process {sign.rank} (pid {sign.pid} on {sign.host}) made no progress for {patience(sign):.0f} s after"
+            f" step {sign.step} ({sign.phase}).{cause} The stacks are in {self.run.folder / STACKS}; all processes of"
+            " this host are ended.",
         )
         for pid in pids_here(self.run.folder):
             send(pid, SIGNAL_FOR_STACKS)
@@ -171,7 +183,8 @@ def supervise_run(
     launcher: str | None = None,
     restarts: int | None = MOST_RESTARTS,
 ) -> None:
-    """Start a run's processes and wait for their end; with `--supervise`, restart them as often as it helps and is allowed.
+    """Start a run's processes and wait for their end; with `--supervise`, restart them as often as it helps and is
+    allowed.
 
     Args:
         arguments: of cpt/train.py, for every attempt.
@@ -186,14 +199,16 @@ def supervise_run(
     """
     if "RANK" in os.environ:
         raise LaunchError(
-            "--supervise, --processes and --launcher start the run's processes themselves. Type `cpt train RECIPE --processes N`, or with "
-            'another launcher: --launcher "accelerate launch --config_file FILE".'
+            "--supervise, --processes and --launcher start the run's processes themselves. Type `cpt train RECIPE"
+            ' --processes N`, or with another launcher: --launcher "accelerate launch --config_file FILE".'
         )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
-        raise LaunchError("--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=...")
+        raise LaunchError(
+            "--new would begin one run for each host's supervisor. Give the run a name that is free instead: name=..."
+        )
     run = start_run(recipe, new=new, patience=SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts take it

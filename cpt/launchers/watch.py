@@ -1,7 +1,7 @@
 """Whether a run that was started still makes progress, seen from outside by its signs of life.
 
-Each host's supervisor answers for the processes of its own host. One that starts processes on other hosts only, from a login node,
-answers for all.
+Each host's supervisor answers for the processes of its own host. One that starts processes on other hosts only, from a
+login node, answers for all.
 """
 
 import os
@@ -13,7 +13,8 @@ from cpt.runs.signs import Sign, is_of_this_host, read_signs
 
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
 STEPS_OF_PATIENCE = 5  # median steps
-# Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a save nothing.
+# Seconds without a sign: before the first and after the last step any work is one, in an evaluation each batch, in a
+# save nothing.
 SECONDS_TO_BE_GONE = 10.0  # five pulses
 PATIENCE = {"starting": 3600.0, "first steps": 600.0, "between": 1800.0, "ending": 3600.0}
 
@@ -40,8 +41,9 @@ class Watch:
     def hung(self, now: float) -> Sign | None:
         """The process that was silent for longest past its patience, if any.
 
-        Of processes that start or end one may work while the others wait for it, so there the last sign of any of them counts. On a disk
-        that is read-only nobody can give a sign, and after the run is finished nobody has to: then its verdict is being made.
+        Of processes that start or end one may work while the others wait for it, so there the last sign of any of them
+        counts. On a disk that is read-only nobody can give a sign, and after the run is finished nobody has to: then
+        its verdict is being made.
         """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
@@ -56,11 +58,17 @@ class Watch:
         silent = {sign: now - (last if sign.phase in ("starting", "ending") else seen[sign]) for sign in signs}
         own = [sign for sign in signs if is_of_this_host(sign)] or signs
         late = [sign for sign in own if silent[sign] > patience(sign)]
-        return max(late, key=lambda sign: silent[sign]) if late and Run(self.folder).status().get("state") != "finished" else None
+        return (
+            max(late, key=lambda sign: silent[sign])
+            if late and Run(self.folder).status().get("state") != "finished"
+            else None
+        )
 
     def gone(self, now: float) -> list[Sign]:
         """The processes that gave no sign of life for a while, as far as they did not say that they end."""
-        signs = [sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses]
+        signs = [
+            sign for sign in read_signs(self.folder) if sign.ended is None and (sign.rank, sign.pid) in self.pulses
+        ]
         return [sign for sign in signs if now - self.pulses[sign.rank, sign.pid][1] > SECONDS_TO_BE_GONE]
 
 

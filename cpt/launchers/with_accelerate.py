@@ -8,8 +8,8 @@ from cpt.launchers.script_text import filled
 from cpt.launchers.ssh_script import start_script
 
 CONFIG = """
-# What accelerate starts: @PROCESSES@ process(es) on @NODES@ node(s). How the model is split is said by the recipe (`training.deepspeed`,
-# `training.fsdp`), which every launcher then reads the same way.
+# What accelerate starts: @PROCESSES@ process(es) on @NODES@ node(s). How the model is split is said by the recipe
+# (`training.deepspeed`, `training.fsdp`), which every launcher then reads the same way.
 compute_environment: LOCAL_MACHINE
 distributed_type: @TYPE@
 num_machines: @NODES@
@@ -31,7 +31,9 @@ TOGETHER = """accelerate launch --config_file {folder}/accelerate.yaml \\
 
 def accelerate_config(launch: Launch) -> str:
     """The content of `accelerate.yaml`."""
-    return filled(CONFIG, type=SEVERAL if launch.processes > 1 else "'NO'", nodes=launch.nodes, processes=launch.processes)
+    return filled(
+        CONFIG, type=SEVERAL if launch.processes > 1 else "'NO'", nodes=launch.nodes, processes=launch.processes
+    )
 
 
 def accelerate_files(launch: Launch) -> dict[str, str]:
@@ -45,5 +47,8 @@ def accelerate_files(launch: Launch) -> dict[str, str]:
         "node.sh": node_script(launch, line),
     }
     if launch.nodes > 1:
-        files |= {"hostfile": launch.hostfile or hostfile_text(launch.hosts, launch.gpus_per_node), "start.sh": start_script(launch)}
+        files |= {
+            "hostfile": launch.hostfile or hostfile_text(launch.hosts, launch.gpus_per_node),
+            "start.sh": start_script(launch),
+        }
     return files

@@ -12,7 +12,8 @@ JOB = """
 #
 #   sbatch @FOLDER@/job.sbatch
 #
-# To stop it so that it goes on later: scancel --signal=USR1 --batch JOB (it saves and goes back into the queue). To end it: scancel JOB.
+# To stop it so that it goes on later: scancel --signal=USR1 --batch JOB (it saves and goes back into the queue). To
+# end it: scancel JOB.
 #SBATCH --job-name=@NAME@
 #SBATCH --nodes=@NODES@
 #SBATCH --ntasks-per-node=1
@@ -24,7 +25,8 @@ JOB = """
 # A job that comes back writes on in the same log.
 #SBATCH --output=@FOLDER@/%x-%j.log
 #SBATCH --signal=B:USR1@@SECONDS_BEFORE_THE_END@
-# So many seconds before the time is up, this script is told. It has to be longer than a step and a save; SLURM may be 60 s early.
+# So many seconds before the time is up, this script is told. It has to be longer than a step and a save; SLURM may be
+# 60 s early.
 @MORE@set -uo pipefail
 cd -- "${SLURM_SUBMIT_DIR:?submit it: sbatch @FOLDER@/job.sbatch}" || exit
 [ -f @FOLDER@/node.sh ] || { echo "There is no @FOLDER@/node.sh in $PWD: submit the job from the folder above it."; exit 2; }
@@ -58,7 +60,8 @@ done
 code=0
 wait "$step" || code=$?
 
-# The run says how it ended, where it got far enough to say anything: launchers change exit codes. 75: it was told to stop, and has saved.
+# The run says how it ended, where it got far enough to say anything: launchers change exit codes. 75: it was told to
+# stop, and has saved.
 if [ "$(told updated)" != "$before" ]; then
     own=$(told exit_code)
     # `finished`: told to stop or not, nothing is left to do.
@@ -73,7 +76,7 @@ if [ "$code" = 75 ] && [ "$state" = RUNNING ] && [ "${SLURM_RESTART_COUNT:-0}" -
     scontrol requeue "$SLURM_JOB_ID" # the same job, at the end of the queue: it goes on from what was saved
 fi
 exit "$code"
-"""
+"""  # noqa: E501
 SECONDS_BEFORE_THE_END = 300
 GPUS = "#SBATCH --gpus-per-node={gpus}\n"
 

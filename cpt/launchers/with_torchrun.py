@@ -24,5 +24,8 @@ def torchrun_files(launch: Launch) -> dict[str, str]:
     """Name -> content."""
     files = {"environment.sh": environment_script(launch), "node.sh": node_script(launch, torchrun_line(launch))}
     if launch.nodes > 1:
-        files |= {"hostfile": launch.hostfile or hostfile_text(launch.hosts, launch.gpus_per_node), "start.sh": start_script(launch)}
+        files |= {
+            "hostfile": launch.hostfile or hostfile_text(launch.hosts, launch.gpus_per_node),
+            "start.sh": start_script(launch),
+        }
     return files

@@ -32,14 +32,18 @@ def command(
         bool, typer.Option("--probe", help="Short runs over shares of replay and learning rates; forecast the whole.")
     ] = False,
     shares: Annotated[str | None, typer.Option(help="--probe: shares of replay, by default 0,0.1,0.3.")] = None,
-    rates: Annotated[str | None, typer.Option(help="--probe: peak learning rates, by default the recipe's and a third of it.")] = None,
+    rates: Annotated[
+        str | None, typer.Option(help="--probe: peak learning rates, by default the recipe's and a third of it.")
+    ] = None,
     probe_tokens: Annotated[
         int | None, typer.Option(help="--probe: tokens of a short run; by default all take 20 % of the budget.", min=1)
     ] = None,
     replay: Annotated[
         list[str] | None, typer.Option(help="--probe: a source that is replay; by default named in evaluation.retain.")
     ] = None,
-    launcher: Annotated[str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help="--probe: what starts each run, such as 'accelerate launch'.")
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="--probe: only list the runs and their cost.")] = False,
 ) -> None:
     """Count what a run will see of each source.
@@ -70,5 +74,11 @@ def forecast_recipe(recipe: Recipe) -> Forecast:
     # Without the budget it does not refuse sources that run out, which is for the forecast to tell.
     return forecast(
         recipe,
-        build_data(phases_in_tokens(recipe), tokenizer, seed=recipe.seed, evaluation=recipe.evaluation, form=form_of_stage(recipe.stage)),
+        build_data(
+            phases_in_tokens(recipe),
+            tokenizer,
+            seed=recipe.seed,
+            evaluation=recipe.evaluation,
+            form=form_of_stage(recipe.stage),
+        ),
     )

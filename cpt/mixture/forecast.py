@@ -110,8 +110,14 @@ def course_of(recipe: Recipe, data: PreparedData, rows: int) -> list[PhaseForeca
 
 def never_read(sources: list[SourceForecast], rows: int) -> list[str]:
     """The sources that have a share and get no row."""
-    names = ", ".join(f"{source.name} ({source.asked:.2%} asked)" for source in sources if source.asked > 0 and source.seen == 0)
-    return [f"The run has {rows:,} rows, too few for a row of {names}. Shorter rows or a longer run have one."] if names else []
+    names = ", ".join(
+        f"{source.name} ({source.asked:.2%} asked)" for source in sources if source.asked > 0 and source.seen == 0
+    )
+    return (
+        [f"The run has {rows:,} rows, too few for a row of {names}. Shorter rows or a longer run have one."]
+        if names
+        else []
+    )
 
 
 def never_begun(section: Data) -> list[str]:
@@ -123,14 +129,18 @@ def never_begun(section: Data) -> list[str]:
     ends = [0, *(round(phase.until / section.sequence_length) for phase in section.phases if phase.until is not None)]
     empty = [number for number, (first, end) in enumerate(pairwise(ends)) if first == end]
     return [
-        f"`data.phases[{number}]` is shorter than a row of {section.sequence_length:,} tokens: nothing is read in it." for number in empty
+        f"`data.phases[{number}]` is shorter than a row of {section.sequence_length:,} tokens: nothing is read in it."
+        for number in empty
     ]
 
 
 def far_off(sources: list[SourceForecast], rows: int) -> list[str]:
-    """The sources whose shares do not come out exactly: a row is the least that can be shared out, and a part of a short run."""
+    """The sources whose shares do not come out exactly: a row is the least that can be shared out, and a part of a
+    short run."""
     off = [
-        f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}" for source in sources if abs(source.seen - source.asked) > CLOSE
+        f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}"
+        for source in sources
+        if abs(source.seen - source.asked) > CLOSE
     ]
     near = f"Shares come out as near as {rows:,} whole rows allow, each one {1 / rows:.2%} of the run"
     return [f"{near}: {', '.join(off)}."] if off else []
@@ -145,11 +155,18 @@ def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
 def repeated_often(sources: list[SourceForecast]) -> list[str]:
     """The sources that are repeated more often than it pays."""
     often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
-    what = f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv 2305.16264)"
+    what = (
+        f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"
+        " 2305.16264)"
+    )
     return [f"{what}: {', '.join(often)}."] if often else []
 
 
 def estimated(sources: list[SourceForecast]) -> list[str]:
     """The sources of which only the first windows were counted."""
     names = ", ".join(source.name for source in sources if source.is_estimate)
-    return [f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."] if names else []
+    return (
+        [f"Estimated from the first windows: {names}. `cpt prepare` reads all of it; the numbers are exact then."]
+        if names
+        else []
+    )

@@ -55,8 +55,14 @@ def phases_table(forecast: Forecast) -> Table:
     for source in forecast.sources:
         table.add_column(escape(source.name), justify="right")
     for phase in forecast.phases:
-        rate = "" if phase.until_learning_rate is None else f" (learning rate at {phase.until_learning_rate:g} of its peak)"
-        table.add_row(f"{phase.first_token:,}", f"{phase.end_token:,}{rate}", *(f"{share:.2%}" for share in phase.seen.values()))
+        rate = (
+            ""
+            if phase.until_learning_rate is None
+            else f" (learning rate at {phase.until_learning_rate:g} of its peak)"
+        )
+        table.add_row(
+            f"{phase.first_token:,}", f"{phase.end_token:,}{rate}", *(f"{share:.2%}" for share in phase.seen.values())
+        )
     return table
 
 

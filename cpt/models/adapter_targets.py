@@ -32,14 +32,23 @@ def default_targets(model: PreTrainedModel, method: str) -> dict[str, Any]:
         RecipeError: the model has none of the layers that the method is made for.
     """
     if method == "ln_tuning":
-        return {"target_modules": last_names(name for name, part in model.named_modules() if "Norm" in type(part).__name__)}
+        return {
+            "target_modules": last_names(name for name, part in model.named_modules() if "Norm" in type(part).__name__)
+        }
     if method == "trainable_tokens":
-        return {"target_modules": last_names(name for name, part in model.named_modules() if part is model.get_input_embeddings())}
+        return {
+            "target_modules": last_names(
+                name for name, part in model.named_modules() if part is model.get_input_embeddings()
+            )
+        }
     if method == "beft":
-        biased = last_names(name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is not None)
+        biased = last_names(
+            name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is not None
+        )
         if not biased:
             raise RecipeError(
-                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have none. Take another."
+                f"`model.lora.method: beft` trains biases, and the linear layers of {model.config.model_type} have"
+                " none. Take another."
             )
         return {"target_modules": biased}
     if method == "ia3":
@@ -67,8 +76,9 @@ def embedding_names(model: PreTrainedModel) -> list[str]:
     names = [paths[id(module)].rpartition(".")[2] for module in ends]
     if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
         raise RecipeError(
-            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would train only one side. "
-            "Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither, or train all parameters (`lora: null`)."
+            f"`model.lora`: the head of {model.config.model_type} is its embedding `{names[0]}`, of which peft would"
+            " train only one side. Write `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, which trains neither,"
+            " or train all parameters (`lora: null`)."
         )
     return names
 

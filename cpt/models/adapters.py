@@ -1,4 +1,5 @@
-"""Adapters through peft: put LoRA, or any other method that can be merged, on a model; and merge them into its weights."""
+"""Adapters through peft: put LoRA, or any other method that can be merged, on a model; and merge them into its
+weights."""
 
 import copy
 import dataclasses
@@ -30,10 +31,14 @@ logger = logging.getLogger(__name__)
 DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
 """Of LoRA; other methods have peft's own."""
 PRESETS: dict[str, dict[str, Any]] = {
-    # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale (arXiv 2312.03732).
+    # Continued pre-training wants a high rank on all layers (arXiv 2405.09673), which needs the rank-stabilised scale
+    # (arXiv 2312.03732).
     "cpt": {"r": 128, "lora_alpha": 32, "use_rslora": True},
 }
-MAMBA_EXCLUDED = ("out_proj", "conv1d")  # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter
+MAMBA_EXCLUDED = (
+    "out_proj",
+    "conv1d",
+)  # peft refuses them: Mamba's kernels read these weights past the layer that holds the adapter
 OURS = ("preset", "method")
 """Keys of `model.lora` that say which options are meant."""
 WHOLE = ("modules_to_save", "ensure_weight_tying")
@@ -42,7 +47,8 @@ PLAIN = {*OURS, *LORA_QUANTIZATION, *DEFAULTS, "use_rslora", "init_lora_weights"
 START_IN_THE_BASE = ("pissa", "olora", "mica")
 """Values of `init_lora_weights` that take the adapter out of the weights under it."""
 CHOSEN_BY_WEIGHTS = ("adamss", "frod", "shira")
-"""Methods that read the weights to choose what is trained; where there are none yet, LoRA of their rank stands for them."""
+"""Methods that read the weights to choose what is trained; where there are none yet, LoRA of their rank stands for
+them."""
 
 
 def check_lora_options(options: Mapping[str, Any]) -> None:
@@ -58,18 +64,27 @@ def check_lora_options(options: Mapping[str, Any]) -> None:
     known = {field.name for field in dataclasses.fields(config) if field.init} | {*LORA_QUANTIZATION, "method"}
     for key in options:
         if key not in known and key != "preset":
-            raise RecipeError(f"`model.lora.{key}` is not an option of peft's {config.__name__}.{did_you_mean(key, known)}")
+            raise RecipeError(
+                f"`model.lora.{key}` is not an option of peft's {config.__name__}.{did_you_mean(key, known)}"
+            )
     if quantized and not takes_4_bit(method):
-        raise RecipeError(f"`model.lora.quantize`: peft's {method} has no layer for weights in 4 bit. Remove it, or take `method: lora`.")
+        raise RecipeError(
+            f"`model.lora.quantize`: peft's {method} has no layer for weights in 4 bit. Remove it, or take `method:"
+            " lora`."
+        )
     if options.get("alora_invocation_tokens"):
-        raise RecipeError("`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it.")
+        raise RecipeError(
+            "`model.lora.alora_invocation_tokens` adapts a part of a text only, which cannot be merged. Remove it."
+        )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in UNFIT_STARTS:
-        raise RecipeError(f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it.")
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` cannot be used here: {UNFIT_STARTS[start]}. Remove it."
+        )
     if quantized and start in START_IN_THE_BASE:
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit are not the ones "
-            "that it is merged into. Remove it, or `quantize`."
+            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights, and those in 4 bit"
+            " are not the ones that it is merged into. Remove it, or `quantize`."
         )
 
 
@@ -83,10 +98,14 @@ def check_adapter_under_zero3(options: Mapping[str, Any] | None, *, zero3: bool)
         return
     remedy = "Write `method: lora` with its own start, or leave ZeRO-3: ZeRO-2 divides all that an adapter has."
     if method_of(options) != LORA:
-        raise RecipeError(f"`model.lora.method: {method_of(options)}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}")
+        raise RecipeError(
+            f"`model.lora.method: {method_of(options)}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}"
+        )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in START_IN_THE_BASE:
-        raise RecipeError(f"`model.lora.init_lora_weights: {start}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}")
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` reads weights that DeepSpeed's ZeRO-3 has divided. {remedy}"
+        )
 
 
 def config_class(method: str) -> type[PeftConfig]:
@@ -104,34 +123,52 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     check_lora_options(options)
     layers = sorted({name.rpartition(".")[2] for name, module in adaptable(model)})
     if not layers:
-        raise RecipeError(f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`.")
+        raise RecipeError(
+            f"`model.lora`: {model.config.model_type} has no linear layer that peft can adapt. Write `lora: null`."
+        )
     chosen = lora_options(model, options)
     config_for(chosen, options)
     without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(
-            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be merged into. Remove it."
+            f"`model.lora.lora_bias`: {without_bias[0]} of {model.config.model_type} has no bias that it could be"
+            " merged into. Remove it."
         )
     names = {name for name, _ in model.named_modules() if name}
     head = model.get_output_embeddings()
-    ends = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if part is head or isinstance(part, nn.Embedding)})
+    ends = sorted(
+        {
+            name.rpartition(".")[2]
+            for name, part in model.named_modules()
+            if part is head or isinstance(part, nn.Embedding)
+        }
+    )
     there_is = {
         "target_modules": (layers, f"Its linear layers: {', '.join(layers)}. `all-linear` takes all of them."),
         "modules_to_save": ([*ends, *layers], f"Its embeddings and head: {', '.join(ends)}. `lora: cpt` takes them."),
     }
     for key, (known, told) in there_is.items():
         wanted = chosen.get(key) or []
-        patterns = [] if wanted == "all-linear" else [wanted] if isinstance(wanted, str) else [rf"(.*\.)?{re.escape(w)}" for w in wanted]
+        patterns = (
+            []
+            if wanted == "all-linear"
+            else [wanted]
+            if isinstance(wanted, str)
+            else [rf"(.*\.)?{re.escape(w)}" for w in wanted]
+        )
         for pattern, word in zip(patterns, [wanted] if isinstance(wanted, str) else wanted, strict=False):
             if not any(re.fullmatch(pattern, name) for name in names):
                 guess = did_you_mean(word, known)
-                raise RecipeError(f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{guess} {told}")
+                raise RecipeError(
+                    f"`model.lora.{key}`: {model.config.model_type} has nothing called `{word}`.{guess} {told}"
+                )
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
     """How many numbers are trained.
 
-    Of plain LoRA on all linear layers: r x (inputs + outputs) each, and what is trained whole. Other adapters are put on a copy.
+    Of plain LoRA on all linear layers: r x (inputs + outputs) each, and what is trained whole. Other adapters are put
+    on a copy.
     """
     options = without_weights(options)
     chosen = lora_options(model, options)
@@ -141,7 +178,9 @@ def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) ->
         return sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
     adapters = sum(int(chosen["r"]) * sum(shape_of(module)) for _, module in adaptable(model))
     whole = set(chosen.get("modules_to_save") or ())
-    return adapters + sum(math.prod(shape_of(module)) for name, module in model.named_modules() if name.rpartition(".")[2] in whole)
+    return adapters + sum(
+        math.prod(shape_of(module)) for name, module in model.named_modules() if name.rpartition(".")[2] in whole
+    )
 
 
 def copied_to_meta(model: PreTrainedModel) -> PreTrainedModel:
@@ -153,7 +192,8 @@ def copied_to_meta(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def without_weights(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options for a model without weights: those themselves, or LoRA's in the place of a method that needs weights to choose by."""
+    """Options for a model without weights: those themselves, or LoRA's in the place of a method that needs weights to
+    choose by."""
     if method_of(options) not in CHOSEN_BY_WEIGHTS:
         return options
     rank = config_class(method_of(options))(**{"r": options["r"]} if "r" in options else {})
@@ -172,21 +212,28 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         RecipeError: an option is unknown, or no layer of the model matches `target_modules`.
     """
     check_lora_options(options)
-    # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters learn nothing.
+    # Else gradient checkpointing finds no input that needs a gradient, as the embedding is frozen, and the adapters
+    # learn nothing.
     model.enable_input_require_grads()
     adapted = put_adapters(model, without_weights(options) if model.device.type == "meta" else options)
     if not is_deepspeed_zero3_enabled():  # there DeepSpeed keeps fp32 copies of all that is trained
         for module in trained_whole(adapted):
             train_in_fp32(module, around=model.dtype)
-        half = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad and parameter.dtype != torch.float32]
+        half = [
+            name
+            for name, parameter in adapted.named_parameters()
+            if parameter.requires_grad and parameter.dtype != torch.float32
+        ]
         if half:
             raise RecipeError(
-                f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small steps are lost. "
-                "Remove `bias`, or set `model.dtype: float32`."
+                f"`model.lora` trains {half[0]} of the base in {str(model.dtype).removeprefix('torch.')}, where small"
+                " steps are lost. Remove `bias`, or set `model.dtype: float32`."
             )
     trainable, total = adapted.get_nb_trainable_parameters()
     if trainable == 0:
-        raise RecipeError(f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model.")
+        raise RecipeError(
+            f"`model.lora`: {method_of(options)} with these options trains nothing: they choose nothing of the model."
+        )
     words = (method_of(options), f"{trainable:,}", f"{total:,}", 100 * trainable / total)
     logger.info("adapters (%s): %s of %s parameters are trained (%.2f %%)", *words)
     return adapted
@@ -200,7 +247,9 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
     """
     config = config_for(lora_options(model, options), options)
     try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft asks transformers in words that it will drop
+        with warnings.catch_warnings(
+            action="ignore", category=FutureWarning
+        ):  # peft asks transformers in words that it will drop
             return get_peft_model(model, config, autocast_adapter_dtype=True)
     except (ValueError, TypeError, NotImplementedError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
@@ -226,7 +275,11 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     if "target_modules" not in chosen:
         chosen |= default_targets(model, method)
     has_convolutions = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    if chosen["target_modules"] == "all-linear" and has_convolutions and "exclude_modules" in config_class(method).__dataclass_fields__:
+    if (
+        chosen["target_modules"] == "all-linear"
+        and has_convolutions
+        and "exclude_modules" in config_class(method).__dataclass_fields__
+    ):
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
         chosen["modules_to_save"] = embedding_names(model)
@@ -244,7 +297,8 @@ def trained_whole(adapted: PeftModel) -> Iterator[nn.Module]:
 
 
 def train_in_fp32(module: nn.Module, *, around: torch.dtype) -> None:
-    """Small steps are lost in bfloat16. What an embedding or a norm gives keeps the type of the layers around it; a head takes any."""
+    """Small steps are lost in bfloat16. What an embedding or a norm gives keeps the type of the layers around it; a
+    head takes any."""
     module.float()
     if around == torch.float32:
         return
@@ -275,5 +329,6 @@ def check_mergeable(peft_type: str) -> None:
     """
     if reason := UNFIT.get(peft_type.lower()) if peft_type.lower() != "adalora" else None:
         raise CheckpointError(
-            f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together, with peft."
+            f"an adapter of {peft_type} cannot be merged into its base: {reason}. Serve base and adapter together,"
+            " with peft."
         )

@@ -26,11 +26,12 @@ def choose_attention(
     """The name to give transformers as `attn_implementation`.
 
     Args:
-        wanted: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its AttentionInterface (masked like
-            sdpa).
+        wanted: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its
+            AttentionInterface (masked like sdpa).
         config: tells what of a model a kernel cannot compute.
         half_precision: the model computes in bf16 or fp16; flash attention knows no other types.
-        packed: positions alone keep the documents of a row apart, and the padding behind them; no mask comes with the rows.
+        packed: positions alone keep the documents of a row apart, and the padding behind them; no mask comes with the
+            rows.
 
     Raises:
         RecipeError: the name is unknown, or the model cannot run with it.
@@ -52,7 +53,9 @@ def register_attention(name: str) -> str:
     return name
 
 
-def _best(model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool) -> str:
+def _best(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
+) -> str:
     if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
         return VARLEN if _missing_for_flash("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
     return "sdpa" if model_class._supports_sdpa else "eager"
@@ -85,12 +88,25 @@ def _missing_for_flash(name: str) -> str | None:
     if third and torch.cuda.get_device_capability() != HOPPER:
         return f"it is for Hopper GPUs, and this is a {torch.cuda.get_device_name()}. Use `model.attention: auto`"
     if not (is_flash_attn_3_available() if third else is_flash_attn_2_available()):
-        install = "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)" if third else f"Run: {FLASH_INSTALL}"
-        return f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: auto`"
+        install = (
+            "Install flash_attn_interface (github.com/Dao-AILab/flash-attention, hopper/)"
+            if third
+            else f"Run: {FLASH_INSTALL}"
+        )
+        return (
+            f"{'flash-attn 3' if third else 'flash-attn'} is not installed. {install}, or use `model.attention: auto`"
+        )
     return None
 
 
-def _check(wanted: str, model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool) -> None:
+def _check(
+    wanted: str,
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig | None,
+    *,
+    half_precision: bool,
+    packed: bool,
+) -> None:
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if wanted not in known and "/" not in wanted:  # with a slash it is a kernel on the Hub, which transformers fetches
         raise RecipeError(
@@ -104,7 +120,9 @@ def _check(wanted: str, model_class: type[PreTrainedModel], config: PreTrainedCo
     }
     kind = wanted.split("_")[0]
     if not supported.get(kind, True):
-        raise RecipeError(f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`.")
+        raise RecipeError(
+            f"model.attention: {model_class.__name__} cannot run with `{wanted}`. Use `model.attention: auto`."
+        )
     by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
     if by_bounds and (why := why_not_varlen(model_class, config)):
         raise RecipeError(f"model.attention: {wanted}: {why}. Use `model.attention: auto`.")
@@ -112,13 +130,14 @@ def _check(wanted: str, model_class: type[PreTrainedModel], config: PreTrainedCo
         raise ResourceError(f"model.attention: {wanted}: {missing}.")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
         raise RecipeError(
-            f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it, where a micro-batch has "
-            "several rows. Use `model.attention: auto`."
+            f"model.attention: {wanted}: transformers lets documents of packed rows leak into each other with it,"
+            " where a micro-batch has several rows. Use `model.attention: auto`."
         )
     if wanted == VARLEN and torch.cuda.is_available():
         if missing := missing_for_varlen():
             raise ResourceError(f"model.attention: varlen: {missing}. Use `model.attention: auto`.")
         if not half_precision:
             raise RecipeError(
-                "model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use `model.attention: auto`."
+                "model.attention: varlen: its kernel computes in half precision. Set `training.bf16: true`, or use"
+                " `model.attention: auto`."
             )

@@ -25,7 +25,12 @@ from cpt.models.config import STATE_DICTS, load_config
 from cpt.models.documents import keep_documents_apart, try_documents_apart
 from cpt.models.families.gpt2 import CptGPT2Config, pad_vocabulary
 from cpt.models.hashes import check_hashes
-from cpt.models.inventory import attention_heads, claims_to_keep_documents_apart, count_model_parameters, vocabulary_size
+from cpt.models.inventory import (
+    attention_heads,
+    claims_to_keep_documents_apart,
+    count_model_parameters,
+    vocabulary_size,
+)
 from cpt.models.new_rows import new_ids, train_only_rows
 from cpt.models.quantized import Quantization, check_quantization, keep_layout_on_cpu
 from cpt.models.varlen_attention import NAMES as VARLEN_NAMES
@@ -57,7 +62,8 @@ def build_model(
         tokenizer: decides how many tokens the model must know.
         seed: decides new weights (from scratch, grown rows, adapters), equally under every launcher, ZeRO-3 included.
         dtype: what `dtype: auto` means in this run.
-        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32, so flash attention may be chosen.
+        mixed_precision: the run computes in bf16 or fp16 even where the weights are fp32, so flash attention may be
+            chosen.
         packed: positions alone will keep the documents of its rows apart, as in all rows but those of a token budget.
 
     Raises:
@@ -70,7 +76,9 @@ def build_model(
         main_process_first(lambda: check_hashes(model.hashes, str(model.path), model.revision))
     _check_vocabulary(model, config, tokenizer)
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == "new_rows" else None
-    config.use_cache = False  # training never reuses keys and values, and a cache would switch the isolation of documents off
+    config.use_cache = (
+        False  # training never reuses keys and values, and a cache would switch the isolation of documents off
+    )
 
     weights = DTYPES.get(model.dtype, dtype)
     quantization = check_quantization(model.lora, zero3=is_deepspeed_zero3_enabled())
@@ -82,9 +90,13 @@ def build_model(
 
     with torch.random.fork_rng(devices=[]):  # the run's own random numbers do not depend on how many the weights took
         torch.manual_seed(seed)
-        built = build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
+        built = (
+            build_partitioned(build_whole, model.trust_remote_code) if is_deepspeed_zero3_enabled() else build_whole()
+        )
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
-            raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`.")
+            raise RecipeError(
+                f"model.dtype is {model.dtype}, but DeepSpeed's config keeps {built.dtype}. Use `model.dtype: auto`."
+            )
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
@@ -98,8 +110,11 @@ def build_model(
     return ready
 
 
-def _balance_experts_in_training(model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """transformers adds the balance loss wherever router logits are asked for: losses of evaluations must be cross-entropy alone."""
+def _balance_experts_in_training(
+    model: torch.nn.Module, arguments: Any, keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """transformers adds the balance loss wherever router logits are asked for: losses of evaluations must be
+    cross-entropy alone."""
     return arguments, {"output_router_logits": model.training} | keywords
 
 
@@ -131,13 +146,18 @@ def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class comes with the weights: transformers will tell
         if packed and (model.attention == VARLEN or "flash" in model.attention):
             raise RecipeError(
-                f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be known of the "
-                "model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
+                f"model.attention: {model.attention}: whether documents of packed rows stay apart with it cannot be"
+                " known of the model's own code. Use `model.attention: sdpa`, or `data.packing: token_budget`."
             )
         return None if model.attention == "auto" else model.attention
     model_class = _model_class(config)
-    chosen = choose_attention(model.attention, model_class, config=config, half_precision=half_precision, packed=packed)
-    why = why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) or "packed rows in half precision"
+    chosen = choose_attention(
+        model.attention, model_class, config=config, half_precision=half_precision, packed=packed
+    )
+    why = (
+        why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
+        or "packed rows in half precision"
+    )
     how = f" (auto: {why})" if model.attention == "auto" else ""
     if chosen == VARLEN and not torch.cuda.is_available():
         how += ", by torch's SDPA document after document: its kernel needs a GPU"
@@ -151,7 +171,12 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def load_weights(
-    model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str, *, quantization: Quantization | None = None
+    model: Model,
+    config: PreTrainedConfig,
+    attention: str | None,
+    dtype: torch.dtype | str,
+    *,
+    quantization: Quantization | None = None,
 ) -> PreTrainedModel:
     """The model of a folder or Hub id with all of its weights, as it was published.
 
@@ -163,7 +188,12 @@ def load_weights(
         CheckpointError: weights are missing or damaged.
     """
     path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
-    options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention, "output_loading_info": True}
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": attention,
+        "output_loading_info": True,
+    }
     try:
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
@@ -174,23 +204,28 @@ def load_weights(
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, SafetensorError, UnpicklingError, EOFError, RuntimeError) as problem:
         raise CheckpointError(
-            f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy the files again."
+            f"model.path: the weights of {path} cannot be loaded: {' '.join(str(problem).split())[:600]} Fetch or copy"
+            " the files again."
         ) from problem
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if quantization is not None:
         keep_layout_on_cpu(built)
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(
-            f"model.path: {path} lacks {len(missing)} of the model's tensors ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). "
-            "They would be random. Fetch the files again, or give the config that the weights were trained with."
+            f"model.path: {path} lacks {len(missing)} of the model's tensors"
+            f" ({', '.join(missing[:5])}{', ...' if missing[5:] else ''}). They would be random. Fetch the files"
+            " again, or give the config that the weights were trained with."
         )
     if unexpected := sorted(info["unexpected_keys"]):
-        logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), ", ".join(unexpected[:5]))
+        logger.warning(
+            "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), ", ".join(unexpected[:5])
+        )
     return built
 
 
 def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dict[str, torch.Tensor] | None:
-    """The tensors where they cannot be loaded as they lie: a bare state dict, or a published GPT-2 whose rows must be padded."""
+    """The tensors where they cannot be loaded as they lie: a bare state dict, or a published GPT-2 whose rows must be
+    padded."""
     if Path(path).suffix in STATE_DICTS:
         return torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(config, CptGPT2Config):
@@ -203,7 +238,8 @@ def _converted_weights(path: str, model: Model, config: PreTrainedConfig) -> dic
 
 
 def _take_special_tokens(built: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """New weights know no token yet, so bos, eos and pad are the tokenizer's, and not those that the config was published with."""
+    """New weights know no token yet, so bos, eos and pad are the tokenizer's, and not those that the config was
+    published with."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         token = getattr(tokenizer, name)
         setattr(built.config, name, token)
@@ -215,8 +251,9 @@ def _check_vocabulary(model: Model, config: PreTrainedConfig, tokenizer: PreTrai
     known = vocabulary_size(config)
     if len(tokenizer) > known and not model.resize_embeddings:
         raise RecipeError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}: token ids past {known - 1} have no embedding. "
-            "Set `model.resize_embeddings: true` to let the vocabulary grow, or choose the model's own tokenizer (tokenizer.path)."
+            f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}: token ids past {known - 1}"
+            " have no embedding. Set `model.resize_embeddings: true` to let the vocabulary grow, or choose the"
+            " model's own tokenizer (tokenizer.path)."
         )
 
 
@@ -229,4 +266,6 @@ def _check_parameters(model: Model, built: PreTrainedModel) -> None:
         ("active_parameters", model.active_parameters, count.active),
     ):
         if expected is not None and expected != actual:
-            raise RecipeError(f"model.{key} says {expected:,}, the built model has {actual:,}. Correct model.config or model.{key}.")
+            raise RecipeError(
+                f"model.{key} says {expected:,}, the built model has {actual:,}. Correct model.config or model.{key}."
+            )

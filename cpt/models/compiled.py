@@ -1,7 +1,9 @@
-"""Decoder layers compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights keep their names.
+"""Decoder layers compiled in place, for rows of one shape: one graph serves all layers that are alike, and weights
+keep their names.
 
-Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here evaluation and generation,
-whose shapes do change, run as they were written. Layers that are computed again in the backward pass are so inside their graph, where the
+Hugging Face compiles the model as a whole, for any shape: slower to start, and anew for shapes that change. Here
+evaluation and generation, whose shapes do change, run as they were written. Layers that are computed again in the
+backward pass are so inside their graph, where the
 compiler knows it: a checkpoint around a compiled layer cannot see which buffers that layer writes to twice.
 """
 
@@ -25,12 +27,19 @@ from cpt.recipe.automatic import AUTO, CHECKPOINTING
 INDUCTOR = "inductor"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-KEY, KEY_OF_BACKEND, KEY_OF_MODE = "`training.torch_compile`", "`training.torch_compile_backend`", "`training.torch_compile_mode`"
+KEY, KEY_OF_BACKEND, KEY_OF_MODE = (
+    "`training.torch_compile`",
+    "`training.torch_compile_backend`",
+    "`training.torch_compile_mode`",
+)
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 MOST_GRAPHS = 32
-"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on uncompiled."""
+"""Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; beyond, torch would go on
+uncompiled."""
 UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which break its graph"
-UNDER_FSDP = "FSDP's hooks break the graph of a layer that is computed again in the backward pass"  # torch 2.11 to 2.13
+UNDER_FSDP = (  # torch 2.11 to 2.13
+    "FSDP's hooks break the graph of a layer that is computed again in the backward pass"
+)
 UNEVEN = "batches differ in shape, and each new shape would be compiled anew"
 RECOMPUTE = "recompute_in_graph"
 """Attribute of a layer: the checkpoint that its compiled call goes through."""
@@ -47,7 +56,8 @@ class Compiling:
 
 
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
-    """What the keys of `training:` ask for; a backend or a mode alone asks too, as in Hugging Face's Trainer. `auto` asks for nothing."""
+    """What the keys of `training:` ask for; a backend or a mode alone asks too, as in Hugging Face's Trainer. `auto`
+    asks for nothing."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
     return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
 
@@ -59,7 +69,9 @@ def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     return wanted
 
 
-def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None) -> None:
+def check_compiling(
+    training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True, has_gpu: bool | None = None
+) -> None:
     """Refuse what cannot be compiled before anything is built.
 
     Args:
@@ -77,19 +89,27 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
     from torch._dynamo import list_backends  # seconds to import
 
     if wanted.backend not in (backends := list_backends(exclude_tags=())):
-        raise RecipeError(f"{KEY_OF_BACKEND}: no backend called `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+        raise RecipeError(
+            f"{KEY_OF_BACKEND}: no backend called `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}"
+        )
     if wanted.mode is not None and wanted.mode not in MODES:
-        raise RecipeError(f"{KEY_OF_MODE}: no mode called `{wanted.mode}`.{did_you_mean(wanted.mode, MODES)} Use {', '.join(MODES)}.")
+        raise RecipeError(
+            f"{KEY_OF_MODE}: no mode called `{wanted.mode}`.{did_you_mean(wanted.mode, MODES)} Use {', '.join(MODES)}."
+        )
     if wanted.mode is not None and wanted.backend != INDUCTOR:
-        raise RecipeError(f"{KEY_OF_MODE}: modes are {INDUCTOR}'s, and {KEY_OF_BACKEND} is `{wanted.backend}`. Remove one of them.")
+        raise RecipeError(
+            f"{KEY_OF_MODE}: modes are {INDUCTOR}'s, and {KEY_OF_BACKEND} is `{wanted.backend}`. Remove one of them."
+        )
     if wanted.mode in WITH_CUDA_GRAPHS:
         raise RecipeError(
-            f"{KEY_OF_MODE}: `{wanted.mode}` uses CUDA graphs, which have not been tried here: layers share one graph, and it would be "
-            "recorded again for the weights of each. Use `max-autotune-no-cudagraphs`."
+            f"{KEY_OF_MODE}: `{wanted.mode}` uses CUDA graphs, which have not been tried here: layers share one graph,"
+            " and it would be recorded again for the weights of each. Use `max-autotune-no-cudagraphs`."
         )
     why_not = {
         f"{UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2": zero3,
-        f"{UNDER_FSDP}, and none would be compiled. Set it or `training.gradient_checkpointing` to false": recomputes_under_fsdp(training),
+        f"{UNDER_FSDP}, and none would be compiled. Set it or `training.gradient_checkpointing` to false": (
+            recomputes_under_fsdp(training)
+        ),
         f"{UNEVEN}. Use `data.packing: best_fit`, or remove the key": not even_rows,
     }
     for reason in (reason for reason, applies in why_not.items() if applies):
@@ -99,7 +119,8 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
         require_programs("g++", reason=f"{KEY}: {INDUCTOR} compiles its kernels")
         if on_gpu and importlib.util.find_spec("triton") is None:
             raise ResourceError(
-                f"{KEY}: {INDUCTOR} writes a GPU's kernels in Triton, which is not installed. Install it: pip install triton"
+                f"{KEY}: {INDUCTOR} writes a GPU's kernels in Triton, which is not installed. Install it: pip install"
+                " triton"
             )
 
 
@@ -119,9 +140,13 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
     """
     parts = list(compiled_parts(model))
     if not parts:
-        raise RecipeError(f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false.")
+        raise RecipeError(
+            f"{KEY}: {type(model).__name__} has no decoder layers that transformers knows. Set it to false."
+        )
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
-    torch._dynamo.config.optimize_ddp = False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
+    torch._dynamo.config.optimize_ddp = (
+        False  # it would cut graphs at DDP's buckets; layers are small enough, and checkpoints stay whole
+    )
     compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
     for part in parts:
         part._compiled_call_impl = CompiledCall(part, compiled)  # type: ignore[assignment]  # where `Module.compile` puts it
@@ -169,7 +194,8 @@ def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
-    """Of layers that transformers has set up to be checkpointed around their call; later versions do so inside of it anyway."""
+    """Of layers that transformers has set up to be checkpointed around their call; later versions do so inside of it
+    anyway."""
     if not CHECKPOINTS_AROUND_CALLS:
         return
     for layer in decoder_layers(model):

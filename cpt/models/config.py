@@ -39,7 +39,8 @@ def load_config(model: Model) -> PreTrainedConfig:
     """The config of the model that `build_model` will build.
 
     Raises:
-        RecipeError: the section contradicts itself, names nothing that exists, or the weights have another shape than `config` says.
+        RecipeError: the section contradicts itself, names nothing that exists, or the weights have another shape than
+        `config` says.
         ResourceError: the Hub cannot be reached, or wants a login.
     """
     register_families()
@@ -51,7 +52,9 @@ def load_config(model: Model) -> PreTrainedConfig:
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
-        raise RecipeError(f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one.")
+        raise RecipeError(
+            f"model: `{config.model_type}` is no causal language model, so it cannot be trained here. Choose one."
+        )
     return config
 
 
@@ -83,8 +86,9 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
     if model_type not in CONFIG_MAPPING:
         known = [*FAMILIES, *CONFIG_MAPPING.keys()]
         raise RecipeError(
-            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} "
-            f"Ours: {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through `model.import`."
+            f"model.config.model_type: no architecture called `{model_type}`.{did_you_mean(model_type, known)} Ours:"
+            f" {', '.join(FAMILIES)}; all of transformers' (llama, qwen3, nemotron, ...); your own through"
+            " `model.import`."
         )
     _check_keys(model_type, values)
     try:
@@ -107,23 +111,29 @@ def read_config(model: Model) -> PreTrainedConfig:
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
-        return AutoConfig.from_pretrained(path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code)
+        return AutoConfig.from_pretrained(
+            path, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+        )
     except OSError as problem:
         if is_local(path):
-            raise RecipeError(f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again.") from problem
+            raise RecipeError(
+                f"model.path: {' '.join(str(problem).split())[:300]} Copy the model's folder again."
+            ) from problem
         raise _hub_error(path, model.revision, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]
         raise RecipeError(
-            f"model.path: the config.json of {path} cannot be read: {reason} "
-            "If its code comes with the weights, set model.trust_remote_code and model.revision; if it is yours, `model.import`."
+            f"model.path: the config.json of {path} cannot be read: {reason} If its code comes with the weights, set"
+            " model.trust_remote_code and model.revision; if it is yours, `model.import`."
         ) from problem
 
 
 def _check_folder(path: str) -> None:
     folder = Path(path).expanduser()
     if not folder.exists():
-        raise RecipeError(f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub.")
+        raise RecipeError(
+            f"model.path: {path} does not exist. Give a folder written by save_pretrained, or an id on the Hub."
+        )
     if complaint := unfinished_run(path):
         raise RecipeError(f"model.path: {complaint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -134,7 +144,9 @@ def _check_folder(path: str) -> None:
                 f"model.path: {path} is an adapter without its base. Make one model of both, then go on from it: "
                 f"cpt merge --method lora BASE {path} --output FOLDER (an adapter of another base is refused there)."
             )
-        raise RecipeError(f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained.")
+        raise RecipeError(
+            f"model.path: {path} has no config.json, so it is no model folder. Give one written by save_pretrained."
+        )
 
 
 def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError | ResourceError:
@@ -144,7 +156,9 @@ def _hub_error(path: str, revision: str | None, problem: OSError) -> RecipeError
     if isinstance(cause, GatedRepoError):
         return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
     if isinstance(cause, RepositoryNotFoundError):
-        return RecipeError(f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here.")
+        return RecipeError(
+            f"model.path: there is no {path} on the Hub (or it is private: hf auth login), and no such folder here."
+        )
     the_hub_answered = isinstance(cause, EntryNotFoundError) and not isinstance(cause, LocalEntryNotFoundError)
     if the_hub_answered and (nemo := nemo_remedy(path, known_to_be_nemo=_has_nemo_file(path, revision))):
         return RecipeError(nemo)
@@ -165,12 +179,16 @@ def _config_beside_state_dict(path: str, written: PreTrainedConfig | None) -> Pr
     if not Path(path).expanduser().is_file():
         raise RecipeError(f"model.path: {path} does not exist (looked from {Path.cwd()}).")
     if written is None:
-        raise RecipeError(f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`, ...).")
+        raise RecipeError(
+            f"model.path: {path} is a bare state dict, so model.config must say its shape (`model_type: minimind2`,"
+            " ...)."
+        )
     return written
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
-    """A config's value under its own name or an older spelling of it, which only attribute access knows; None where there is none."""
+    """A config's value under its own name or an older spelling of it, which only attribute access knows; None where
+    there is none."""
     return getattr(config, name, None)
 
 
@@ -179,18 +197,30 @@ def _check_keys(model_type: str, values: Mapping[str, Any]) -> None:
     config_class = CONFIG_MAPPING[model_type]
     if not dataclasses.is_dataclass(config_class) or not config_class.__module__.startswith(("transformers.", "cpt.")):
         return  # a user's own class may take what it likes
-    known = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map) | LEGACY_KEYS | UNDECLARED_KEYS
+    known = (
+        {field.name for field in dataclasses.fields(config_class)}
+        | set(config_class.attribute_map)
+        | LEGACY_KEYS
+        | UNDECLARED_KEYS
+    )
     for key in values:
         if key not in known:
             raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, known)}")
 
 
 def _adopt(found: PreTrainedConfig, written: PreTrainedConfig) -> PreTrainedConfig:
-    """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be compared."""
-    if found.model_type == "minimind":  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
+    """Our family's config for a checkpoint of the architecture that it equals: the written one, its shape still to be
+    compared."""
+    if (
+        found.model_type == "minimind"
+    ):  # MiniMind's own config.json: other names, so the written shape counts; the weights will tell
         return written
     own = type(written)
-    values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found)) if "pdrop" not in field.name}
+    values = {
+        field.name: value_of(found, field.name)
+        for field in dataclasses.fields(type(found))
+        if "pdrop" not in field.name
+    }
     if isinstance(written, CptGPT2Config):
         values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": max(written.vocab_size, found.vocab_size)}
         values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
@@ -202,7 +232,10 @@ def _compare(keys: Mapping[str, Any], written: PreTrainedConfig, found: PreTrain
     names = {"rope_parameters" if key in ROPE_KEYS else key for key in keys} - {"torch_dtype", "architectures"}
     differing = [name for name in sorted(names) if value_of(written, name) != value_of(found, name)]
     if differing:
-        lines = [f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}" for name in differing]
+        lines = [
+            f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
+            for name in differing
+        ]
         raise RecipeError(
             f"model.config is not the shape of {path}:\n"
             + "\n".join(lines)

@@ -1,12 +1,14 @@
 """The cross entropy of a causal language model without all of its logits in memory, for every architecture.
 
-The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in place, so that
-the logits of a chunk are written once and no more of them are alive. The gradients of the head and of its inputs are made in the forward
+The head is applied to some thousand tokens at a time. One kernel turns their logits into the gradient of the loss, in
+place, so that the logits of a chunk are written once and no more of them are alive. The gradients of the head and of
+its inputs are made in the forward
 pass: the head's accumulate in fp32 over the chunks, and nothing waits for the GPU.
 
 Why not a library (torch 2.13, liger-kernel 0.8.5, cut-cross-entropy 25.1):
 
-- torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over the head's gradient.
+- torch's `linear_cross_entropy` is not in torch 2.11, and divides by a number on the GPU only in one more pass over
+  the head's gradient.
 - Liger waits for the GPU twice in each micro-batch, and knows neither GPT-2 nor Nemotron-H nor MiniMind.
 - cut-cross-entropy computes the logits again in the backward pass (4/3 of the head's FLOPs).
 """
@@ -34,7 +36,9 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
-PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
+PADDED_TO = (
+    64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) begin aligned, for wide loads
+)
 ROWS_ON_CPU = 64  # whose fp32 copies are alive at once, where no kernel runs
 SCORED_POSITIONS = 1024  # through the head at once in an evaluation: 1 GiB in fp32 for a vocabulary of 256k
 
@@ -51,15 +55,18 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
     """How many of the tokens go through the head at once.
 
     Args:
-        accumulates: the head's gradient is needed in half precision. Several chunks add it up in a buffer of fp32 (4 bytes a weight); where
-            one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there is one, and no buffer.
+        accumulates: the head's gradient is needed in half precision. Several chunks add it up in a buffer of fp32 (4
+            bytes a weight); where one chunk of all tokens (2 bytes a logit more) takes no more memory than that, there
+            is one, and no buffer.
     """
     chunk = tokens_at_once(vocabulary)
     return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
 
 
 @torch.library.custom_op("cpt::cross_entropy_in_place", mutates_args=("logits",))
-def cross_entropy_in_place(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+def cross_entropy_in_place(
+    logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
+) -> torch.Tensor:
     """The cross entropy of each token in fp32, [T]; 0 where the target is -100.
 
     Args:
@@ -137,7 +144,11 @@ class LinearCrossEntropy(torch.autograd.Function):
             cap: soft cap of the logits; 0 for none.
             chunk: tokens at once; None for as many as `chunk_of` says.
         """
-        dtype = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(hidden.device.type)
+            if torch.is_autocast_enabled(hidden.device.type)
+            else weight.dtype
+        )
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         # Before the division, fp16 gradients would vanish; bf16 has the exponents of fp32.
         inside = torch.ones_like(scale) if dtype == torch.float16 else scale
@@ -178,19 +189,23 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
         """The gradients that are there, times what comes from above; once."""
         if ctx.made is None:
-            raise RuntimeError("the fused loss has no gradients left: it was differentiated before. Compute the loss again.")
+            raise RuntimeError(
+                "the fused loss has no gradients left: it was differentiated before. Compute the loss again."
+            )
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
-        gradients = [None if one is None else one.mul_(factor).to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)]
+        gradients = [
+            None if one is None else one.mul_(factor).to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)
+        ]
         return *gradients, None, None, None, None
 
 
 class FusedLoss:
     """A model's loss function, and the forward of its head, which passes hidden states on to the loss.
 
-    All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters have prepared them.
-    A head that is more than a linear layer (an adapter on it, quantized weights) is called on chunks that are computed again in the
-    backward pass.
+    All that needs the head's weights happens inside one call of the head, where the hooks of ZeRO-3, FSDP and adapters
+    have prepared them. A head that is more than a linear layer (an adapter on it, quantized weights) is called on
+    chunks that are computed again in the backward pass.
 
     Args:
         model: one that `why_not_fused` has nothing against.
@@ -211,8 +226,9 @@ class FusedLoss:
         self.factor = logit_factor(whole.config.get_text_config())
         self.cap = float(getattr(whole.config.get_text_config(), SOFT_CAP, None) or 0)
         self.hidden: torch.Tensor | None = None
-        """What the head was given, until the loss is called. What comes back from the forward pass may have another type (`.float()`) or
-        be multiplied by a factor of the logits, which the loss takes over; behind a cap it is of no use."""
+        """What the head was given, until the loss is called. What comes back from the forward pass may have another
+        type (`.float()`) or be multiplied by a factor of the logits, which the loss takes over; behind a cap it is of
+        no use."""
         self.token_losses: torch.Tensor | None = None
         """[rows, tokens] of the last micro-batch, fp32: what each position lost at predicting the next token."""
         self.model = whole
@@ -226,7 +242,8 @@ class FusedLoss:
     def forward_of_head(
         self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states while the model trains, else logits; with targets their loss. While it is scored, nothing of use."""
+        """The hidden states while the model trains, else logits; with targets their loss. While it is scored, nothing
+        of use."""
         if self.labels is not None:
             self.scored = self.scores_of(hidden * self.factor if self.factor != 1 else hidden, self.labels)
             self.hidden = hidden[..., :1]
@@ -261,8 +278,8 @@ class FusedLoss:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The cross entropy of each next token in nats, and whether it was the most likely one, both [rows, tokens].
 
-        Its last position has no target. The head is called once, in the model's own forward pass, where ZeRO-3 expects it. None for a model
-        that changes its logits after its head in a way that is not known here.
+        Its last position has no target. The head is called once, in the model's own forward pass, where ZeRO-3 expects
+        it. None for a model that changes its logits after its head in a way that is not known here.
 
         Args:
             labels: [rows, tokens]; -100 is not predicted and costs nothing.
@@ -277,7 +294,9 @@ class FusedLoss:
         assert self.scored is not None and self.hidden is not None, "the model called its head"
         scored, self.scored, given, self.hidden = self.scored, None, self.hidden, None
         if self.is_scorable is None:
-            self.is_scorable = torch.allclose(output.logits.float(), self.capped(self.factor * given.float()), rtol=0.02, atol=1e-4)
+            self.is_scorable = torch.allclose(
+                output.logits.float(), self.capped(self.factor * given.float()), rtol=0.02, atol=1e-4
+            )
         return scored if self.is_scorable else None
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
@@ -312,12 +331,18 @@ class FusedLoss:
             shift_labels: the labels of the next tokens, where the caller has shifted them already.
         """
         if not self.head.training:
-            return self.plain(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options)
+            return self.plain(
+                logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options
+            )
         if shift_labels is None:
             shift_labels = next_tokens(labels)
         assert self.hidden is not None, "the head was called before its loss"
         hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
-        hidden, targets, self.hidden = hidden.reshape(-1, hidden.shape[-1]), shift_labels.reshape(-1).to(hidden.device), None
+        hidden, targets, self.hidden = (
+            hidden.reshape(-1, hidden.shape[-1]),
+            shift_labels.reshape(-1).to(hidden.device),
+            None,
+        )
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
         count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
         scale = 1 / count.to(hidden.device, torch.float32)
@@ -357,7 +382,8 @@ def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
 
 @contextmanager
 def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
-    """What scores batches by chunks of positions, without all of their logits; None where the model has to make them."""
+    """What scores batches by chunks of positions, without all of their logits; None where the model has to make
+    them."""
     inner: Any = extract_model_from_parallel(model)
     whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
     installed = getattr(whole, "loss_function", None)
@@ -376,7 +402,8 @@ def fused_scores(model: nn.Module) -> Iterator[FusedLoss | None]:
 
 
 def keep_liger_to_layers(training: TrainingArguments) -> None:
-    """Use Liger's kernels for layers only, and only on a GPU. Its loss waits for the GPU and rounds the head's gradient for each chunk."""
+    """Use Liger's kernels for layers only, and only on a GPU. Its loss waits for the GPU and rounds the head's
+    gradient for each chunk."""
     if training.use_liger_kernel:
         training.use_liger_kernel = training.device.type == "cuda"
         training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})

@@ -38,9 +38,12 @@ def cross_entropy_of_row(
         tl.store(losses + row, 0.0)
         if gradient:
             for start in range(0, vocabulary, block):
-                tl.store(logits + start + words, tl.zeros([block], logits.dtype.element_ty), mask=start + words < width)
+                tl.store(
+                    logits + start + words, tl.zeros([block], logits.dtype.element_ty), mask=start + words < width
+                )
     else:
-        # One pass for the normaliser: the sum of exponentials is rescaled whenever a larger logit comes (arxiv.org/abs/1805.02867).
+        # One pass for the normaliser: the sum of exponentials is rescaled whenever a larger logit comes
+        # (arxiv.org/abs/1805.02867).
         largest = -float("inf")
         total = 0.0
         wanted = 0.0
@@ -64,12 +67,20 @@ def cross_entropy_of_row(
 
 
 def launch(
-    logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool, *, ignored: int = -100, padding: int = 64
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    scale: torch.Tensor,
+    cap: float,
+    gradient: bool,
+    *,
+    ignored: int = -100,
+    padding: int = 64,
 ) -> torch.Tensor:
     """The cross entropy of each row, [T], fp32; see `cpt.models.fused_loss.cross_entropy_in_place`.
 
     Args:
-        padding: rows may be followed by fewer unused logits than this, which become 0: so loads are wide for any vocabulary.
+        padding: rows may be followed by fewer unused logits than this, which become 0: so loads are wide for any
+            vocabulary.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     stride, vocabulary = logits.stride(0), logits.shape[1]

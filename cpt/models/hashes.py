@@ -14,7 +14,8 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 
 
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
-    """File name -> sha256 of every weight file that lies in the local folder (or is the local file), or was downloaded from the Hub."""
+    """File name -> sha256 of every weight file that lies in the local folder (or is the local file), or was downloaded
+    from the Hub."""
     place = weights_folder(path, revision)
     files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
     with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib lets other threads run
@@ -33,8 +34,9 @@ def check_hashes(expected: Mapping[str, str], path: str, revision: str | None = 
     for name, digest in expected.items():
         if actual[name] != digest:
             raise CheckpointError(
-                f"{files[name]}: its sha256 is {actual[name]}, model.hashes.{name} says {digest}. "
-                "The file is damaged or another version: fetch it again, or correct model.hashes (the Hub shows the sha256 of each file)."
+                f"{files[name]}: its sha256 is {actual[name]}, model.hashes.{name} says {digest}. The file is damaged"
+                " or another version: fetch it again, or correct model.hashes (the Hub shows the sha256 of each"
+                " file)."
             )
 
 
@@ -53,11 +55,15 @@ def _fetch(name: str, path: str, revision: str | None) -> Path:
         try:
             return Path(hf_hub_download(path, name, revision=revision))
         except OSError as problem:
-            raise CheckpointError(f"{path} has no file {name} that can be fetched (model.hashes names it): {problem}") from problem
+            raise CheckpointError(
+                f"{path} has no file {name} that can be fetched (model.hashes names it): {problem}"
+            ) from problem
     place = Path(path).expanduser()
     file = place if place.is_file() and place.name == name else place / name
     if not file.is_file():
-        raise CheckpointError(f"{file} does not exist, and model.hashes names it. Restore the file, or remove the line.")
+        raise CheckpointError(
+            f"{file} does not exist, and model.hashes names it. Restore the file, or remove the line."
+        )
     return file
 
 

@@ -1,4 +1,5 @@
-"""What a model contains, told from its config alone: parameters, active parameters, whether packed documents stay apart."""
+"""What a model contains, told from its config alone: parameters, active parameters, whether packed documents stay
+apart."""
 
 import inspect
 import re
@@ -13,15 +14,18 @@ from cpt.models.families.register import register_families
 from cpt.models.quantized import numbers_in
 from cpt.models.zero3 import without_zero3
 
-# State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do torch's own.
+# State that runs along the row: such layers carry one document into the next, whatever the attention mask says. So do
+# torch's own.
 RECURRENT = re.compile(
-    r"mamba|(?-i:SSM)|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv", re.IGNORECASE
+    r"mamba|(?-i:SSM)|recurrent|rglru|rwkv|xlstm|mlstm|deltanet|deltaproduct|lightning|linearattention|shortconv",
+    re.IGNORECASE,
 )
-# Their code makes the mask without looking at positions (transformers 5.17 to 5.23): packed documents were seen to leak, whatever attends.
+# Their code makes the mask without looking at positions (transformers 5.17 to 5.23): packed documents were seen to
+# leak, whatever attends.
 IGNORES_POSITIONS = """
     afmoe bert bert-generation big_bird biogpt camembert data2vec-text doge electra ernie falcon gpt_oss llama4_text megatron-bert moshi
     openai-gpt opt rembert roberta roberta-prelayernorm roc_bert xglm xlm xlm-roberta xlm-roberta-xl xmod
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class ParameterCount:
 
     total: int
     active: int
-    """Those that one token passes through: all but the experts that the router does not choose (embeddings included)."""
+    """Those that one token passes through: all but the experts that the router does not choose (embeddings
+    included)."""
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:
@@ -41,17 +46,19 @@ def count_parameters(config: PreTrainedConfig) -> ParameterCount:
 def count_model_parameters(model: PreTrainedModel) -> ParameterCount:
     """Count a model that is built already (not one that ZeRO-3 has partitioned)."""
     total = sum(numbers_in(parameter) for parameter in model.parameters())
-    active = sum(numbers_in(parameter) * _active_share(name, model.config) for name, parameter in model.named_parameters())
+    active = sum(
+        numbers_in(parameter) * _active_share(name, model.config) for name, parameter in model.named_parameters()
+    )
     return ParameterCount(total=total, active=round(active))
 
 
 def isolates_documents(config: PreTrainedConfig) -> bool:
     """True when position_ids that restart keep the documents of a packed row apart (no mask given, no cache).
 
-    False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear attention): those
-    would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where `forward` takes no position_ids, or
-    the mask does not come from them. A class that begins each document with a state of its own says so with
-    `keeps_documents_apart = True`; `build_model` tries it.
+    False for every architecture with a recurrent layer or a convolution along the row (Mamba, its hybrids, linear
+    attention): those would need `seq_idx` and CUDA kernels, which this version does not pass. Also False where
+    `forward` takes no position_ids, or the mask does not come from them. A class that begins each document with a
+    state of its own says so with `keeps_documents_apart = True`; `build_model` tries it.
     """
     if config.get_text_config().model_type in IGNORES_POSITIONS.split():
         return False
@@ -79,14 +86,17 @@ def vocabulary_size(config: PreTrainedConfig) -> int:
 def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_weights: bool = True) -> float:
     """Floating-point operations that training on one token takes, nothing computed twice.
 
-    Two for each weight of a matrix in the forward pass (a look-up in an embedding is none), and those of attention and state space
-    layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix B of arXiv 2204.02311).
+    Two for each weight of a matrix in the forward pass (a look-up in an embedding is none), and those of attention and
+    state space layers; twice that in the backward pass, half of it for weights that learn (arXiv 2001.08361, appendix
+    B of arXiv 2204.02311).
 
     Args:
         trains_weights: False for adapters: gradients pass through the weights and not into them.
     """
     head = model.get_output_embeddings()
-    multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()  # a tied head is a matrix
+    multiplied = (
+        {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    )  # a tied head is a matrix
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - multiplied
     matrices = sum(
         numbers_in(parameter) * _active_share(name, model.config)
@@ -100,23 +110,32 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float, *, trains_we
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
     """Floating-point operations of all attention layers for one token, forward pass only, without their matrices.
 
-    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to half of the row
-    on average, and to no more tokens than the sliding window has.
+    Scores take two for each element of a key, their weighted mean two for each element of a value. A token attends to
+    half of the row on average, and to no more tokens than the sliding window has.
     """
     text = config.get_text_config()
     values = text.to_dict()
     if (heads := attention_heads(text)) == 0:  # a config may call its sizes what it likes
         return 0.0
     width = int(values.get("head_dim") or int(text.hidden_size) // heads)
-    key = values["qk_nope_head_dim"] + values["qk_rope_head_dim"] if values.get("qk_nope_head_dim") else width  # latent attention
+    key = (
+        values["qk_nope_head_dim"] + values["qk_rope_head_dim"] if values.get("qk_nope_head_dim") else width
+    )  # latent attention
     window = min(values.get("sliding_window") or sequence_length, sequence_length)
-    attended = {False: sequence_length / 2, True: window - window**2 / (2 * sequence_length) if sequence_length else 0.0}
+    attended = {
+        False: sequence_length / 2,
+        True: window - window**2 / (2 * sequence_length) if sequence_length else 0.0,
+    }
     kinds = (
         getattr(text, "layer_types", None)
         or getattr(text, "layers_block_type", None)
         or ["sliding_attention"] * int(text.num_hidden_layers)
     )
-    positions = sum(attended["sliding" in kind] for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind))
+    positions = sum(
+        attended["sliding" in kind]
+        for kind in kinds
+        if "linear" not in kind and ("attention" in kind or "hybrid" in kind)
+    )
     return 2.0 * heads * (key + int(values.get("v_head_dim") or width)) * positions
 
 

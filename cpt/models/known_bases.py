@@ -1,8 +1,10 @@
-"""What is published about base models that people continue from: their learning rates, batch, sequence length and licence.
+"""What is published about base models that people continue from: their learning rates, batch, sequence length and
+licence.
 
-Only what the source says; what it does not say, or where nothing could be looked up, is None. Figures were looked up in November 2026, of
-Pythia's files those of three sizes; the licences of Llama, Mistral and SmolLM were not: read the card. The final learning rate is what the
-run ended at, which is where a careful continuation begins (arXiv 2403.08763, 2407.07263).
+Only what the source says; what it does not say, or where nothing could be looked up, is None. Figures were looked up
+in November 2026, of Pythia's files those of three sizes; the licences of Llama, Mistral and SmolLM were not: read the
+card. The final learning rate is what the run ended at, which is where a careful continuation begins (arXiv 2403.08763,
+2407.07263).
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,13 @@ def known_base(path: str) -> KnownBase | None:
 def pythia(size: str, peak: float) -> KnownBase:
     """One size of the suite: all saw the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak."""
     return KnownBase(
-        f"EleutherAI/pythia-{size}", "Apache-2.0", "EleutherAI/pythia: README.md, models/*.yml", peak, peak / 10, 2_097_152, 2048
+        f"EleutherAI/pythia-{size}",
+        "Apache-2.0",
+        "EleutherAI/pythia: README.md, models/*.yml",
+        peak,
+        peak / 10,
+        2_097_152,
+        2048,
     )
 
 
@@ -57,7 +65,11 @@ BASES = [
         }.items()
     ),
     KnownBase(
-        "openai-community/gpt2", "MIT", "its card; the GPT-2 paper, section 2.3, as quoted", batch_tokens=524_288, sequence_length=1024
+        "openai-community/gpt2",
+        "MIT",
+        "its card; the GPT-2 paper, section 2.3, as quoted",
+        batch_tokens=524_288,
+        sequence_length=1024,
     ),
     KnownBase("meta-llama/Llama-2-7b-hf", LLAMA_2, PAPER_2, 3e-4, 3e-5, 4_194_304, 4096),
     KnownBase("meta-llama/Llama-2-13b-hf", LLAMA_2, PAPER_2, 3e-4, 3e-5, 4_194_304, 4096),
@@ -77,21 +89,49 @@ BASES = [
     ),
     # 2304 rows of 4096 tokens.
     KnownBase(
-        "deepseek-ai/deepseek-llm-7b-base", "DeepSeek License", "deepseek-ai/DeepSeek-LLM: README.md", 4.2e-4, 4.2e-5, 9_437_184, 4096
+        "deepseek-ai/deepseek-llm-7b-base",
+        "DeepSeek License",
+        "deepseek-ai/DeepSeek-LLM: README.md",
+        4.2e-4,
+        4.2e-5,
+        9_437_184,
+        4096,
     ),
     # After the cosine a second stage falls to 0 on a line; the published weights are the mean of three of those.
     KnownBase(
-        "allenai/OLMo-2-1124-7B", "Apache-2.0", "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml", 3e-4, 0.0, 4_194_304, 4096
+        "allenai/OLMo-2-1124-7B",
+        "Apache-2.0",
+        "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml",
+        3e-4,
+        0.0,
+        4_194_304,
+        4096,
     ),
     KnownBase("HuggingFaceTB/SmolLM2-1.7B", "Apache-2.0", "arXiv 2502.02737, as quoted", 5e-4, 0.0),
-    KnownBase("HuggingFaceTB/SmolLM-135M", "Apache-2.0", "huggingface/smollm: config_smollm1_135M.yaml", 3e-3, 0.0, 1_048_576, 2048),
+    KnownBase(
+        "HuggingFaceTB/SmolLM-135M",
+        "Apache-2.0",
+        "huggingface/smollm: config_smollm1_135M.yaml",
+        3e-3,
+        0.0,
+        1_048_576,
+        2048,
+    ),
     *(KnownBase(f"HuggingFaceTB/SmolLM2-{size}", "Apache-2.0", "its card") for size in ("135M", "360M")),
     *(KnownBase(f"Qwen/Qwen2.5-{size}", "Apache-2.0", QWEN_25, sequence_length=4096) for size in QWEN_FREE),
     KnownBase("Qwen/Qwen2.5-3B", "Qwen Research License", QWEN_25, sequence_length=4096),
-    *(KnownBase(f"Qwen/Qwen3-{size}-Base", "Apache-2.0", QWEN_3, sequence_length=4096) for size in ("0.6B", "1.7B", "4B", "8B")),
+    *(
+        KnownBase(f"Qwen/Qwen3-{size}-Base", "Apache-2.0", QWEN_3, sequence_length=4096)
+        for size in ("0.6B", "1.7B", "4B", "8B")
+    ),
     KnownBase("mistralai/Mistral-7B-v0.1", "Apache-2.0", "its card"),
     KnownBase("mistralai/Mistral-7B-v0.3", "Apache-2.0", "its card"),
-    KnownBase("nvidia/Minitron-8B-Base", "NVIDIA Open Model License, research and development only", "its card", sequence_length=4096),
+    KnownBase(
+        "nvidia/Minitron-8B-Base",
+        "NVIDIA Open Model License, research and development only",
+        "its card",
+        sequence_length=4096,
+    ),
 ]
 BY_NAME = {base.name.lower(): base for base in BASES}
 BY_LAST_PART = {base.name.split("/")[1].lower(): base for base in BASES}

@@ -1,4 +1,5 @@
-"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, and trained alone where the recipe says so."""
+"""Rows of the vocabulary for new tokens: made from those of the old tokens they consist of, and trained alone where
+the recipe says so."""
 
 import json
 import shutil
@@ -36,7 +37,8 @@ class Rows:
 
 @torch.no_grad()
 def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int) -> Rows:
-    """Give each new token the mean of its pieces' rows, in the embedding and in the head; a padded vocabulary's spare rows come first.
+    """Give each new token the mean of its pieces' rows, in the embedding and in the head; a padded vocabulary's spare
+    rows come first.
 
     Args:
         pieces: id of a new token -> ids of the old tokens that it consists of.
@@ -75,19 +77,29 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
         raise RecipeError(
-            f"the embedding and the head of {type(model).__name__} cannot be found as plain tables: its class must give them by "
-            "get_input_embeddings() and get_output_embeddings()."
+            f"the embedding and the head of {type(model).__name__} cannot be found as plain tables: its class must"
+            " give them by get_input_embeddings() and get_output_embeddings()."
         )
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
 def refuse_further_tables(model: PreTrainedModel, rows: int) -> None:
-    """A table that nobody would grow or fill in (embeddings per layer, as Gemma 3n has them) leads to ids past its end."""
+    """A table that nobody would grow or fill in (embeddings per layer, as Gemma 3n has them) leads to ids past its
+    end."""
     embedding, head = tables(model)
     known = {id(table.weight) for table in (embedding, head)}
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and parameter.shape[0] == rows and id(parameter) not in known and "embed" in name and "pos" not in name:
-            raise RecipeError(f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended here.")
+        if (
+            parameter.dim() == 2
+            and parameter.shape[0] == rows
+            and id(parameter) not in known
+            and "embed" in name
+            and "pos" not in name
+        ):
+            raise RecipeError(
+                f"{type(model).__name__} has a further table of the vocabulary, `{name}`, which cannot be extended"
+                " here."
+            )
 
 
 def new_ids(folder: Path) -> list[int]:
@@ -106,7 +118,8 @@ def new_ids(folder: Path) -> list[int]:
 
 
 def carry_extension(path: str | None, folder: Path) -> None:
-    """Put the list of new tokens of the model at `path`, where it has one, beside the weights that were made from it."""
+    """Put the list of new tokens of the model at `path`, where it has one, beside the weights that were made from
+    it."""
     listed = None if path is None else Path(path).expanduser() / EXTENSION
     if listed is not None and listed.is_file():
         shutil.copy(listed, folder / EXTENSION)
@@ -115,8 +128,9 @@ def carry_extension(path: str | None, folder: Path) -> None:
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     """Freeze all but these rows of the embedding and the head.
 
-    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments stay zero there, and so does its
-    step, bit for bit. Weight decay would shrink them all the same, so these parameters go without.
+    The gradient of the other rows is made zero before anything sums, clips or shards it: AdamW's moments stay zero
+    there, and so does its step, bit for bit. Weight decay would shrink them all the same, so these parameters go
+    without.
     """
     model.requires_grad_(False)
     for weight in {id(table.weight): table.weight for table in tables(model)}.values():

@@ -55,7 +55,9 @@ def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
         return None
     if kind not in KINDS:
         known = [str(one) for one in KINDS]
-        raise RecipeError(f"`model.lora.quantize`: {kind!r} is none of {', '.join(known)}.{did_you_mean(str(kind), known)}")
+        raise RecipeError(
+            f"`model.lora.quantize`: {kind!r} is none of {', '.join(known)}.{did_you_mean(str(kind), known)}"
+        )
     double = lora.get("double_quantize", True)
     if not isinstance(double, bool):
         raise RecipeError(f"`model.lora.double_quantize`: expected true or false, got {double!r}.")
@@ -77,21 +79,24 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> Quanti
         return None
     if zero3 or is_deepspeed_zero3_enabled():
         raise RecipeError(
-            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are small: leave "
-            "`training.deepspeed` out."
+            "`model.lora.quantize`: DeepSpeed's ZeRO-3 divides weights, and those in 4 bit cannot be divided. They are"
+            " small: leave `training.deepspeed` out."
         )
     try:
         import bitsandbytes  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - an extra
     except ImportError as problem:
-        raise ResourceError("`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'") from problem
+        raise ResourceError(
+            "`model.lora.quantize` needs bitsandbytes. Install it: pip install 'cpt[bitsandbytes]'"
+        ) from problem
     return found
 
 
 def keep_layout_on_cpu(model: nn.Module) -> None:
     """Have bitsandbytes leave 4-bit weights as they lie.
 
-    On a CPU with AVX-512 and bfloat16 it packs them in another way the first time that they are read without gradients. That fails where
-    the inputs are no multiple of a block, and gradients of later steps, which read them as if they lay as before, are wrong.
+    On a CPU with AVX-512 and bfloat16 it packs them in another way the first time that they are read without
+    gradients. That fails where the inputs are no multiple of a block, and gradients of later steps, which read them as
+    if they lay as before, are wrong.
     """
     for module in model.modules():
         if "support_avx512bf16_for_cpu" in vars(module):

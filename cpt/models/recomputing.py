@@ -1,9 +1,11 @@
 """Activations that are computed again in the backward pass, or wait for it in the host's memory: the sub-keys of
 `training.gradient_checkpointing_kwargs`, the same for every version of transformers.
 
-`every_n_layers: 2` computes every second layer again. `selective: true` keeps the outputs of attention, which cost most to compute again
-and little to keep: [tokens, width] a layer. Matrix products are not kept: their outputs are most of what a layer keeps, so keeping them is
-what `every_n_layers` does with less bookkeeping. `offload: true` sends what is kept to pinned host memory on a stream of its own.
+`every_n_layers: 2` computes every second layer again. `selective: true` keeps the outputs of attention, which cost
+most to compute again
+and little to keep: [tokens, width] a layer. Matrix products are not kept: their outputs are most of what a layer
+keeps, so keeping them is what `every_n_layers` does with less bookkeeping. `offload: true` sends what is kept to
+pinned host memory on a stream of its own.
 """
 
 import warnings
@@ -64,11 +66,19 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
         RecipeError: an unknown sub-key, a wrong value, or sub-keys that do not go together.
     """
     checkpoints = any(training.get(name) for name in SWITCHES)
-    given: Mapping[str, Any] = next((training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {})
+    given: Mapping[str, Any] = next(
+        (training[f"{name}_kwargs"] for name in SWITCHES if training.get(f"{name}_kwargs")), {}
+    )
     for name in given:
         if name not in (*OURS, *TORCHS):
-            raise RecipeError(f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}.")
-    selective, every, offload = given.get("selective", False), given.get("every_n_layers", 1), given.get("offload", False)
+            raise RecipeError(
+                f"{KEY}: no sub-key called `{name}`.{did_you_mean(name, (*OURS, *TORCHS))} It takes {', '.join(OURS)}."
+            )
+    selective, every, offload = (
+        given.get("selective", False),
+        given.get("every_n_layers", 1),
+        given.get("offload", False),
+    )
     for name, value in (("selective", selective), ("offload", offload)):
         if not isinstance(value, bool):
             raise RecipeError(f"{KEY}: `{name}` is true or false, not {value!r}.")
@@ -76,7 +86,8 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
         raise RecipeError(f"{KEY}: `every_n_layers` is a whole number from 1 on, not {every!r}.")
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
         raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove one of them."
+            f"{KEY}: `{without_effect[0]}` has no effect without `training.gradient_checkpointing: true`. Remove one"
+            " of them."
         )
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
     found = Recomputing(checkpoints, selective, every, offload, of_torch)
@@ -87,15 +98,22 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
 def refuse_together(found: Recomputing, *, compiles: bool, zero3: bool, experts: bool) -> None:
     """What does not go together."""
     if found.selective and found.of_torch.get("use_reentrant"):
-        raise RecipeError(f"{KEY}: `selective` needs torch's checkpoints of the newer kind. Remove `use_reentrant: true`.")
+        raise RecipeError(
+            f"{KEY}: `selective` needs torch's checkpoints of the newer kind. Remove `use_reentrant: true`."
+        )
     if compiles and found.of_torch.get("use_reentrant"):
-        raise RecipeError(f"{KEY}: compiled layers need torch's checkpoints of the newer kind. Remove `use_reentrant: true`.")
+        raise RecipeError(
+            f"{KEY}: compiled layers need torch's checkpoints of the newer kind. Remove `use_reentrant: true`."
+        )
     if found.selective and compiles and experts:
-        raise RecipeError(f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or `torch_compile`.")
+        raise RecipeError(
+            f"{KEY}: `selective` cannot look into compiled parts of layers with experts. Remove it, or"
+            " `torch_compile`."
+        )
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
         raise RecipeError(
-            f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed again. "
-            "Write `gradient_checkpointing: true` and no `every_n_layers`."
+            f"{KEY}: `offload` under ZeRO-3 would send gathered weights to the host, unless every layer is computed"
+            " again. Write `gradient_checkpointing: true` and no `every_n_layers`."
         )
 
 
@@ -128,10 +146,13 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
 
 
 def prepare_switch(model: PreTrainedModel, *, selective: bool) -> None:
-    """Have the model's own switch use our context; a function does not belong into arguments that are written to files."""
+    """Have the model's own switch use our context; a function does not belong into arguments that are written to
+    files."""
     switch_on = model.gradient_checkpointing_enable
 
-    def gradient_checkpointing_enable(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+    def gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         given = dict(gradient_checkpointing_kwargs or {})
         if selective:
             given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)

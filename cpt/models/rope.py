@@ -1,4 +1,5 @@
-"""Longer contexts for models with rotary positions: another base, or positions that are pressed together (YaRN and its kin)."""
+"""Longer contexts for models with rotary positions: another base, or positions that are pressed together (YaRN and its
+kin)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,8 @@ OF_ALL_LAYERS = "rope_type"
 def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
     """The config with the positions that `model.rope` asks for, which exported models then carry.
 
-    YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger base (`theta`) turns all
-    of them more slowly (arXiv 2309.16039). Both need training on long rows.
+    YaRN (arXiv 2309.00071) keeps what near tokens see and presses the far positions together by `factor`; a larger
+    base (`theta`) turns all of them more slowly (arXiv 2309.16039). Both need training on long rows.
 
     Args:
         config: changed in place.
@@ -29,11 +30,19 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")
     if not isinstance(found, dict) or OF_ALL_LAYERS not in found:
-        reason = "has one kind of positions for each kind of its layers" if isinstance(found, dict) else "has no rotary positions"
-        raise RecipeError(f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it.")
+        reason = (
+            "has one kind of positions for each kind of its layers"
+            if isinstance(found, dict)
+            else "has no rotary positions"
+        )
+        raise RecipeError(
+            f"`model.rope`: {config.model_type} {reason}, so they cannot be changed by this key. Remove it."
+        )
     check_rope(wanted)
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
-    rope = {name: value for name, value in found.items() if name in ("rope_theta", "rope_type", "partial_rotary_factor")}
+    rope = {
+        name: value for name, value in found.items() if name in ("rope_theta", "rope_type", "partial_rotary_factor")
+    }
     if "theta" in wanted:
         rope["rope_theta"] = float(wanted["theta"])
     length = int(wanted.get("length") or text.max_position_embeddings)
@@ -43,8 +52,8 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
             raise RecipeError(
-                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from {original:,} to "
-                f"{int(original * factor):,}. Write a larger `factor`."
+                f"`model.rope.length` is {length:,}: positions that are pressed together {factor:g} times reach from"
+                f" {original:,} to {int(original * factor):,}. Write a larger `factor`."
             )
     elif found["rope_type"] != DEFAULT:
         rope = {**found, **rope}
@@ -64,10 +73,14 @@ def check_rope(wanted: Mapping[Any, Any]) -> None:
     for name in ("theta", "factor", "length"):
         value = wanted.get(name)
         if value is not None and (isinstance(value, bool | str) or value <= (1 if name == "factor" else 0)):
-            raise RecipeError(f"`model.rope.{name}` must be a number above {1 if name == 'factor' else 0}, got {value!r}.")
+            raise RecipeError(
+                f"`model.rope.{name}` must be a number above {1 if name == 'factor' else 0}, got {value!r}."
+            )
     kind = wanted.get("type")
     known = [name for name in NEEDS_NO_LENGTH if name in ROPE_INIT_FUNCTIONS]
     if kind is not None and kind not in known:
         raise RecipeError(f"`model.rope.type`: expected one of {', '.join(known)}; got {kind!r}.")
     if (kind is None) != ("factor" not in wanted):
-        raise RecipeError("`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far.")
+        raise RecipeError(
+            "`model.rope`: `type` and `factor` go together: `{type: yarn, factor: 8}` reaches eight times as far."
+        )

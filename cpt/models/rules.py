@@ -26,7 +26,10 @@ def nemo_remedy(path: str, known_to_be_nemo: bool = False) -> str | None:
     if use is None and not known_to_be_nemo:
         return None
     remedy = use or "nvidia/Minitron-8B-Base (Nemotron, 8B, 4K context)"
-    return f"model.path: {path} holds a .nemo file only, which from_pretrained cannot load. Use {remedy}, or convert it with NeMo."
+    return (
+        f"model.path: {path} holds a .nemo file only, which from_pretrained cannot load. Use {remedy}, or convert it"
+        " with NeMo."
+    )
 
 
 def _check_start(model: Model) -> list[str]:
@@ -34,9 +37,14 @@ def _check_start(model: Model) -> list[str]:
     if model.path is None and not model.from_scratch:
         problems.append("model.path is missing: name the weights to start from, or say `model.from_scratch: true`.")
     if model.from_scratch and model.path is None and model.config is None:
-        problems.append("model.config is missing: `from_scratch` without a `path` needs the architecture (`model: {base: models/...}`).")
+        problems.append(
+            "model.config is missing: `from_scratch` without a `path` needs the architecture (`model: {base:"
+            " models/...}`)."
+        )
     if model.config is not None and "model_type" not in model.config:
-        problems.append("model.config.model_type is missing: it names the architecture, for instance `model_type: llama`.")
+        problems.append(
+            "model.config.model_type is missing: it names the architecture, for instance `model_type: llama`."
+        )
     if model.path is not None and (nemo := nemo_remedy(model.path)):
         problems.append(nemo)
     if model.path is None and model.revision is not None:

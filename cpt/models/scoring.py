@@ -5,7 +5,12 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cpt.errors import RecipeError
 from cpt.models.adapters import add_lora
@@ -24,8 +29,8 @@ def check_scoring(config: PreTrainedConfig) -> None:
     """
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise RecipeError(
-            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of another architecture, "
-            "such as llama or qwen3."
+            f"`stage` reward: transformers has no sequence classifier for `{config.model_type}`. Choose a model of"
+            " another architecture, such as llama or qwen3."
         )
 
 

@@ -1,7 +1,8 @@
-"""Rows that several processes share, a part of the tokens on each (DeepSpeed Ulysses); attention swaps parts of rows for some of the heads.
+"""Rows that several processes share, a part of the tokens on each (DeepSpeed Ulysses); attention swaps parts of rows
+for some of the heads.
 
-DeepSpeed's own attention drops whatever says where documents begin, and leaves whole rows to a causal mask: documents of packed rows would
-read each other, and windows would be ignored. Here the documents' bounds go through it.
+DeepSpeed's own attention drops whatever says where documents begin, and leaves whole rows to a causal mask: documents
+of packed rows would read each other, and windows would be ignored. Here the documents' bounds go through it.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ from cpt.models.varlen_attention import NAMES as BY_BOUNDS
 from cpt.models.varlen_attention import VARLEN
 
 IGNORED = -100
-# Their losses and gradients were compared with those of one process, packed; tests/models/test_shared_rows.py has the check.
+# Their losses and gradients were compared with those of one process, packed; tests/models/test_shared_rows.py has the
+# check.
 PROVEN = """
     apertus arcee aria_text bitnet cohere cohere2 cohere2_moe cwm ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma
     gemma3_text glm glm4 glm4_moe granite granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
     internlm3 iquestcoder jais2 kolibri1 laguna llama mellum minimax_m2 minimind2 minimind3 ministral ministral3 mistral mixtral
     nanochat nemotron olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 solar_open stablelm starcoder2
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class PartOfRows:
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """This process' tokens, each with the label of the next one, which may lie in another part; the documents' bounds stay whole.
+        """This process' tokens, each with the label of the next one, which may lie in another part; the documents'
+        bounds stay whole.
 
         Args:
             batch: rows of one length, with `labels` and `position_ids`, and without a mask.
@@ -70,8 +73,8 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     values = config.get_text_config().to_dict()
     if attention not in BY_BOUNDS:
         raise RecipeError(
-            f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that keeps them apart. "
-            f"Write `model.attention: {VARLEN}`."
+            f"{key}: with `{attention}` documents of one row would read each other, as DeepSpeed drops the mask that"
+            f" keeps them apart. Write `model.attention: {VARLEN}`."
         )
     if config.model_type not in PROVEN.split():
         why = f"whether {config.model_type} learns the same from parts of rows has not been tried"
@@ -82,7 +85,10 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
-            raise RecipeError(f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Take a divisor of them.")
+            raise RecipeError(
+                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`. Take a divisor of"
+                " them."
+            )
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
@@ -93,7 +99,9 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
         micro_batch: rows in a batch.
         group: the processes that share them.
     """
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF  # DeepSpeed is imported by runs that use it
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import (
+        UlyssesSPAttentionHF,
+    )  # DeepSpeed is imported by runs that use it
 
     name, text = str(config._attn_implementation), config.get_text_config()
     exchange = UlyssesSPAttentionHF(
@@ -109,11 +117,19 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
     )
 
     def attention(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **options: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if module.training:  # in each layer it gathers positions, for kernels that go by them; one number is enough where bounds do that
+        # in each layer it gathers positions, for kernels that go by them; one number is enough where bounds do that
+        if module.training:
             options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device=query.device)
-        attended: tuple[torch.Tensor, torch.Tensor | None] = exchange(module, query, key, value, attention_mask, **options)
+        attended: tuple[torch.Tensor, torch.Tensor | None] = exchange(
+            module, query, key, value, attention_mask, **options
+        )
         return attended
 
     ALL_ATTENTION_FUNCTIONS[name] = attention

@@ -1,7 +1,9 @@
-"""Better input rows for new tokens, taught by what the model makes of the same text in old tokens (Token Distillation, arXiv 2505.20133).
+"""Better input rows for new tokens, taught by what the model makes of the same text in old tokens (Token Distillation,
+arXiv 2505.20133).
 
-A text in new tokens, each replaced by its pieces, is the same text in old tokens. So the model's states behind the pieces are known, and
-the new tokens' rows are trained until the states behind them come near. No other number of the model changes.
+A text in new tokens, each replaced by its pieces, is the same text in old tokens. So the model's states behind the
+pieces are known, and the new tokens' rows are trained until the states behind them come near. No other number of the
+model changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +30,14 @@ class Distilled:
     steps: int
 
 
-def distill_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]) -> Distilled:
+def distill_rows(
+    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], sequences: Sequence[Sequence[int]]
+) -> Distilled:
     """Train the new tokens' input rows on sequences that hold them, once through.
 
     Args:
-        pieces: id of a new token -> ids of the old tokens that it consists of; their rows are there already (`add_rows`).
+        pieces: id of a new token -> ids of the old tokens that it consists of; their rows are there already
+            (`add_rows`).
         sequences: ids of texts in new tokens.
 
     Raises:
@@ -74,15 +79,22 @@ def check_can_distill(model: PreTrainedModel) -> None:
     """
     embedding, head = tables(model)
     if embedding.weight is head.weight:
-        raise RecipeError("token distillation makes input rows, and this model's head shares them (tied). Use the mean: --rows mean.")
+        raise RecipeError(
+            "token distillation makes input rows, and this model's head shares them (tied). Use the mean: --rows mean."
+        )
     if type(embedding) is not nn.Embedding:
         raise RecipeError(f"token distillation does not know {type(embedding).__name__}. Use the mean: --rows mean.")
 
 
 def distance(
-    model: PreTrainedModel, embedding: nn.Embedding, ids: torch.Tensor, rows: torch.Tensor, pieces: Mapping[int, Sequence[int]]
+    model: PreTrainedModel,
+    embedding: nn.Embedding,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    pieces: Mapping[int, Sequence[int]],
 ) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
-    """How far the last hidden states of sequences lie from those of the same text in old tokens, where they can differ."""
+    """How far the last hidden states of sequences lie from those of the same text in old tokens, where they can
+    differ."""
     device = embedding.weight.device
     place = torch.full((embedding.num_embeddings,), -1, device=device)
     place[ids] = torch.arange(len(ids), device=device)
@@ -90,7 +102,9 @@ def distance(
     def states(tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(device)
         found = place[tokens]
-        looked_up = torch.where((found >= 0)[..., None], rows[found.clamp(min=0)].to(embedding.weight.dtype), embedding(tokens))
+        looked_up = torch.where(
+            (found >= 0)[..., None], rows[found.clamp(min=0)].to(embedding.weight.dtype), embedding(tokens)
+        )
         hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
         return hidden.float()
 

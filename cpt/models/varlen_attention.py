@@ -1,7 +1,8 @@
 """Attention within each document of packed rows, by kernels that take the documents' bounds instead of a mask.
 
-`varlen` is torch's own (the flash kernels that it ships); with flash-attn installed, its kernels take the same bounds. Where no kernel can
-run (on a CPU, in fp32), torch's SDPA goes through the documents one by one, which is as exact as a mask and skips what a mask would hide.
+`varlen` is torch's own (the flash kernels that it ships); with flash-attn installed, its kernels take the same bounds.
+Where no kernel can run (on a CPU, in fp32), torch's SDPA goes through the documents one by one, which is as exact as a
+mask and skips what a mask would hide.
 """
 
 import inspect
@@ -22,7 +23,8 @@ from cpt.errors import RecipeError
 from cpt.models.documents import takes_bounds
 
 VARLEN = "varlen"
-# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows apart with them.
+# Names without `flash`: transformers prepares other masks for those, and cannot keep the documents of several rows
+# apart with them.
 BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
 NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
@@ -30,7 +32,8 @@ WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
 ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
-# Their packed rows were compared with each document alone; docs/attention.md has the table, tests/models/test_varlen_models.py the check.
+# Their packed rows were compared with each document alone; docs/attention.md has the table,
+# tests/models/test_varlen_models.py the check.
 PROVEN = """
     apertus arcee aria_text axk1 beam bitnet cohere cohere2 cohere2_moe cpt-gpt2 ctrl cwm deepseek_v2 deepseek_v3 diffllama ernie4_5
     ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma3_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode
@@ -38,11 +41,14 @@ PROVEN = """
     jais2 jetmoe kolibri1 laguna llama longcat_flash mellum minicpm3 minimax_m2 minimind2 minimind2_moe minimind3 minimind3_moe ministral
     ministral3 mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe
     qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
-"""
-WINDOW_IN_MASK_ONLY = "phimoe qwen2_moe"  # or not even there: sdpa and flash attention differ when their window is switched on
+"""  # noqa: E501
+WINDOW_IN_MASK_ONLY = (  # or not even there: sdpa and flash attention differ when their window is switched on
+    "phimoe qwen2_moe"
+)
 
 Kernel = Callable[..., torch.Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the queries."""
+"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> as the
+queries."""
 
 
 def takes(function: Callable[..., Any], argument: str) -> bool:
@@ -50,7 +56,9 @@ def takes(function: Callable[..., Any], argument: str) -> bool:
     return argument in inspect.signature(function).parameters
 
 
-SAYS_GROUPED = takes(varlen.varlen_attn, "enable_gqa")  # torch 2.11 has no word for fewer heads of keys and gives them to the kernel
+SAYS_GROUPED = takes(
+    varlen.varlen_attn, "enable_gqa"
+)  # torch 2.11 has no word for fewer heads of keys and gives them to the kernel
 
 
 def register_varlen() -> None:
@@ -85,7 +93,9 @@ def varlen_attention(
     """
     if not takes_bounds(attention_mask):
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        result: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        result: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
         return result
     assert attention_mask is not None
     refuse_altered(dropout, options)
@@ -110,10 +120,13 @@ def varlen_attention(
 
 
 def attend_to_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` cannot use."""
+    """Causal attention by torch's SDPA, which picks the fastest kernel of the GPU: on Hopper cuDNN's, which
+    `varlen_attn` cannot use."""
     grouped = key.shape[1] != query.shape[1]
     query, key, value = same_width(query, key, value)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped).transpose(1, 2)
+    return F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
+    ).transpose(1, 2)
 
 
 def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
@@ -147,11 +160,15 @@ def refuse_altered(dropout: float, options: dict[str, Any]) -> None:
     if dropout or altered:
         why = "attention dropout" if dropout else f"`{altered[0]}`"
         remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention: auto`{remedy}.")
+        raise RecipeError(
+            f"model.attention: varlen does not compute {why}, which this model has. Use `model.attention:"
+            f" auto`{remedy}."
+        )
 
 
 def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.dtype:
-    """Autocast's; else the half precision that any of them has: rotary embeddings and norms in fp32 widen the others."""
+    """Autocast's; else the half precision that any of them has: rotary embeddings and norms in fp32 widen the
+    others."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -159,13 +176,21 @@ def computing_dtype(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 
 
 def torch_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """torch's varlen_attn. Keys and values keep their fewer heads."""
     query, key, value = same_width(query, key, value)
     options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
     before = -1 if window is None else window - 1  # transformers counts the token itself
-    output: Any = varlen.varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options)
+    output: Any = varlen.varlen_attn(
+        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options
+    )
     return output  # type: ignore[no-any-return]
 
 
@@ -188,7 +213,12 @@ def package_kernel(
 ) -> torch.Tensor:
     """flash-attn's, called by transformers, which asks the tokens themselves for nothing when it gets the bounds."""
     q, k, v = (states[None] for states in same_width(query, key, value))
-    documents: dict[str, Any] = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    documents: dict[str, Any] = {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
     output: torch.Tensor = _flash_attention_forward(
         q,
         k,
@@ -206,7 +236,13 @@ def package_kernel(
 
 @torch.compiler.disable  # other lengths in each batch: compiled, each batch would be a graph of its own
 def attend_each(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int, scale: float, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """Document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]
@@ -218,6 +254,8 @@ def attend_each(
         if window is not None and window < length:
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
         q, k, v = (states.transpose(0, 1)[None] for states in parts)
-        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+        output = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)

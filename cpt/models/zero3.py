@@ -1,8 +1,9 @@
 """Under DeepSpeed ZeRO-3: build the whole model on the main process's CPU, then give every process its part.
 
-transformers partitions while it builds, and then draws other random weights than without ZeRO-3 (the order of the draws differs).
-Built whole, a seed means the same weights under every launcher, and resizing or converting needs no second way of doing it.
-Costs host memory for one whole copy on the main process, as reading a checkpoint under ZeRO-3 does in any case.
+transformers partitions while it builds, and then draws other random weights than without ZeRO-3 (the order of the
+draws differs). Built whole, a seed means the same weights under every launcher, and resizing or converting needs no
+second way of doing it. Costs host memory for one whole copy on the main process, as reading a checkpoint under ZeRO-3
+does in any case.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +44,9 @@ def build_partitioned(build_whole: Callable[[], PreTrainedModel], trust_remote_c
     dist.broadcast_object_list(shared, src=0)
     config, dtype, attention = shared
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
     _copy_weights(whole, model)
     if whole is not None and whole.generation_config is not None:
         model.generation_config = whole.generation_config

@@ -19,7 +19,9 @@ class Alert(TrainerCallback):
         logs: for how many logs of it in a row.
     """
 
-    def __init__(self, run: Path, *, figure: str, above: float | None = None, below: float | None = None, logs: int = 1) -> None:
+    def __init__(
+        self, run: Path, *, figure: str, above: float | None = None, below: float | None = None, logs: int = 1
+    ) -> None:
         if above is None and below is None:
             raise RecipeError(f"an alert on `{figure}` needs `above` or `below`.")
         if logs < 1:
@@ -43,10 +45,14 @@ class Alert(TrainerCallback):
             message = f"Step {state.global_step}: {self.figure} is {value:.6g}, {bound}{how_long}."
             record_event(self.run, "alert", message, step=state.global_step, figure=self.figure, value=str(value))
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A slip in the figure's name would else never show."""
         if state.is_world_process_zero and self.known and self.figure not in self.known:
-            message = f"The alert on {self.figure} never saw that figure. This run logged: {', '.join(sorted(self.known))}."
+            message = (
+                f"The alert on {self.figure} never saw that figure. This run logged: {', '.join(sorted(self.known))}."
+            )
             record_event(self.run, "alert_without_figure", message, step=state.global_step, figure=self.figure)
 
     def crossed(self, value: float) -> str:

@@ -16,11 +16,12 @@ BEARABLE_WAIT = 0.01  # share of the time of a step
 
 
 class TrainingClock(TrainerCallback):
-    """Adds `tokens`, `tokens_per_second`, `data_wait` (share of the time) and the length of a step to each log of the training loss.
+    """Adds `tokens`, `tokens_per_second`, `data_wait` (share of the time) and the length of a step to each log of the
+    training loss.
 
-    `step_seconds_p50` and `step_seconds_p95` are of the last 100 steps. Evaluation and saving stand still on this clock. It must stand
-    before the callbacks that read its figures. It warns once where the last steps waited for data more than they should; the run's first
-    step, which has to, is not among them.
+    `step_seconds_p50` and `step_seconds_p95` are of the last 100 steps. Evaluation and saving stand still on this
+    clock. It must stand before the callbacks that read its figures. It warns once where the last steps waited for data
+    more than they should; the run's first step, which has to, is not among them.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -33,11 +34,15 @@ class TrainingClock(TrainerCallback):
         """Seconds, and seconds waited by then since the run began."""
         self.has_warned = False
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Start the clock."""
         self.since = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Count the step and its time."""
         now = time.perf_counter()
         self.seconds += now - self.since
@@ -58,11 +63,15 @@ class TrainingClock(TrainerCallback):
             logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / self.seconds, 1)
             logs["data_wait"] = round(self.waited_since_last_log(kwargs["train_dataloader"]) / self.seconds, 5)
             logs["tokens"] = state.global_step * self.tokens_per_step
-            logs["step_seconds_p50"], logs["step_seconds_p95"] = middle_and_slow([seconds for seconds, _ in self.last_steps])
+            logs["step_seconds_p50"], logs["step_seconds_p95"] = middle_and_slow(
+                [seconds for seconds, _ in self.last_steps]
+            )
             self.seconds, self.steps = 0.0, 0
         self.since = time.perf_counter()
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Leave out the time of the evaluation."""
         self.since = time.perf_counter()
 
@@ -84,9 +93,10 @@ class TrainingClock(TrainerCallback):
         if share > BEARABLE_WAIT:
             self.has_warned = True
             log.warning(
-                f"the model waited for data {share:.1%} of the last {STEPS_LOOKED_AT} steps. If documents are still being tokenised: "
-                "`cpt prepare RECIPE` does it beforehand. If the disk is slow: set CPT_CACHE to a folder on a local one. If your own rows "
-                "or collate_fn take long: `training.dataloader_num_workers: 2` makes micro-batches in processes."
+                f"the model waited for data {share:.1%} of the last {STEPS_LOOKED_AT} steps. If documents are still"
+                " being tokenised: `cpt prepare RECIPE` does it beforehand. If the disk is slow: set CPT_CACHE to a"
+                " folder on a local one. If your own rows or collate_fn take long: `training.dataloader_num_workers:"
+                " 2` makes micro-batches in processes."
             )
 
 

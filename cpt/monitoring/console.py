@@ -1,4 +1,5 @@
-"""Tell the person at the terminal how the run goes: a progress bar, or one line for each log where output is a file."""
+"""Tell the person at the terminal how the run goes: a progress bar, or one line for each log where output is a
+file."""
 
 from contextlib import suppress
 from typing import Any
@@ -30,7 +31,8 @@ OF_THE_MACHINE = {
 
 
 class ConsoleProgress(TrainerCallback):
-    """The main process prints loss, learning rate, speed, memory and the time that is left at each log, and the evaluation's figures.
+    """The main process prints loss, learning rate, speed, memory and the time that is left at each log, and the
+    evaluation's figures.
 
     It must stand behind the callbacks that add them.
     """
@@ -40,15 +42,25 @@ class ConsoleProgress(TrainerCallback):
         self.console = console or open_console()
         self.progress: Progress | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Open the bar."""
         if state.is_world_process_zero and self.console.is_interactive:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self.progress = Progress(*columns, console=self.console)
             self.task = self.progress.add_task(self.name, total=state.max_steps, completed=state.global_step)
             self.progress.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Move the bar."""
         if self.progress:
             self.progress.update(self.task, completed=state.global_step)
@@ -59,10 +71,14 @@ class ConsoleProgress(TrainerCallback):
             line = describe_logs(kwargs["logs"])
             if line:
                 text = f"{self.name}  step {state.global_step}/{state.max_steps}{time_to_go(kwargs['logs'])}  {line}"
-                with suppress(OSError):  # the output may go to a file on a disk that is full, or to a terminal that is gone
+                with suppress(
+                    OSError
+                ):  # the output may go to a file on a disk that is full, or to a terminal that is gone
                     self.console.print(text, highlight=False, soft_wrap=True)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Close the bar."""
         if self.progress:
             self.progress.stop()
@@ -85,7 +101,9 @@ def describe_logs(logs: dict[str, Any]) -> str:
         line += f"  learning rate {logs['learning_rate']:.2e}"
         if "grad_norm" in logs:
             line += f"  gradient norm {logs['grad_norm']:.2f}"
-        return line + "".join(f"  {written.format(logs[name])}" for name, written in OF_THE_MACHINE.items() if name in logs)
+        return line + "".join(
+            f"  {written.format(logs[name])}" for name, written in OF_THE_MACHINE.items() if name in logs
+        )
     ends = ("_loss", "_examples")  # rewards of answers that the model gave have no loss
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     sets = dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end))
@@ -93,7 +111,8 @@ def describe_logs(logs: dict[str, Any]) -> str:
 
 
 def held_out_figures(name: str, logs: dict[str, Any]) -> str:
-    """Of a held-out set: bits per byte of texts; of examples the loss, and how often and by how much the better answer wins."""
+    """Of a held-out set: bits per byte of texts; of examples the loss, and how often and by how much the better answer
+    wins."""
     if (bits := logs.get(f"eval_{name}_bits_per_byte")) is not None:
         return f"{bits:.4f} bits per byte"
     others = [f"{word} {logs[key]:.3g}" for one, word in OF_EXAMPLES.items() if (key := f"eval_{name}_{one}") in logs]

@@ -14,7 +14,8 @@ COST, TO_GO = "cost", "cost_to_go"
 class Cost(TrainerCallback):
     """Adds `cost` so far and `cost_to_go` to each log of the training loss, in dollars or whatever the price is in.
 
-    It counts from the first step of each start to its last log, evaluations and saves included; steps that were lost were paid for.
+    It counts from the first step of each start to its last log, evaluations and saves included; steps that were lost
+    were paid for.
 
     Args:
         run: the run's folder, whose metrics.jsonl tells what earlier starts came to.
@@ -26,7 +27,9 @@ class Cost(TrainerCallback):
         self.run, self.price = run, dollars_per_gpu_hour
         self.before, self.began = 0.0, 0.0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """What earlier starts came to."""
         self.began = time.perf_counter()
         if state.global_step and state.is_world_process_zero:

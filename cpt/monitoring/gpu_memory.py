@@ -14,9 +14,11 @@ PEAK = "gpu_memory_peak_gib"
 
 
 class GpuMemory(TrainerCallback):
-    """Adds `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib`, of this moment, and `gpu_memory_peak_gib`, since the process began.
+    """Adds `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib`, of this moment, and `gpu_memory_peak_gib`, since
+    the process began.
 
-    The first two are of the main process's GPU. The peak is the largest of all processes, as their heartbeats told it a second ago.
+    The first two are of the main process's GPU. The peak is the largest of all processes, as their heartbeats told it
+    a second ago.
 
     Args:
         run: the run's folder, with the heartbeats.

@@ -12,7 +12,8 @@ from cpt.monitoring.pace import Pace
 class GpuState(TrainerCallback):
     """Adds `gpu_temperature_celsius`, `gpu_power_watts` and `gpu_utilization_percent` of the main process's GPU.
 
-    Where NVML answers once that it cannot tell, as inside of some containers and on parts of a GPU, it is not asked again.
+    Where NVML answers once that it cannot tell, as inside of some containers and on parts of a GPU, it is not asked
+    again.
     """
 
     def __init__(self) -> None:

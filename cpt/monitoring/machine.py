@@ -30,13 +30,16 @@ class Counters:
 class MachineUse(TrainerCallback):
     """Adds `host_memory_gib`, `cpu_percent` and the rates of disks and network to logs of the training loss.
 
-    Rates are means since the last look. The main process looks, at each log that is far enough from the last one (see `Pace`).
+    Rates are means since the last look. The main process looks, at each log that is far enough from the last one (see
+    `Pace`).
     """
 
     def __init__(self) -> None:
         self.pace = Pace()
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """What was before is not the run's."""
         self.before = read_counters()
 
@@ -48,14 +51,25 @@ class MachineUse(TrainerCallback):
     def figures(self) -> dict[str, float]:
         """Of this moment, and since the last."""
         before, self.before = self.before, read_counters()
-        return {"host_memory_gib": round(memory_of_processes(psutil.Process()) / GIB, 3), **use_between(before, self.before)}
+        return {
+            "host_memory_gib": round(memory_of_processes(psutil.Process()) / GIB, 3),
+            **use_between(before, self.before),
+        }
 
 
 def use_between(before: Counters, after: Counters) -> dict[str, float]:
     """Share of all cores that computed, and MiB a second."""
     seconds, processor = after.at - before.at, after.processor_seconds - before.processor_seconds
-    figures = {"cpu_percent": round(100 * (after.busy_seconds - before.busy_seconds) / processor, 1)} if processor > 0 else {}
-    rates = {name: (number - before.bytes.get(name, number)) / MIB / seconds for name, number in after.bytes.items()} if seconds > 0 else {}
+    figures = (
+        {"cpu_percent": round(100 * (after.busy_seconds - before.busy_seconds) / processor, 1)}
+        if processor > 0
+        else {}
+    )
+    rates = (
+        {name: (number - before.bytes.get(name, number)) / MIB / seconds for name, number in after.bytes.items()}
+        if seconds > 0
+        else {}
+    )
     return figures | {name: round(rate, 3) for name, rate in rates.items()}
 
 
@@ -68,7 +82,10 @@ def read_counters() -> Counters:
     if disk is not None:
         counted |= {"disk_read_mib_per_second": disk.read_bytes, "disk_written_mib_per_second": disk.write_bytes}
     if network is not None:
-        counted |= {"network_received_mib_per_second": network.bytes_recv, "network_sent_mib_per_second": network.bytes_sent}
+        counted |= {
+            "network_received_mib_per_second": network.bytes_recv,
+            "network_sent_mib_per_second": network.bytes_sent,
+        }
     return Counters(time.monotonic(), total, total - sum(times.get(name, 0.0) for name in IDLE), counted)
 
 

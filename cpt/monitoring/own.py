@@ -1,4 +1,5 @@
-"""Callbacks that the recipe names: built-in ones, and the user's own, whose mistakes cost an event and their silence, not the run."""
+"""Callbacks that the recipe names: built-in ones, and the user's own, whose mistakes cost an event and their silence,
+not the run."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +33,9 @@ def check_callbacks(sections: list[Watcher]) -> None:
         except RecipeError as problem:
             raise RecipeError(f"`{key}.name`: {problem}") from problem
         if isinstance(found, type) and not issubclass(found, TrainerCallback):
-            raise RecipeError(f"`{key}.name`: {section.name} is a class, and no transformers.TrainerCallback. Derive it from that.")
+            raise RecipeError(
+                f"`{key}.name`: {section.name} is a class, and no transformers.TrainerCallback. Derive it from that."
+            )
         if isinstance(found, type):
             check_constructor(found, section.options, key, given=("run",) if section.name in CALLBACKS else ())
         else:
@@ -73,7 +76,9 @@ def make(kind: type[TrainerCallback], section: Watcher) -> TrainerCallback:
     except CptError:
         raise
     except Exception as problem:
-        raise RecipeError(f"`monitoring.callbacks`: {section.name} cannot be made: {type(problem).__name__}: {problem}") from problem
+        raise RecipeError(
+            f"`monitoring.callbacks`: {section.name} cannot be made: {type(problem).__name__}: {problem}"
+        ) from problem
 
 
 def guard(callback: TrainerCallback, name: str, run: Path) -> "OwnCallback":
@@ -85,7 +90,9 @@ def guard(callback: TrainerCallback, name: str, run: Path) -> "OwnCallback":
 class Watch(TrainerCallback):
     """A function that is shown the figures of each log; a sentence that it returns is an event `alert`."""
 
-    def __init__(self, watch: Callable[..., object], options: Mapping[str, object], run: Path, tokens_per_step: int) -> None:
+    def __init__(
+        self, watch: Callable[..., object], options: Mapping[str, object], run: Path, tokens_per_step: int
+    ) -> None:
         self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -114,10 +121,14 @@ class OwnCallback(TrainerCallback):
             if getattr(type(callback), event) is not getattr(TrainerCallback, event):
                 setattr(self, event, self.passed_on(event, getattr(callback, event)))
 
-    def passed_on(self, event: str, call: Callable[..., TrainerControl | None]) -> Callable[..., TrainerControl | None]:
+    def passed_on(
+        self, event: str, call: Callable[..., TrainerControl | None]
+    ) -> Callable[..., TrainerControl | None]:
         """The call, and what becomes of its mistakes."""
 
-        def guarded(args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl | None:
+        def guarded(
+            args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        ) -> TrainerControl | None:
             if self.has_failed:
                 return None
             logs: dict[str, Any] = kwargs.get("logs") or {}

@@ -1,4 +1,5 @@
-"""Log how many tokens came from each source so far, and which share of all that is: arithmetic on the step's number, nothing is counted."""
+"""Log how many tokens came from each source so far, and which share of all that is: arithmetic on the step's number,
+nothing is counted."""
 
 from typing import Any
 
@@ -9,7 +10,8 @@ from cpt.data.prepared import PreparedData
 
 
 class RealisedShares(TrainerCallback):
-    """Adds `share_<source>` and `tokens_<source>` to each log of the training loss; it must stand before the callbacks that read them.
+    """Adds `share_<source>` and `tokens_<source>` to each log of the training loss; it must stand before the callbacks
+    that read them.
 
     Where each example is a row by itself, shares are of examples, and nobody knows the tokens.
 

@@ -1,4 +1,5 @@
-"""The loss without its noise: an exponential moving average over the logs, which a resumed run goes on with exactly."""
+"""The loss without its noise: an exponential moving average over the logs, which a resumed run goes on with
+exactly."""
 
 import math
 from collections.abc import Iterable
@@ -10,20 +11,26 @@ DECAY = 0.9  # what a log weighs beside the next one: the last ten have two thir
 
 
 class SmoothedLoss(TrainerCallback):
-    """Adds `loss_smoothed` to each log of the training loss: the weighted mean of all logged losses, each weighing 0.9 of the next one.
+    """Adds `loss_smoothed` to each log of the training loss: the weighted mean of all logged losses, each weighing 0.9
+    of the next one.
 
-    The Trainer's own history has them all, and each checkpoint keeps it, so a run that goes on, or back, begins where it was.
+    The Trainer's own history has them all, and each checkpoint keeps it, so a run that goes on, or back, begins where
+    it was.
     """
 
     def __init__(self) -> None:
         self.total, self.weight = 0.0, 0.0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Take in what was logged before."""
         self.total, self.weight = 0.0, 0.0
         self.take_in(float(line["loss"]) for line in state.log_history if "loss" in line)
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The same where the run went back to a checkpoint on its way: then the Trainer's loop begins anew."""
         self.on_train_begin(args, state, control)
 

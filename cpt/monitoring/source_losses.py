@@ -27,13 +27,15 @@ Totals = torch.Tensor  # [2, sources]: summed losses, tokens
 
 
 class SourceLosses(TrainerCallback):
-    """Adds `loss_<source>` to logs of the training loss: the mean over a source's tokens in one step since the last log, of all processes.
+    """Adds `loss_<source>` to logs of the training loss: the mean over a source's tokens in one step since the last
+    log, of all processes.
 
-    Which step that is, and where in it the looking begins, is drawn by their numbers: sources take turns, and the same place in each
-    stretch could show the same source again and again. A micro-batch of a single source brings its loss along. Of one with several, the
-    losses of its rows are computed again from the logits that are there, without gradients; one in 20 micro-batches at most, so that runs
-    that log each step have the figures now and then. The fused loss has the loss of each token anyway. Without logits and without it
-    (a loss of Liger's), mixed micro-batches are left out.
+    Which step that is, and where in it the looking begins, is drawn by their numbers: sources take turns, and the same
+    place in each stretch could show the same source again and again. A micro-batch of a single source brings its loss
+    along. Of one with several, the losses of its rows are computed again from the logits that are there, without
+    gradients; one in 20 micro-batches at most, so that runs that log each step have the figures now and then. The
+    fused loss has the loss of each token anyway. Without logits and without it (a loss of Liger's), mixed
+    micro-batches are left out.
 
     Args:
         rows: which of them a step reads.
@@ -53,15 +55,20 @@ class SourceLosses(TrainerCallback):
         self.totals: Totals = torch.zeros(2, len(data.sources))
         self.hook: Any = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Look at what the model gives. Where torch itself divides batches over GPUs, nobody knows whose rows it sees."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look at what the model gives. Where torch itself divides batches over GPUs, nobody knows whose rows it
+        sees."""
         self.totals = torch.zeros(2, len(self.data.sources), device=args.device)
         self.is_off = args.n_gpu > 1 or args.logging_strategy != IntervalStrategy.STEPS
         if not self.is_off and self.hook is None:
             self.args, self.state = args, state
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Whether the step that begins is the one of its log."""
         step, every, micro_batches = state.global_step + 1, int(state.logging_steps), args.gradient_accumulation_steps
         self.state, self.micro_batch = state, 0
@@ -83,13 +90,15 @@ class SourceLosses(TrainerCallback):
             if count and abs(loss) < float("inf"):  # also where it is not a number
                 kwargs["logs"][f"loss_{source.name}"] = loss / count
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Nothing stays behind in the model."""
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
 
-    # --- a forward pass ----------------------------------------------------------------------------------------------------------------
+    # --- a forward pass ----------------------------------------------------------------------------------------------
 
     def look(self, model: nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> None:
         """A hook of the model's forward pass, which changes nothing of what it gives."""
@@ -109,9 +118,13 @@ class SourceLosses(TrainerCallback):
             self.add(model, targets, inputs.get("num_items_in_batch"), output)
         except torch.OutOfMemoryError:
             self.has_no_memory, self.left = True, 0
-            log.warning("loss_<source> is left out from here on: memory ended where the losses of single rows were computed.")
+            log.warning(
+                "loss_<source> is left out from here on: memory ended where the losses of single rows were computed."
+            )
 
-    def add(self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]) -> None:
+    def add(
+        self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]
+    ) -> None:
         """Add what a micro-batch tells.
 
         Args:
@@ -120,7 +133,9 @@ class SourceLosses(TrainerCallback):
         sources = [self.data.rows.turns.turn(row)[0] for row in self.rows_under_way()]
         if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
             tokens = (targets != IGNORED).sum()
-            self.take(sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens)
+            self.take(
+                sources[0], output["loss"].detach().float() * (tokens if num_items is None else num_items), tokens
+            )
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
         if row_loss is None or len(targets) != len(sources):
@@ -147,8 +162,9 @@ class SourceLosses(TrainerCallback):
         if not self.has_told:
             self.has_told = True
             log.info(
-                "loss_<source> leaves out micro-batches with rows of several sources: this model gives no logits while it trains "
-                "(`training.use_liger_kernel`). With `training.per_device_train_batch_size: 1` there is none of those."
+                "loss_<source> leaves out micro-batches with rows of several sources: this model gives no logits while"
+                " it trains (`training.use_liger_kernel`). With `training.per_device_train_batch_size: 1` there is"
+                " none of those."
             )
 
 
@@ -158,7 +174,8 @@ def drawn(number: int, below: int) -> int:
 
 
 def looks_at(step: int, every: int, micro_batches: int) -> int:
-    """How many mixed micro-batches may be looked at for a log: a function of its step, so a run that goes on looks at the same.
+    """How many mixed micro-batches may be looked at for a log: a function of its step, so a run that goes on looks at
+    the same.
 
     Args:
         step: that is logged.
@@ -177,7 +194,9 @@ def targets_of(inputs: dict[str, Any]) -> torch.Tensor | None:
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if isinstance(labels, torch.Tensor) else None
 
 
-def loss_of_rows(model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor) -> Callable[[int], torch.Tensor] | None:
+def loss_of_rows(
+    model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
+) -> Callable[[int], torch.Tensor] | None:
     """What gives the summed loss of a row by its number; None where the model returns no logits.
 
     Args:

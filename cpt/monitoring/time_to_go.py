@@ -1,4 +1,5 @@
-"""When the run will be through: the time that its steps took so far, evaluations and saves included, for those that are left."""
+"""When the run will be through: the time that its steps took so far, evaluations and saves included, for those that
+are left."""
 
 import time
 from typing import Any
@@ -7,16 +8,21 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class TimeToGo(TrainerCallback):
-    """Adds `seconds_to_go` to each log of the training loss; the first step, which warms up, says nothing of the others."""
+    """Adds `seconds_to_go` to each log of the training loss; the first step, which warms up, says nothing of the
+    others."""
 
     def __init__(self) -> None:
         self.began, self.steps = 0.0, 0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """This process has made none yet."""
         self.steps = 0
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Count those that are made, also those that the run goes back behind."""
         if not self.steps:
             self.began = time.perf_counter()

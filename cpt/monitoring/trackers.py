@@ -1,4 +1,5 @@
-"""Trackers (TensorBoard, wandb, ...): they come last, hear of the run's events too, and cost a warning where they fail, not the run."""
+"""Trackers (TensorBoard, wandb, ...): they come last, hear of the run's events too, and cost a warning where they
+fail, not the run."""
 
 import logging
 import time
@@ -19,7 +20,8 @@ TAKE_TEXT = (TensorBoardCallback, WandbCallback)  # others complain of it, or dr
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Let the trackers of `monitoring.trackers` see what other callbacks add to the logs; call it when all others are there.
+    """Let the trackers of `monitoring.trackers` see what other callbacks add to the logs; call it when all others are
+    there.
 
     Hugging Face calls callbacks in the order in which they came, and its trackers come first.
     """
@@ -32,7 +34,8 @@ def put_trackers_last(trainer: Trainer, run: Path) -> None:
 
 
 class EventsForTrackers(TrainerCallback):
-    """Adds to each log how often each kind of event happened to the run so far, as `events/<kind>`, and new ones in words, as `events`.
+    """Adds to each log how often each kind of event happened to the run so far, as `events/<kind>`, and new ones in
+    words, as `events`.
 
     They are read from events.jsonl, so those of other processes, of earlier starts and of a supervisor are among them.
     """
@@ -61,11 +64,15 @@ class Tracker(TrainerCallback):
         self.has_failed = False
         self.silent_until = 0.0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Passed on."""
         self.tell(self.tracker.on_train_begin, args, state, control, **kwargs)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Passed on."""
         self.tell(self.tracker.on_step_end, args, state, control, **kwargs)
 
@@ -76,7 +83,9 @@ class Tracker(TrainerCallback):
         if self.tell(self.tracker.on_log, args, state, control, **kwargs):
             self.has_failed = False
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Passed on."""
         self.tell(self.tracker.on_evaluate, args, state, control, **kwargs)
 
@@ -84,16 +93,27 @@ class Tracker(TrainerCallback):
         """Passed on."""
         self.tell(self.tracker.on_save, args, state, control, **kwargs)
 
-    def on_push_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_push_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Passed on."""
         self.tell(self.tracker.on_push_begin, args, state, control, **kwargs)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Passed on, whatever was before."""
         self.silent_until = 0.0
         self.tell(self.tracker.on_train_end, args, state, control, **kwargs)
 
-    def tell(self, call: Callable[..., None], args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> bool:
+    def tell(
+        self,
+        call: Callable[..., None],
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> bool:
         """Pass the call on, unless one failed a moment ago; whether it did what it should."""
         if time.monotonic() < self.silent_until:
             return False

@@ -21,10 +21,11 @@ TOKENS_PER_SECOND = "tokens_per_second"
 
 
 class ModelFlopsUtilization(TrainerCallback):
-    """Adds `mfu` to each log of the training loss: tokens a second x operations that training on a token needs / the GPUs' peak.
+    """Adds `mfu` to each log of the training loss: tokens a second x operations that training on a token needs / the
+    GPUs' peak.
 
-    Only real tokens count, attention only over a token's own document, and nothing that is computed a second time or for nobody
-    (arXiv 2204.02311, appendix B). A CPU, and a GPU whose data sheet is not known, have no figure.
+    Only real tokens count, attention only over a token's own document, and nothing that is computed a second time or
+    for nobody (arXiv 2204.02311, appendix B). A CPU, and a GPU whose data sheet is not known, have no figure.
 
     Args:
         rows: which of them a step reads.
@@ -37,7 +38,9 @@ class ModelFlopsUtilization(TrainerCallback):
         self.peak: float | None = None
         self.since = 0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Count once what a token needs."""
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
@@ -47,7 +50,10 @@ class ModelFlopsUtilization(TrainerCallback):
         try:
             self.flops = self.count(model, self.rows.first(state.global_step))
         except Exception as problem:  # of a model's own code, which an estimate must not stop
-            log.info(f"mfu is left out: the operations of this model cannot be counted ({type(problem).__name__}: {problem}).")
+            log.info(
+                f"mfu is left out: the operations of this model cannot be counted ({type(problem).__name__}:"
+                f" {problem})."
+            )
             return
         self.peak = of_one * max(1, args.world_size * args.n_gpu)
 
@@ -57,7 +63,9 @@ class ModelFlopsUtilization(TrainerCallback):
         attended = attended_length(self.data.rows.documents_in(row) for row in range(first, first + ROWS_LOOKED_AT))
         return flops_per_token(build_on_meta(config), attended, trains_weights=self.trains_weights)
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The run may have gone back."""
         self.since = state.global_step
 

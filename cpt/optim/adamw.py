@@ -15,8 +15,9 @@ DEFAULT_ROUNDING: Rounding = "stochastic"
 def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
     """What `model.dtype: auto` means: bfloat16 where `training.bf16` is on and the updates are made in fp32 elsewhere.
 
-    DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32 themselves. The other optimizers keep none, so their weights stay
-    fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 saves no time.
+    DeepSpeed and `adamw` keep an fp32 master copy, and adapters are fp32 themselves. The other optimizers keep none,
+    so their weights stay fp32, and so do FSDP2's shards, which are the master copy. Without a GPU bfloat16 saves no
+    time.
     """
     training = recipe.training
     sharded = training.get("fsdp") or training.get("parallelism_config")
@@ -34,7 +35,8 @@ def adamw(
     weight_decay: float = 0.1,
     rounding: Rounding | None = None,
 ) -> torch.optim.Optimizer:
-    """AdamW with torch's fused kernel; weights in half precision have an fp32 master copy, and their moments are fp32 as well.
+    """AdamW with torch's fused kernel; weights in half precision have an fp32 master copy, and their moments are fp32
+    as well.
 
     Args:
         rounding: of bfloat16 weights, in place of a master copy.
@@ -54,7 +56,9 @@ def fused_by_torch(
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
     """Torch's own, with states in the parameters' type."""
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(
+        groups, lr=learning_rate, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True
+    )
 
 
 def adamw_8bit(
@@ -84,6 +88,7 @@ def paged_adamw_8bit(
     weight_decay: float = 0.1,
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
-    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU while it computes."""
+    """As `adamw_8bit`, with the states of large parameters in pinned host memory, from where they come to the GPU
+    while it computes."""
     options = {"lr": learning_rate, "betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
     return OneKernelAdamW(groups, eight_bit=True, paged=True, rounding=rounding, **options)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""The Triton kernel of AdamW: moments in 8 bit or fp32; weights with a master copy, Kahan's compensation or stochastic rounding."""
+"""The Triton kernel of AdamW: moments in 8 bit or fp32; weights with a master copy, Kahan's compensation or stochastic
+rounding."""
 
 from typing import Any
 
@@ -6,7 +7,10 @@ import triton
 import triton.language as tl
 
 WARPS = 8
-ROWS = {True: 16, False: 8}  # blocks of a program: each thread has 16 numbers in 8 bit, or 8 in fp32, so that loads have 16 bytes
+ROWS = {
+    True: 16,
+    False: 8,
+}  # blocks of a program: each thread has 16 numbers in 8 bit, or 8 in fp32, so that loads have 16 bytes
 
 
 @triton.jit
@@ -120,7 +124,9 @@ def adamw_kernel(
     if exp_avg_scale is not None:
         scale, inverse = scales(tl.abs(m), 7)
         tl.store(exp_avg_scale + row, scale, has_row)
-        tl.store(exp_avg + first + number, (encode(tl.abs(m) * inverse, 7) + tl.where(m < 0, 128, 0)).to(tl.uint8), inside)
+        tl.store(
+            exp_avg + first + number, (encode(tl.abs(m) * inverse, 7) + tl.where(m < 0, 128, 0)).to(tl.uint8), inside
+        )
         scale, inverse = scales(v, 8)
         tl.store(exp_avg_sq_scale + row, scale, has_row)
         rank = tl.where(v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0)  # m / sqrt(0) would be a leap

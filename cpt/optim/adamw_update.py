@@ -1,7 +1,8 @@
 """One update of AdamW for one parameter: a Triton kernel on a GPU, the same numbers in torch's operations elsewhere.
 
-8-bit moments are in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has half as many values
-as the one above it. A second moment above 0 is never rounded to 0: the next update would be divided by eps alone.
+8-bit moments are in blocks of 256 with an fp32 scale each, in the dynamic format of arXiv 2110.02861: each decade has
+half as many values as the one above it. A second moment above 0 is never rounded to 0: the next update would be
+divided by eps alone.
 
 Why not a library (bitsandbytes 0.50, torchao 0.18): docs/optimizers.md.
 """
@@ -17,7 +18,8 @@ LOW_BITS = 0xFFFFFFFF
 
 
 @torch.library.custom_op(
-    "cpt::adamw_update", mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside")
+    "cpt::adamw_update",
+    mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside"),
 )
 def adamw_update(
     weights: torch.Tensor,
@@ -61,17 +63,31 @@ def adamw_update(
         "exp_avg_sq_scale": exp_avg_sq_scale,
         "beside": beside,
     }
-    options = {"before": before, "seed": seed, "learning_rate": float(learning_rate), "decay": float(decay), "eps": eps}
+    options = {
+        "before": before,
+        "seed": seed,
+        "learning_rate": float(learning_rate),
+        "decay": float(decay),
+        "eps": eps,
+    }
     options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # Triton comes with torch's CUDA builds alone
 
-        launch({**tensors, "step": step, "grad_scale": grad_scale, "found_inf": found_inf}, options, rounding=rounding, block=BLOCK)
+        launch(
+            {**tensors, "step": step, "grad_scale": grad_scale, "found_inf": found_inf},
+            options,
+            rounding=rounding,
+            block=BLOCK,
+        )
         return
     if found_inf is not None and found_inf:
         return
     for start in range(0, weights.numel(), AT_ONCE):
-        piece = {name: tensor if tensor is None else part(name, tensor, start, start + AT_ONCE) for name, tensor in tensors.items()}
+        piece = {
+            name: tensor if tensor is None else part(name, tensor, start, start + AT_ONCE)
+            for name, tensor in tensors.items()
+        }
         update_in_torch(piece, {**options, "before": before + start}, float(step), grad_scale, rounding)
 
 
@@ -86,7 +102,11 @@ def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
 
 
 def update_in_torch(
-    tensors: dict[str, torch.Tensor | None], options: dict[str, float], step: float, grad_scale: torch.Tensor | None, rounding: str
+    tensors: dict[str, torch.Tensor | None],
+    options: dict[str, float],
+    step: float,
+    grad_scale: torch.Tensor | None,
+    rounding: str,
 ) -> None:
     """The kernel's numbers on a CPU."""
     weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
@@ -113,7 +133,7 @@ def update_in_torch(
         beside.copy_(weight if rounding == "master" else weight - weights.float())
 
 
-# --- 8 bit --------------------------------------------------------------------------------------------------------------------------------
+# --- 8 bit -----------------------------------------------------------------------------------------------------------
 
 
 def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
@@ -147,11 +167,12 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Ten
     return value_of((codes & 127).float(), DECADES[name]) * of_each * torch.where(codes > 127, -1.0, 1.0)
 
 
-# --- stochastic rounding ------------------------------------------------------------------------------------------------------------------
+# --- stochastic rounding ---------------------------------------------------------------------------------------------
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:
-    """Up or down to a bfloat16 in proportion to how near each is, so that the mean is right (arXiv 2010.06192); still in fp32.
+    """Up or down to a bfloat16 in proportion to how near each is, so that the mean is right (arXiv 2010.06192); still
+    in fp32.
 
     The noise depends on parameter, step and place alone: it needs no state, and a resumed run draws the same.
     """

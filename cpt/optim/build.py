@@ -20,7 +20,9 @@ from cpt.recipe.schema import Optimizer, Recipe
 log = logging.getLogger("cpt")
 
 
-def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = False, partitioned: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(
+    section: Optimizer, model: nn.Module, *, offloaded: bool = False, partitioned: bool = False
+) -> torch.optim.Optimizer:
     """Build the optimizer that the recipe names.
 
     Args:
@@ -28,21 +30,22 @@ def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = F
         partitioned: DeepSpeed's ZeRO, which gives an optimizer slices of all parameters in a row, and no matrices.
 
     Raises:
-        RecipeError: no such optimizer, an option it does not take, or one that cannot work in host memory or on slices.
+        RecipeError: no such optimizer, an option it does not take, or one that cannot work in host memory or on
+        slices.
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
     refuse_options_of_other_engines(section, partitioned=partitioned)
     if partitioned and section.name in FOR_MATRICES:
         raise RecipeError(
-            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them. Take adamw, or leave "
-            "`training.deepspeed` out: without it each GPU has the whole model."
+            f"`optimizer.name`: `{section.name}` needs whole matrices, and DeepSpeed's ZeRO gives it slices of them."
+            " Take adamw, or leave `training.deepspeed` out: without it each GPU has the whole model."
         )
     if offloaded:
         if section.name not in OFFLOADED:
             raise RecipeError(
-                f"`optimizer.name`: `{section.name}` cannot keep its states in host memory under DeepSpeed; {', '.join(OFFLOADED)} can. "
-                "Or take a DeepSpeed profile without offload_optimizer."
+                f"`optimizer.name`: `{section.name}` cannot keep its states in host memory under DeepSpeed;"
+                f" {', '.join(OFFLOADED)} can. Or take a DeepSpeed profile without offload_optimizer."
             )
         build = OFFLOADED[section.name]
     elif partitioned:
@@ -56,10 +59,14 @@ def build_optimizer(section: Optimizer, model: nn.Module, *, offloaded: bool = F
         matrices_apart=section.name in MATRICES_APART,
         embeddings_apart=section.name in EMBEDDINGS_APART,
     )
-    if section.name not in KEEP_FULL_PRECISION and not partitioned and any(trains_half(group["params"]) for group in groups):
+    if (
+        section.name not in KEEP_FULL_PRECISION
+        and not partitioned
+        and any(trains_half(group["params"]) for group in groups)
+    ):
         log.warning(
-            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are lost in rounding. "
-            "Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
+            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision, so small updates are"
+            " lost in rounding. Take adamw or adamw_8bit, or leave `model.dtype` out: the weights are fp32 then."
         )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     return optimizer
@@ -91,11 +98,14 @@ def refuse_options_of_other_engines(section: Optimizer, *, partitioned: bool) ->
         return
     if section.name in IN_LITTLE_MEMORY:
         raise RecipeError(
-            f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts them. Take adamw: ZeRO "
-            "divides its states over the GPUs or keeps them on the host. Or leave `training.deepspeed` out."
+            f"`optimizer.name`: the states of `{section.name}` are for whole parameters, and DeepSpeed's ZeRO cuts"
+            " them. Take adamw: ZeRO divides its states over the GPUs or keeps them on the host. Or leave"
+            " `training.deepspeed` out."
         )
     if section.options.get("rounding") is not None:
-        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it.")
+        raise RecipeError(
+            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights, so nothing is rounded. Remove it."
+        )
 
 
 def check_optimizer(section: Optimizer) -> None:
@@ -108,11 +118,15 @@ def check_optimizer(section: Optimizer) -> None:
     rate = section.options.get("embedding_learning_rate")
     if rate is not None and rate <= 0:
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. To freeze the embeddings, use `model.lora`."
+            f"`optimizer.embedding_learning_rate` must be more than 0, got {rate}. To freeze the embeddings, use"
+            " `model.lora`."
         )
     decay = section.options.get("layer_decay")
     if decay is not None and not 0 < decay <= 1:
-        raise RecipeError(f"`optimizer.layer_decay` is a share of the rate of the layer above: more than 0 and at most 1, got {decay}.")
+        raise RecipeError(
+            "`optimizer.layer_decay` is a share of the rate of the layer above: more than 0 and at most 1, got"
+            f" {decay}."
+        )
 
 
 def check_rounding(recipe: Recipe) -> None:
@@ -128,11 +142,14 @@ def check_rounding(recipe: Recipe) -> None:
         raise RecipeError("`optimizer.rounding` has no effect: adapters are fp32, whatever the model is. Remove it.")
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
         raise RecipeError(
-            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`, or remove it."
+            "`optimizer.rounding` is of bfloat16 weights, and this recipe has others: write `model.dtype: bfloat16`,"
+            " or remove it."
         )
 
 
-def sgd(groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+def sgd(
+    groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
     """Stochastic gradient descent, with momentum if asked."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
 
@@ -155,5 +172,9 @@ FOR_MATRICES = {"muon", "soap", "shampoo"}
 OFFLOADED: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": offloaded_adamw}
 BY_ENGINE: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": fused_by_torch}
 """Where DeepSpeed keeps the fp32 weights."""
-FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "layer_decay": float | None, "release_gradients": bool}
+FOR_ALL: dict[str, Any] = {
+    "embedding_learning_rate": float | None,
+    "layer_decay": float | None,
+    "release_gradients": bool,
+}
 """Options that every optimizer takes, your own too."""

@@ -1,4 +1,5 @@
-"""Any optimizer class of any library by its name, `torch.optim:NAdam`: its own arguments become the recipe's options."""
+"""Any optimizer class of any library by its name, `torch.optim:NAdam`: its own arguments become the recipe's
+options."""
 
 import inspect
 from collections.abc import Callable
@@ -17,19 +18,26 @@ def class_called(name: str) -> str | None:
     for library in LIBRARIES:
         if find_spec(library.partition(".")[0]) is not None:
             for found, value in vars(import_module(library)).items():
-                if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and found.lower() == name.replace("_", "").lower():
+                if (
+                    isinstance(value, type)
+                    and issubclass(value, torch.optim.Optimizer)
+                    and found.lower() == name.replace("_", "").lower()
+                ):
                     return f"{library}:{found}"
     return None
 
 
 def as_function(found: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of groups and learning rate, whose keyword arguments are the class's; anything but an optimizer class stays as it is."""
+    """A function of groups and learning rate, whose keyword arguments are the class's; anything but an optimizer class
+    stays as it is."""
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
 
     def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
         """Lists of a recipe are tuples for torch."""
-        tuples: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+        }
         kind: Callable[..., torch.optim.Optimizer] = found
         return kind(groups, lr=learning_rate, **tuples)
 

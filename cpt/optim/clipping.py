@@ -1,4 +1,5 @@
-"""The norm of gradients in fp32, whole or in parts on several processes: torch's own has the gradients' type, and 3 digits of it."""
+"""The norm of gradients in fp32, whole or in parts on several processes: torch's own has the gradients' type, and 3
+digits of it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +9,8 @@ from torch.distributed.tensor import DTensor
 
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all together, in fp32; 0 where there are none. Of what lies in parts on several processes, every one of them must call it."""
+    """Of all together, in fp32; 0 where there are none. Of what lies in parts on several processes, every one of them
+    must call it."""
     if not gradients:
         return torch.zeros(())
     norms = torch._foreach_norm(tuple(parts_here(gradients)), 2.0, dtype=torch.float32)

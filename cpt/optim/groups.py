@@ -1,4 +1,5 @@
-"""A model's trainable parameters in groups: which decay, which learn at a rate of their own, which are whole matrices inside of layers."""
+"""A model's trainable parameters in groups: which decay, which learn at a rate of their own, which are whole matrices
+inside of layers."""
 
 import re
 from collections import defaultdict
@@ -46,9 +47,10 @@ def parameter_groups(
     Args:
         learning_rate: of the top layers, where `layer_decay` is given.
         embedding_learning_rate: embeddings and head get it, in groups of their own.
-        layer_decay: each layer learns at this share of the rate of the one above it, embeddings as if they were below the first
-            (arXiv 1801.06146).
-        matrices_apart: groups say by `MATRICES` whether they are weights of layers, neither embedding nor head, with two dimensions.
+        layer_decay: each layer learns at this share of the rate of the one above it, embeddings as if they were below
+            the first (arXiv 1801.06146).
+        matrices_apart: groups say by `MATRICES` whether they are weights of layers, neither embedding nor head, with
+            two dimensions.
         embeddings_apart: those of embeddings say so by `IS_EMBEDDING`.
 
     Raises:
@@ -62,14 +64,19 @@ def parameter_groups(
         if not parameter.requires_grad:
             continue
         # A head of which only some rows learn (`cpt.models.new_rows`) must not decay in the others.
-        decays = dimensions(parameter) >= 2 and id(parameter) not in embeddings and "without_weight_decay" not in vars(parameter)
+        decays = (
+            dimensions(parameter) >= 2
+            and id(parameter) not in embeddings
+            and "without_weight_decay" not in vars(parameter)
+        )
         is_end = embedding_learning_rate is not None and id(parameter) in both_ends
         is_other = matrices_apart and (dimensions(parameter) != 2 or id(parameter) in both_ends)
         is_other = is_other or embeddings_apart and id(parameter) in embeddings
         sorted_out[Kind(is_end, not decays, 0 if is_end else depths.get(name, 0), is_other)].append(parameter)
     if embedding_learning_rate is not None and not any(kind.is_end for kind in sorted_out):
         raise RecipeError(
-            "`optimizer.embedding_learning_rate` has no effect: neither embeddings nor head are trained. Remove it, or write `lora: cpt`."
+            "`optimizer.embedding_learning_rate` has no effect: neither embeddings nor head are trained. Remove it, or"
+            " write `lora: cpt`."
         )
     groups: ParameterGroups = []
     for kind in sorted(sorted_out):
@@ -89,10 +96,14 @@ def parameter_groups(
 
 
 def layers_below_top(model: nn.Module) -> dict[str, int]:
-    """Name of a parameter -> how many layers are between it and the head; embeddings lie below the first layer, all else above the last."""
+    """Name of a parameter -> how many layers are between it and the head; embeddings lie below the first layer, all
+    else above the last."""
     numbers = {name: int(found[1]) for name, _ in model.named_parameters() if (found := LAYER.search(name))}
     if not numbers:
-        raise RecipeError("`optimizer.layer_decay` has no effect: no layers are trained, or their names do not number them. Remove it.")
+        raise RecipeError(
+            "`optimizer.layer_decay` has no effect: no layers are trained, or their names do not number them."
+            " Remove it."
+        )
     layers = max(numbers.values()) + 1
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     below = {name: layers for name, parameter in model.named_parameters() if id(parameter) in embeddings}
@@ -100,7 +111,8 @@ def layers_below_top(model: nn.Module) -> dict[str, int]:
 
 
 def head_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters of the layer that gives the logits, adapters on it included; of a model of transformers."""
+    """Ids of the parameters of the layer that gives the logits, adapters on it included; of a model of
+    transformers."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
     head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
     return {id(parameter) for parameter in head.parameters()} if head is not None else set()

@@ -9,7 +9,8 @@ from cpt.optim.groups import MATRICES, ParameterGroups
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Two of torch's optimizers over groups and states that are this one's, so that it is saved and scheduled as any other."""
+    """Two of torch's optimizers over groups and states that are this one's, so that it is saved and scheduled as any
+    other."""
 
     def __init__(self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]) -> None:
         for group in groups:
@@ -58,7 +59,8 @@ def muon(
     betas: Sequence[float] = (0.9, 0.95),
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """Muon (K. Jordan et al., 2024) by torch, with its rate scaled to the size of AdamW's updates (arXiv 2502.16982): one rate serves both.
+    """Muon (K. Jordan et al., 2024) by torch, with its rate scaled to the size of AdamW's updates (arXiv 2502.16982):
+    one rate serves both.
 
     Args:
         momentum: Muon's.
@@ -67,5 +69,7 @@ def muon(
     """
     both = {"lr": learning_rate, "weight_decay": weight_decay}
     scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
-    built = MuonWithAdamW(groups, muon=both | scaled, adamw=both | {"betas": (betas[0], betas[1]), "eps": eps, "fused": True})
+    built = MuonWithAdamW(
+        groups, muon=both | scaled, adamw=both | {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
+    )
     return cast(torch.optim.Optimizer, built)

@@ -1,8 +1,8 @@
 """AdamW with its states in host memory: DeepSpeed's CPU kernel, made to resume bit for bit.
 
-The kernel keeps beta^t as a running product and multiplies it at each step, but computes it anew with pow() in the first
-step after a load. The two differ in the last bit, so a resumed run drifts from the straight one. Playing the steps again
-on a dummy parameter of one element brings the product back exactly, and keeps the fast kernel.
+The kernel keeps beta^t as a running product and multiplies it at each step, but computes it anew with pow() in the
+first step after a load. The two differ in the last bit, so a resumed run drifts from the straight one. Playing the
+steps again on a dummy parameter of one element brings the product back exactly, and keeps the fast kernel.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,8 @@ def offloaded_adamw(
         )
     except RuntimeError as problem:
         raise ResourceError(
-            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Install a C++ compiler: apt-get install g++"
+            f"DeepSpeed's CPU AdamW could not be compiled: {problem.__cause__ or problem}. Install a C++ compiler:"
+            " apt-get install g++"
         ) from problem
 
 
@@ -59,5 +60,16 @@ def replay_step_counter(optimizer: torch.optim.Optimizer, steps: int) -> None:
     weight, gradient, moment, square = (torch.zeros(1) for _ in range(4))
     for step in range(1, steps + 1):
         optimizer.ds_opt_adam.adam_update(
-            optimizer.opt_id, step, group["lr"], beta1, beta2, group["eps"], 0.0, True, weight, gradient, moment, square
+            optimizer.opt_id,
+            step,
+            group["lr"],
+            beta1,
+            beta2,
+            group["eps"],
+            0.0,
+            True,
+            weight,
+            gradient,
+            moment,
+            square,
         )

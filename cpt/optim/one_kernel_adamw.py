@@ -1,4 +1,5 @@
-"""AdamW with one kernel for each parameter: an fp32 master copy, or few bytes for each weight, with states on the host if asked."""
+"""AdamW with one kernel for each parameter: an fp32 master copy, or few bytes for each weight, with states on the host
+if asked."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -21,8 +22,8 @@ FEWEST_ON_HOST = 100_000
 class OneKernelAdamW(torch.optim.Optimizer):
     """AdamW over bfloat16 weights with states in fp32 or 8 bit.
 
-    A step takes `found_inf` into account, a flag on the device as gradient scalers and the loss guard set it: where it is 1, nothing
-    changes, and the host does not wait to learn it. `grad_scale` divides the gradients.
+    A step takes `found_inf` into account, a flag on the device as gradient scalers and the loss guard set it: where it
+    is 1, nothing changes, and the host does not wait to learn it. `grad_scale` divides the gradients.
 
     Args:
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
@@ -65,7 +66,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
             states = [self.state_of(parameter) for parameter in learning]
             if states:
                 # A kernel that skips changes nothing, so the steps may be counted before.
-                counted = 1 if self.found_inf is None else [1 - self.found_inf.to(states[0]["step"].device)] * len(states)
+                counted = (
+                    1 if self.found_inf is None else [1 - self.found_inf.to(states[0]["step"].device)] * len(states)
+                )
                 torch._foreach_add_([state["step"] for state in states], counted)
             for parameter, state in zip(learning, states, strict=True):
                 self.update(parameter, state, group)
@@ -77,7 +80,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         weights, gradients = flat(parameter), flat(parameter.grad)
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
 
-        def launch(weights: torch.Tensor, gradients: torch.Tensor, arrays: dict[str, torch.Tensor], before: int = 0) -> None:
+        def launch(
+            weights: torch.Tensor, gradients: torch.Tensor, arrays: dict[str, torch.Tensor], before: int = 0
+        ) -> None:
             adamw_update(
                 weights,
                 gradients,
@@ -89,7 +94,13 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 state["step"],
                 self.grad_scale,
                 self.found_inf,
-                "master" if "master" in arrays else self.rounding if parameter.dtype == torch.bfloat16 and self.rounding else "nearest",
+                (
+                    "master"
+                    if "master" in arrays
+                    else self.rounding
+                    if parameter.dtype == torch.bfloat16 and self.rounding
+                    else "nearest"
+                ),
                 before,
                 self.numbers[parameter],
                 group["lr"],
@@ -111,7 +122,7 @@ class OneKernelAdamW(torch.optim.Optimizer):
         """Whether some weights have an fp32 copy."""
         return any("master" in layout for layout in self.layouts.values())
 
-    # --- states -------------------------------------------------------------------------------------------------------------------------
+    # --- states ------------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, which also calls it for each of the first groups."""
@@ -128,7 +139,8 @@ class OneKernelAdamW(torch.optim.Optimizer):
         """
         if parameter.dtype == torch.float16 and self.rounding is not None:
             raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype: bfloat16`."
+                "`optimizer`: states in 8 bit and `rounding` are for bfloat16 or fp32 weights. Write `model.dtype:"
+                " bfloat16`."
             )
         in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
@@ -200,8 +212,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
                 raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and {type(self).__name__} needs "
-                    f"{', '.join(sorted(names))}. Write name, rounding and `model.dtype` as they were, or start anew with --new."
+                    f"`optimizer`: the checkpoint has {', '.join(sorted(kept))} for a parameter, and"
+                    f" {type(self).__name__} needs {', '.join(sorted(names))}. Write name, rounding and `model.dtype`"
+                    " as they were, or start anew with --new."
                 )
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])

@@ -1,7 +1,9 @@
-"""An optimizer's states in host memory: one pinned arena, from which pieces come to the GPU while it computes, and go back.
+"""An optimizer's states in host memory: one pinned arena, from which pieces come to the GPU while it computes, and go
+back.
 
-Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while the GPU computes a
-backward pass. The host never waits. Which piece is next is known from the last step, so it is fetched before it is asked for.
+Two streams, one each way, and two buffers on the GPU: a piece comes while the one before it goes back, and while the
+GPU computes a backward pass. The host never waits. Which piece is next is known from the last step, so it is fetched
+before it is asked for.
 """
 
 from collections.abc import Iterator
@@ -43,8 +45,8 @@ class Arena:
             self.memory = host_memory(size, device)
         except (torch.cuda.CudaError, OSError) as problem:
             raise ResourceError(
-                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked ({problem}). "
-                "Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."
+                f"`optimizer.name`: {size / 2**30:.1f} GiB of host memory for states could not be page-locked"
+                f" ({problem}). Free host memory, raise `ulimit -l`, or take adamw_8bit, whose states are on the GPU."
             ) from problem
 
     def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -96,7 +98,8 @@ class Pages:
         self.fetched = 0
 
     def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
-        """First and end of each piece, and its states on the GPU, which are written back when the next one is asked for.
+        """First and end of each piece, and its states on the GPU, which are written back when the next one is asked
+        for.
 
         Args:
             parameter: its number.

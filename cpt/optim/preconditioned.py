@@ -31,7 +31,11 @@ def soap(
     kind = by_name("SOAP")
     options = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
     built: torch.optim.Optimizer = kind(
-        groups, lr=learning_rate, precondition_frequency=precondition_frequency, max_precondition_dim=max_precondition_dim, **options
+        groups,
+        lr=learning_rate,
+        precondition_frequency=precondition_frequency,
+        max_precondition_dim=max_precondition_dim,
+        **options,
     )
     return built
 

@@ -1,7 +1,8 @@
-"""Gradients that never add up in memory: each parameter is updated in the backward pass, and its gradient dropped at once.
+"""Gradients that never add up in memory: each parameter is updated in the backward pass, and its gradient dropped at
+once.
 
-The norm of the whole gradient is known when the last parameter has been updated already, so it cannot be clipped, and a step cannot be
-judged by it. Each parameter is still left as it is where its own gradient is not finite.
+The norm of the whole gradient is known when the last parameter has been updated already, so it cannot be clipped, and
+a step cannot be judged by it. Each parameter is still left as it is where its own gradient is not finite.
 """
 
 from typing import Any
@@ -26,7 +27,9 @@ class ReleasedGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self.group_of = {parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+        self.group_of = {
+            parameter: number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]
+        }
         self.hooks = [parameter.register_post_accumulate_grad_hook(self.step_one) for parameter in self.group_of]
         self.skip: torch.Tensor | None = None
         self.squares: torch.Tensor | None = None
@@ -83,26 +86,40 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
         return
     name, training = recipe.optimizer.name, recipe.training
     if name not in RELEASING:
-        raise RecipeError(f"`optimizer.release_gradients`: {WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write false.")
+        raise RecipeError(
+            f"`optimizer.release_gradients`: {WHOLE} with `{name}`. Take one of {', '.join(RELEASING)}, or write"
+            " false."
+        )
     if deepspeed:
         raise RecipeError(
-            "`optimizer.release_gradients`: DeepSpeed takes the gradients itself. Write false, or leave `training.deepspeed` out."
+            "`optimizer.release_gradients`: DeepSpeed takes the gradients itself. Write false, or leave"
+            " `training.deepspeed` out."
         )
     if (number := processes or world_size()) > 1:
         raise RecipeError(
-            f"`optimizer.release_gradients` works on one GPU: the gradients of {number} have to meet before an update. "
-            "Start one process, or write false and take a DeepSpeed profile (ZeRO-2 divides gradients over the GPUs)."
+            f"`optimizer.release_gradients` works on one GPU: the gradients of {number} have to meet before an update."
+            " Start one process, or write false and take a DeepSpeed profile (ZeRO-2 divides gradients over the"
+            " GPUs)."
         )
     if training.get("fp16"):
-        raise RecipeError(f"`optimizer.release_gradients`: {WHOLE} to find the scale of fp16. Write `training.bf16: true` in its place.")
+        raise RecipeError(
+            f"`optimizer.release_gradients`: {WHOLE} to find the scale of fp16. Write `training.bf16: true` in its"
+            " place."
+        )
     if training.get("max_grad_norm", 1.0):
         raise RecipeError(
-            "`optimizer.release_gradients`: the norm of the whole gradient is only known after the updates, too late to clip by it. "
-            "Write `training.max_grad_norm: 0`; safety.loss_guard still leaves out steps whose loss is far off."
+            "`optimizer.release_gradients`: the norm of the whole gradient is only known after the updates, too late"
+            " to clip by it. Write `training.max_grad_norm: 0`; safety.loss_guard still leaves out steps whose loss is"
+            " far off."
         )
     if (steps := accumulation(recipe)) != 1:
-        key = "budget.global_batch_tokens" if recipe.budget.global_batch_tokens is not None else "training.gradient_accumulation_steps"
+        key = (
+            "budget.global_batch_tokens"
+            if recipe.budget.global_batch_tokens is not None
+            else "training.gradient_accumulation_steps"
+        )
         raise RecipeError(
-            f"`optimizer.release_gradients`: gradients that are dropped cannot add up over {steps} micro-batches (`{key}`). "
-            "Let one micro-batch be the step: `training.gradient_accumulation_steps: 1`, and as many rows as fit."
+            f"`optimizer.release_gradients`: gradients that are dropped cannot add up over {steps} micro-batches"
+            f" (`{key}`). Let one micro-batch be the step: `training.gradient_accumulation_steps: 1`, and as many rows"
+            " as fit."
         )

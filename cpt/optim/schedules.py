@@ -18,7 +18,9 @@ from cpt.recipe.schema import Data, Phase, Recipe, Schedule
 POINTS = 10_000  # of a run at which the schedule is asked, to find where it crosses a learning rate
 
 
-def build_schedule(section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int) -> LambdaLR:
+def build_schedule(
+    section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
+) -> LambdaLR:
     """The scheduler that the recipe names, to be stepped once per optimizer step.
 
     Raises:
@@ -48,7 +50,9 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
     if options.get("warmup_tokens") and options.get("warmup_share"):
-        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing twice. Remove one of them.")
+        raise RecipeError(
+            f"`{key}.warmup_tokens` and `{key}.warmup_share` say the same thing twice. Remove one of them."
+        )
     parts = {part: options[part] for part in PARTS if options.get(part)}
     if share := options.get("warmup_share"):
         parts["warmup_share"] = share * total_tokens
@@ -57,11 +61,19 @@ def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, k
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Make it less.")
     if factor is continued:
         planned = options.get("planned_tokens") or options["trained_tokens"] + total_tokens
-        check_schedule(str(options["schedule"].get("name", "cosine")), without_name(options["schedule"]), planned, f"{key}.schedule")
+        check_schedule(
+            str(options["schedule"].get("name", "cosine")),
+            without_name(options["schedule"]),
+            planned,
+            f"{key}.schedule",
+        )
 
 
-def factor_at_step(factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int) -> float:
-    """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are trained."""
+def factor_at_step(
+    factor: Callable[..., float], options: dict[str, object], tokens_per_step: int, total_tokens: int, step: int
+) -> float:
+    """The factor for optimizer step number `step`, counted from 0: at its end (step + 1) * tokens_per_step tokens are
+    trained."""
     return factor((step + 1) * tokens_per_step, total_tokens, **options)
 
 
@@ -84,12 +96,14 @@ def phases_in_tokens(recipe: Recipe) -> Data:
             ends = tokens_until(recipe.schedule, phase.until_learning_rate, total, key)
             if ends <= begins:
                 raise RecipeError(
-                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already. Give a lower one."
+                    f"{key}: the phase ends before it starts: the learning rate is there at {ends:,} tokens already."
+                    " Give a lower one."
                 )
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
             raise RecipeError(
-                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,} tokens. Write more."
+                f"`data.phases[{number}].until` is {phase.until:,}: the phase ends before it starts, at {begins:,}"
+                " tokens. Write more."
             )
         begins = phase.until or total
         phases.append(phase)
@@ -97,7 +111,8 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
 
 def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -> int:
-    """The token from which on the learning rate stays at or below this share of its peak: where the decay comes to it for the last time.
+    """The token from which on the learning rate stays at or below this share of its peak: where the decay comes to it
+    for the last time.
 
     Args:
         key: of the recipe, to name in errors.
@@ -115,12 +130,18 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     factors = [factor(at) for at in tokens]
     above = [point for point, value in enumerate(factors) if value > share]
     if not above:
-        raise RecipeError(f"{key}: under `{section.name}` the learning rate is never above {share:g} of its peak: the phase is empty.")
-    if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
-        where = "there only while it warms up" if factors[0] <= share < min(factors[above[0] :]) else "above it to the end"
         raise RecipeError(
-            f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g} of its peak. "
-            "Give a higher share, a schedule that falls further, or the end of the phase in tokens (`until`)."
+            f"{key}: under `{section.name}` the learning rate is never above {share:g} of its peak: the phase is"
+            " empty."
+        )
+    if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
+        where = (
+            "there only while it warms up" if factors[0] <= share < min(factors[above[0] :]) else "above it to the end"
+        )
+        raise RecipeError(
+            f"{key} is {share:g}: under `{section.name}` the learning rate is {where}, and ends at {factors[-1]:.3g}"
+            " of its peak. Give a higher share, a schedule that falls further, or the end of the phase in tokens"
+            " (`until`)."
         )
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     while after - before > 1:
@@ -138,7 +159,9 @@ def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, wa
     return warmup(tokens, warmup_tokens or warmup_share * total_tokens)
 
 
-def linear(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0) -> float:
+def linear(
+    tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0
+) -> float:
     """Warm up, then fall in a straight line to `floor` times the peak.
 
     Args:
@@ -150,8 +173,11 @@ def linear(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warm
     return floor + (1 - floor) * (1 - progress(tokens, total_tokens, warmup_tokens))
 
 
-def cosine(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.1) -> float:
-    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then half a cosine down to `floor` times the peak.
+def cosine(
+    tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.1
+) -> float:
+    """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then half a cosine down to `floor` times the
+    peak.
 
     Args:
         warmup_share: of the run, in the place of `warmup_tokens`.
@@ -162,8 +188,11 @@ def cosine(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warm
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress(tokens, total_tokens, warmup_tokens)))
 
 
-def rewarm_cosine(tokens: float, total_tokens: float, *, warmup_tokens: float, start: float = 0.0, floor: float = 0.1) -> float:
-    """For a base whose schedule had ended: rise from where it ended to the peak, then half a cosine down (arXiv 2403.08763).
+def rewarm_cosine(
+    tokens: float, total_tokens: float, *, warmup_tokens: float, start: float = 0.0, floor: float = 0.1
+) -> float:
+    """For a base whose schedule had ended: rise from where it ended to the peak, then half a cosine down (arXiv
+    2403.08763).
 
     Args:
         start: the base's last learning rate as a share of this run's peak; 0 begins at nothing.
@@ -175,7 +204,13 @@ def rewarm_cosine(tokens: float, total_tokens: float, *, warmup_tokens: float, s
 
 
 def wsd(
-    tokens: float, total_tokens: float, *, decay_tokens: float, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0
+    tokens: float,
+    total_tokens: float,
+    *,
+    decay_tokens: float,
+    warmup_tokens: float = 0,
+    warmup_share: float = 0.0,
+    floor: float = 0.0,
 ) -> float:
     """Warm up, stay, decay: any checkpoint of the constant part can be gone on from (1 - sqrt, arXiv 2405.18392).
 
@@ -202,8 +237,8 @@ def infinite(
 ) -> float:
     """Warm up, cool down by a cosine to a constant rate, anneal exponentially at the end (arXiv 2403.08763).
 
-    A run on new data goes on from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no learning rate has to
-    be warmed up again, which is what makes a model forget.
+    A run on new data goes on from a checkpoint of the constant part (`schedule: {name: continued, ...}`), so that no
+    learning rate has to be warmed up again, which is what makes a model forget.
 
     Args:
         cooldown_tokens: length of the way from the peak to the constant rate.
@@ -220,7 +255,12 @@ def infinite(
 
 
 def continued(
-    tokens: float, total_tokens: float, *, schedule: dict[str, Any], trained_tokens: float, planned_tokens: float | None = None
+    tokens: float,
+    total_tokens: float,
+    *,
+    schedule: dict[str, Any],
+    trained_tokens: float,
+    planned_tokens: float | None = None,
 ) -> float:
     """Go on with another run's schedule where that run stopped; `optimizer.learning_rate` is that run's peak.
 
@@ -230,7 +270,9 @@ def continued(
         planned_tokens: the whole length of its schedule; by default it ends with this run.
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    value: float = factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **without_name(schedule))
+    value: float = factor(
+        trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **without_name(schedule)
+    )
     return value
 
 

@@ -1,4 +1,5 @@
-"""`cpt pipeline FILE`: several recipes in a row, each a run of its own; what is finished is skipped, what was interrupted goes on."""
+"""`cpt pipeline FILE`: several recipes in a row, each a run of its own; what is finished is skipped, what was
+interrupted goes on."""
 
 import signal
 from collections.abc import Sequence
@@ -20,13 +21,23 @@ from cpt.ranks import tell
 
 def command(
     file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")] = None,
-    first: Annotated[str | None, typer.Option("--from", help="Begin with this step: its number, or its run's name.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, on top of every step's recipe.")
+    ] = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="Begin with this step: its number, or its run's name.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Run this step and no other.")] = None,
-    supervise: Annotated[bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")] = False,
+    supervise: Annotated[
+        bool, typer.Option("--supervise", help="Watch each run, and start it again where it ends too early.")
+    ] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each run, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")] = False,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all recipes and show where each run stands; start nothing.")
+    ] = False,
 ) -> None:
     """Run recipes one after the other; give the same command again to go on.
 
@@ -47,11 +58,15 @@ def command(
         raise typer.Exit(2)
     for step in [] if dry_run else steps:
         if step.run.is_finished:
-            tell(f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}.")
+            tell(
+                f"step {step.number}, {step.recipe.name}: finished already, its model is in {step.run.export_folder}."
+            )
             continue
         how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
         words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
-        tell(f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}")
+        tell(
+            f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage}): {step.run.folder}"
+        )
         process = StepProcess(step.run, command_of_attempt(words, 1, None))
         code = process.wait()
         if code != 0 or not step.run.is_finished:
@@ -61,7 +76,8 @@ def command(
 
 
 def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
-    """Whether the step has mistakes; of one whose model is still to be made, only what the recipe itself shows is checked.
+    """Whether the step has mistakes; of one whose model is still to be made, only what the recipe itself shows is
+    checked.
 
     Args:
         steps: those that are going to run.
@@ -70,11 +86,15 @@ def check_step(pipeline: Pipeline, step: Step, steps: Sequence[Step]) -> bool:
         return False
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if absent := [other for other in waiting if other not in steps]:
-        tell(f"step {step.number} goes on from {absent[0].run.folder}, which is not finished: begin with --from {absent[0].recipe.name}")
+        tell(
+            f"step {step.number} goes on from {absent[0].run.folder}, which is not finished: begin with --from"
+            f" {absent[0].recipe.name}"
+        )
         return True
     if waiting:
         tell(
-            f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step {waiting[0].number} has made it."
+            f"{step.file}: goes on from {waiting[0].run.folder}, so files and memory are checked when step"
+            f" {waiting[0].number} has made it."
         )
         return False
     found = report(step.file, step.recipe, step.root)
@@ -93,9 +113,14 @@ def end(pipeline: Pipeline, step: Step, file: Path, code: int, told: int) -> Non
     again = f"The same command goes on there: cpt pipeline {file}"
     if code == Interrupted.exit_code or told and code == KILLED + told:
         why = f"{signal.Signals(told).name}: " if told else ""
-        raise Interrupted(f"{why}step {step.number}, {step.recipe.name}, stopped at step {status.get('step', 0)} of its run. {again}")
+        raise Interrupted(
+            f"{why}step {step.number}, {step.recipe.name}, stopped at step {status.get('step', 0)} of its run. {again}"
+        )
     said = str(status.get("message") or "see what it wrote above").splitlines()[0]
-    tell(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {said}\nLater steps were not started. Mend it. {again}")
+    tell(
+        f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {said}\nLater steps were not started."
+        f" Mend it. {again}"
+    )
     raise typer.Exit(code or 1)
 
 

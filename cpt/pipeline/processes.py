@@ -64,5 +64,6 @@ def refuse_a_launcher() -> str | None:
     if "RANK" not in os.environ:
         return None
     return (
-        'a pipeline starts its runs\' processes itself: type `cpt pipeline FILE`, with --launcher "accelerate launch --config_file FILE".'
+        "a pipeline starts its runs' processes itself: type `cpt pipeline FILE`, with --launcher \"accelerate launch"
+        ' --config_file FILE".'
     )

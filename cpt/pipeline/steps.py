@@ -73,17 +73,24 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     written = root.value if isinstance(root.value, dict) else {}
     for key, node in written.items():
         if key not in KEYS:
-            mistakes.add(node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} There is: {', '.join(KEYS)}")
+            mistakes.add(
+                node.place, f"`{key}` is not a key of a pipeline.{did_you_mean(key, KEYS)} There is: {', '.join(KEYS)}"
+            )
     if "name" not in written or not isinstance(written["name"].value, str):
         mistakes.add(root.place, "`name` is missing: what the pipeline is called")
     if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
-        mistakes.add(root.place, "`steps` is missing: a list of recipes, `steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`")
+        mistakes.add(
+            root.place, "`steps` is missing: a list of recipes, `steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
+        )
         mistakes.raise_if_any()
     steps, complaints = [], []
     for number, node in enumerate(written["steps"].value, start=1):
         keys = plain(node)
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
-            mistakes.add(node.place, f"step {number}: `recipe` is missing, the path of a YAML file: `{{recipe: sft.yaml, name: chat}}`")
+            mistakes.add(
+                node.place,
+                f"step {number}: `recipe` is missing, the path of a YAML file: `{{recipe: sft.yaml, name: chat}}`",
+            )
             continue
         file = path.parent / Path(keys.pop("recipe")).expanduser()
         on_top = (*as_overrides(keys), *overrides)
@@ -113,16 +120,22 @@ def misfits(pipeline: Pipeline) -> Iterator[str]:
     for step in pipeline.steps:
         for other in pipeline.steps[: step.number - 1]:
             if other.run.folder == step.run.folder:
-                yield f"steps {other.number} and {step.number} are one run, {step.run.folder}. Give one of them a `name`."
+                yield (
+                    f"steps {other.number} and {step.number} are one run, {step.run.folder}. Give one of them a"
+                    " `name`."
+                )
         for other in pipeline.made_by_others(step):
             if other.number >= step.number:
-                yield f"step {step.number} goes on from {other.run.folder}, which step {other.number} makes. Put that one before it."
+                yield (
+                    f"step {step.number} goes on from {other.run.folder}, which step {other.number} makes. Put that"
+                    " one before it."
+                )
         saved = step.run.folder / RECIPE
         if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
             listing = "\n".join(f"  {line}" for line in differences)
             yield (
-                f"step {step.number}: {step.run.folder} belongs to a run of another recipe (there -> here):\n{listing}\n"
-                "Give the step a `name` of its own, or remove the folder."
+                f"step {step.number}: {step.run.folder} belongs to a run of another recipe (there ->"
+                f" here):\n{listing}\nGive the step a `name` of its own, or remove the folder."
             )
 
 
@@ -155,4 +168,7 @@ def named(pipeline: Pipeline, word: str) -> Step:
         if word in (str(step.number), step.recipe.name):
             return step
     names = [step.recipe.name for step in pipeline.steps]
-    raise RecipeError(f"{pipeline.name} has no step `{word}`.{did_you_mean(word, names)} It has: {', '.join(names)}, or 1 to {len(names)}.")
+    raise RecipeError(
+        f"{pipeline.name} has no step `{word}`.{did_you_mean(word, names)} It has: {', '.join(names)}, or 1 to"
+        f" {len(names)}."
+    )

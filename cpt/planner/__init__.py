@@ -1,1 +1,2 @@
-"""Does it fit, and how fast will it be: memory of each GPU and of the host, time and money, before anything is built."""
+"""Does it fit, and how fast will it be: memory of each GPU and of the host, time and money, before anything is
+built."""

@@ -1,4 +1,5 @@
-"""What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a second."""
+"""What a forward pass keeps for the backward pass, counted on the model itself with fake tensors: no memory, about a
+second."""
 
 import logging
 from collections.abc import Iterator, Set
@@ -69,14 +70,18 @@ class LayerCall:
     def inputs(self) -> dict[int, torch.UntypedStorage]:
         """Storages of its tensors, by position among all leaves of its arguments."""
         leaves = tree_leaves((self.given, self.options))
-        return {position: leaf.untyped_storage() for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        return {
+            position: leaf.untyped_storage() for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)
+        }
 
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
     """Run rows through the model's layers, without its head, on fake tensors."""
     setup = setup.as_computed
     model = model_on_meta(config, setup)
-    if any(RECURRENT.search(type(module).__name__) for module in model.modules()):  # their code may go through a row token by token
+    if any(
+        RECURRENT.search(type(module).__name__) for module in model.modules()
+    ):  # their code may go through a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
         setup = replace(setup, sequence_length=short, beside=replace(setup.beside, completion=0), compiles=False)
@@ -84,8 +89,13 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> Counted:
         tokens = 1.0
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
-        for one in (setup, replace(setup, packed=False)):  # where documents begin may decide shapes: then as if each row were one
-            with suppress(DynamicOutputShapeException, DataDependentOutputException, RuntimeError):  # of routers and their kernels
+        for one in (
+            setup,
+            replace(setup, packed=False),
+        ):  # where documents begin may decide shapes: then as if each row were one
+            with suppress(
+                DynamicOutputShapeException, DataDependentOutputException, RuntimeError
+            ):  # of routers and their kernels
                 return Counted(counted(model, one, 1).times(tokens), counted(model, one, 2).times(tokens))
         return Counted(estimated(model, setup, 1).times(tokens), estimated(model, setup, 2).times(tokens))
 
@@ -107,13 +117,16 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
 
 
 def move_from_meta(model: nn.Module) -> None:
-    """Inside a FakeTensorMode: fake tensors in the place of those on meta, which autocast would pass by; a tied weight stays one."""
+    """Inside a FakeTensorMode: fake tensors in the place of those on meta, which autocast would pass by; a tied weight
+    stays one."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-                setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM keeps a list of its own, which hears of this
+                setattr(
+                    module, name, moved.setdefault(id(parameter), fake)
+                )  # torch's LSTM keeps a list of its own, which hears of this
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
@@ -148,7 +161,9 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         return Activations(saved.total, saved.total, 0, 0, saved.total, forward=saved.total)
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
-    inputs = {each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known}
+    inputs = {
+        each._cdata: each.nbytes() for call in calls for each in call.inputs.values() if each._cdata not in known
+    }
     largest = max(calls, key=lambda call: call.kept)
     forward = forward_of_layer(largest.layer, largest.given, largest.options, setup)
     attention = attention_outputs(model, setup, rows)
@@ -161,7 +176,8 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 
 def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers. None if torch cannot trace a layer, or compiles it in parts, as with experts.
+    """Sizes that differ with compiled layers. None if torch cannot trace a layer, or compiles it in parts, as with
+    experts.
 
     Args:
         kept: bytes that autograd saves outside of layers.
@@ -175,7 +191,9 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
                 return None
             try:
                 with computing_as(setup):
-                    kinds[kind] = count_compiled(call.layer, call.given, call.options, selective=setup.recomputing.selective)
+                    kinds[kind] = count_compiled(
+                        call.layer, call.given, call.options, selective=setup.recomputing.selective
+                    )
             except Exception as problem:  # torch's tracer raises whatever a model's own code meets in it
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
@@ -198,8 +216,11 @@ def forward_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str
 
 
 def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], setup: Setup) -> tuple[int, int]:
-    """Bytes that its backward pass adds at most to what it keeps, and those of its forward and backward pass together."""
-    inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given]
+    """Bytes that its backward pass adds at most to what it keeps, and those of its forward and backward pass
+    together."""
+    inputs = [
+        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given
+    ]
     hooks = [p.register_post_accumulate_grad_hook(let_go) for p in layer.parameters() if p.requires_grad]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
@@ -218,12 +239,16 @@ def peaks_of_layer(layer: nn.Module, given: tuple[Any, ...], options: dict[str, 
 
 
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
-    """The inputs of all linear layers, those of experts by the share of tokens that reach them, and two norms in fp32 a layer."""
+    """The inputs of all linear layers, those of experts by the share of tokens that reach them, and two norms in fp32
+    a layer."""
     config = model.config.get_text_config()
     width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
     values = config.to_dict()
     chosen = int(values.get("num_experts_per_tok") or 1)
-    experts = next((int(values[name]) for name in ("num_local_experts", "num_experts", "n_routed_experts") if values.get(name)), chosen)
+    experts = next(
+        (int(values[name]) for name in ("num_local_experts", "num_experts", "n_routed_experts") if values.get(name)),
+        chosen,
+    )
     numbers = 0.0
     widest = width
     for name, layer in adaptable(model):
@@ -237,7 +262,9 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     attention = attention_outputs(model, setup, rows)
     inputs = tokens * layers * width * each
     again = of_layer + backward
-    return Activations(kept, of_layer, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward)
+    return Activations(
+        kept, of_layer, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
+    )
 
 
 def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:

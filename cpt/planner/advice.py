@@ -65,10 +65,14 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
     return USABLE_OF_HOST * target.host_memory_gib * GIB - plan.host.size
 
 
-def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0) -> Proposal | None:
-    """All parameters with the recipe's own optimizer, or else other ways; the least time, where a change counts for three per cent of it.
+def cheapest_that_fits(
+    setup: Setup, target: Target, count: Count, *, mfu: float, share: float = 1.0
+) -> Proposal | None:
+    """All parameters with the recipe's own optimizer, or else other ways; the least time, where a change counts for
+    three per cent of it.
 
-    Where the first fits in no way, or only in more host memory than is known of, adapters and weights in bfloat16 with moments in 8 bit are
+    Where the first fits in no way, or only in more host memory than is known of, adapters and weights in bfloat16 with
+    moments in 8 bit are
     given too: the reader knows which will do.
     """
     known: dict[tuple[Any, ...], tuple[ModelFacts, Counted]] = {}
@@ -90,14 +94,23 @@ def cheapest_that_fits(setup: Setup, target: Target, count: Count, *, mfu: float
         reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
         seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(changes.keys() - {ACCUMULATION, COMPILING, SYNCS})  # they follow from the micro-batch and the engine
-        unsure = UNKNOWN_HOST if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer else 1
+        number = len(
+            changes.keys() - {ACCUMULATION, COMPILING, SYNCS}
+        )  # they follow from the micro-batch and the engine
+        unsure = (
+            UNKNOWN_HOST
+            if not target.host_is_known and candidate.zero is not None and candidate.zero.offload_optimizer
+            else 1
+        )
         return seconds * CHANGE**number * HALVED**halvings * unsure, Proposal(candidate, plan, changes, seconds)
 
     own_facts, _ = counted(setup)
     own_seconds = setup.tokens_per_step / planned_speed(own_facts, setup, target, mfu).tokens_per_second
     found: list[Proposal] = []
-    for kinds in ((with_all_parameters(setup, target),), (with_small_states(setup, target), with_adapters(setup, target))):
+    for kinds in (
+        (with_all_parameters(setup, target),),
+        (with_small_states(setup, target), with_adapters(setup, target)),
+    ):
         ways: list[tuple[float, Proposal]] = []
         for candidates in kinds:
             judged = [way for candidate, changes in candidates if (way := judge(candidate, changes)) is not None]
@@ -114,7 +127,8 @@ def rests_on_unknown_host(proposal: Proposal, target: Target) -> bool:
 
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay where the recipe has them."""
+    """Every combination of micro-batch, checkpointing, fused loss and engine; adapters stay where the recipe has
+    them."""
     engines: list[tuple[dict[str, Any], Zero | None]] = [({}, setup.zero)]
     if not target.on_cpu:
         engines += [
@@ -151,7 +165,8 @@ def takes_fsdp(setup: Setup, target: Target) -> bool:
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
-    """All parameters in bfloat16 without a copy in fp32, moments in 8 bit; on one GPU also with gradients that never add up."""
+    """All parameters in bfloat16 without a copy in fp32, moments in 8 bit; on one GPU also with gradients that never
+    add up."""
     if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
@@ -165,7 +180,10 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, dic
         name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
         yield changed, first | name | changes | last
         if setup.gpus == 1 and setup.beside.stage not in KINDS and not setup.releases:
-            yield released(changed), first | name | {"optimizer.release_gradients": True} | one_portion(changed, changes) | last
+            yield (
+                released(changed),
+                first | name | {"optimizer.release_gradients": True} | one_portion(changed, changes) | last,
+            )
 
 
 def released(setup: Setup) -> Setup:
@@ -175,7 +193,11 @@ def released(setup: Setup) -> Setup:
 
 def one_portion(setup: Setup, changes: dict[str, Any]) -> dict[str, Any]:
     """The changes with a step of one micro-batch, whose gradients are not clipped."""
-    step = {"budget.global_batch_tokens": setup.micro_batch * setup.sequence_length} if setup.batch_is_given else {ACCUMULATION: 1}
+    step = (
+        {"budget.global_batch_tokens": setup.micro_batch * setup.sequence_length}
+        if setup.batch_is_given
+        else {ACCUMULATION: 1}
+    )
     is_same = setup.accumulation == 1 and ACCUMULATION not in changes
     return changes | ({} if is_same else step) | {"training.max_grad_norm": 0}
 
@@ -184,7 +206,9 @@ def without_engine(setup: Setup) -> dict[str, Any]:
     """What is taken out of a recipe that DeepSpeed or FSDP divides."""
     if setup.zero is None:
         return {}
-    return {"training.fsdp": None, "training.fsdp_config": None} if setup.zero.is_fsdp else {"training.deepspeed": None}
+    return (
+        {"training.fsdp": None, "training.fsdp_config": None} if setup.zero.is_fsdp else {"training.deepspeed": None}
+    )
 
 
 def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[str, Any]]]:
@@ -201,7 +225,10 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, dict[st
 
 def shipped_profiles() -> list[tuple[str, Zero]]:
     """Those that come with cpt, as a recipe names them."""
-    read = [(f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text()))) for file in sorted(PROFILES.glob("*.json"))]
+    read = [
+        (f"{PROFILES.name}/{file.name}", zero_of(json.loads(file.read_text())))
+        for file in sorted(PROFILES.glob("*.json"))
+    ]
     return [(name, zero) for name, zero in read if zero is not None]
 
 

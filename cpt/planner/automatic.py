@@ -46,13 +46,17 @@ def chosen_values(
             setup,
             target,
             count,
-            micro_batches=micro_batches_of(rows, setup.beside.sequences * setup.length) if MICRO_BATCH in asked else [setup.micro_batch],
+            micro_batches=micro_batches_of(rows, setup.beside.sequences * setup.length)
+            if MICRO_BATCH in asked
+            else [setup.micro_batch],
             checkpointing=[False, True] if switches else [setup.checkpointing],
             share=share,
         )
         values |= {MICRO_BATCH: best.micro_batch} if MICRO_BATCH in asked else {}
         values |= dict.fromkeys(switches, best.checkpointing)
-    return values | ({ACCUMULATION: None} if training.get(ACCUMULATION) == AUTO else {})  # it follows from the global batch
+    return values | (
+        {ACCUMULATION: None} if training.get(ACCUMULATION) == AUTO else {}
+    )  # it follows from the global batch
 
 
 def fastest_that_fits(
@@ -75,7 +79,9 @@ def fastest_that_fits(
             tokens = min(BUSY_TOKENS, candidate.tokens_at_once)
             idle = HALVED ** math.log2(BUSY_TOKENS / tokens)
             # The start of a run knows no links, and must choose what the plan told.
-            speed = planned_speed(facts, candidate, replace(target, links=None), assumed_mfu(candidate)).tokens_per_second
+            speed = planned_speed(
+                facts, candidate, replace(target, links=None), assumed_mfu(candidate)
+            ).tokens_per_second
             judged.append((speed / idle, -rows, candidate))
     if not judged:
         return replace(setup, micro_batch=min(micro_batches), checkpointing=any(checkpointing))

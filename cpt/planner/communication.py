@@ -1,11 +1,11 @@
 """What GPUs tell each other in a step, how long the links take for it, and how much of that hides behind computing.
 
-Volumes are those of the ZeRO paper (arXiv 1910.02054, section 7) with what the engines really do where that is more: DeepSpeed's
-ZeRO-1 and ZeRO-2 bring gradients together by an all-reduce, and ZeRO-2 and ZeRO-3 do it for every micro-batch
-(`runtime/zero/stage_1_and_2.py`, `stage3.py`), where DDP and ZeRO-1 do it once for a step.
-A ring of n GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter and twice that for an all-reduce; one machine sends
-the others as much as one GPU, divided over its adapters (NVIDIA/nccl-tests, doc/PERFORMANCE.md). An all-reduce first brings a machine's
-own GPUs together, so that between N machines it is 2(N-1)/N (NVIDIA/nccl-tests issue 196).
+Volumes are those of the ZeRO paper (arXiv 1910.02054, section 7) with what the engines really do where that is more:
+DeepSpeed's ZeRO-1 and ZeRO-2 bring gradients together by an all-reduce, and ZeRO-2 and ZeRO-3 do it for every
+micro-batch (`runtime/zero/stage_1_and_2.py`, `stage3.py`), where DDP and ZeRO-1 do it once for a step. A ring of n
+GPUs sends (n-1)/n of the data from each for a gather or a reduce-scatter and twice that for an all-reduce; one machine
+sends the others as much as one GPU, divided over its adapters (NVIDIA/nccl-tests, doc/PERFORMANCE.md). An all-reduce
+first brings a machine's own GPUs together, so that between N machines it is 2(N-1)/N (NVIDIA/nccl-tests issue 196).
 """
 
 import math
@@ -38,7 +38,8 @@ class Traffic:
     members: int
     """GPUs that do it together."""
     behind: str = ""
-    """Which computing it can hide behind: `forward`, `backward` or `last backward` (of the step's last micro-batch)."""
+    """Which computing it can hide behind: `forward`, `backward` or `last backward` (of the step's last
+    micro-batch)."""
 
     def sent_by_gpu(self) -> float:
         """Bytes of a step."""
@@ -58,7 +59,10 @@ class Traffic:
         within = self.sent_by_gpu() / links.within.speed if setup.gpus_per_node > 1 else 0.0
         between = self.sent_by_node(setup) / links.speed_of_node
         if self.how == REDUCE:  # a tree: up and down
-            hops = 2 * (min(self.members, setup.gpus_per_node) - 1) * links.within.hop + 2 * math.ceil(math.log2(nodes)) * links.between.hop
+            hops = (
+                2 * (min(self.members, setup.gpus_per_node) - 1) * links.within.hop
+                + 2 * math.ceil(math.log2(nodes)) * links.between.hop
+            )
         else:
             across = nodes if nodes > 1 else 0
             hops = (self.members - 1 - across) * links.within.hop + across * links.between.hop
@@ -93,9 +97,11 @@ def of_divided_states(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Traf
 
 
 def of_divided_weights(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Traffic, ...]:
-    """ZeRO-3: weights are gathered for each forward and backward pass, also of a frozen model; gradients are reduced and divided.
+    """ZeRO-3: weights are gathered for each forward and backward pass, also of a frozen model; gradients are reduced
+    and divided.
 
-    What is used again within `stage3_max_reuse_distance` is not let go: of a large model that is its last layers, and of a small one all.
+    What is used again within `stage3_max_reuse_distance` is not let go: of a large model that is its last layers, and
+    of a small one all.
     """
     whole = setup.weights_bytes * facts.parameters * (0.5 if zero.quantized_weights else 1.0)
     kept = min(1.0, zero.max_reuse_distance / 2 / facts.parameters)
@@ -109,22 +115,35 @@ def of_divided_weights(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Tra
     group = min(zero.secondary, setup.gpus) if zero.secondary > 1 else setup.gpus
     return (
         Traffic("weights for the forward pass", GATHER, whole, setup.accumulation, gathers, setup.gpus, forward),
-        Traffic("weights for the backward pass", GATHER, whole * (1 - kept), passes, gathers * (1 - kept), group, backward),
-        Traffic("gradients", SCATTER, reduced, setup.accumulation, max(1.0, facts.trained / zero.reduce_bucket), setup.gpus, backward),
+        Traffic(
+            "weights for the backward pass", GATHER, whole * (1 - kept), passes, gathers * (1 - kept), group, backward
+        ),
+        Traffic(
+            "gradients",
+            SCATTER,
+            reduced,
+            setup.accumulation,
+            max(1.0, facts.trained / zero.reduce_bucket),
+            setup.gpus,
+            backward,
+        ),
     )
 
 
 def of_fsdp(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Traffic, ...]:
-    """FSDP2: layers are gathered as they compute, and gradients reduced in fp32 once for a step (accelerate's `no_sync`), or for each
-    micro-batch (`sync_each_batch`).
+    """FSDP2: layers are gathered as they compute, and gradients reduced in fp32 once for a step (accelerate's
+    `no_sync`), or for each micro-batch (`sync_each_batch`).
 
-    The head stays whole from the forward to the backward pass; accelerate shards an embedding that is not tied to it like a layer.
+    The head stays whole from the forward to the backward pass; accelerate shards an embedding that is not tied to it
+    like a layer.
     """
     each = 2 if setup.half else setup.weights_bytes
     whole, in_layers = float(each * facts.parameters), float(each * (facts.parameters - facts.head))
     layers = max(1.0, facts.parameters / facts.largest_layer)
     forward = Traffic("weights for the forward pass", GATHER, whole, setup.accumulation, layers, setup.gpus, "forward")
-    backward = Traffic("weights for the backward pass", GATHER, in_layers, setup.accumulation, layers, setup.gpus, "backward")
+    backward = Traffic(
+        "weights for the backward pass", GATHER, in_layers, setup.accumulation, layers, setup.gpus, "backward"
+    )
     times, behind = (setup.accumulation, "backward") if zero.reduces_each_micro_batch else (1, "last backward")
     gradients = Traffic("gradients", SCATTER, 4.0 * facts.trained, times, layers, setup.gpus, behind)
     return (forward, gradients) if zero.keeps_gathered else (forward, backward, gradients)
@@ -153,7 +172,12 @@ def waiting_for(facts: ModelFacts, setup: Setup, links: Links | None, *, forward
     if links is None or not parts:
         return Waiting((), 0.0, 0.0)
     seconds = {part: part.seconds(setup, links) for part in parts}
-    windows = {"forward": setup.accumulation * forward, "backward": setup.accumulation * backward, "last backward": backward, "": 0.0}
+    windows = {
+        "forward": setup.accumulation * forward,
+        "backward": setup.accumulation * backward,
+        "last backward": backward,
+        "": 0.0,
+    }
     exposed = 0.0
     for name, window in windows.items():
         exposed += max(0.0, sum(time for part, time in seconds.items() if part.behind == name) - HIDDEN * window)

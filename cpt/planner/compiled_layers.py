@@ -1,4 +1,5 @@
-"""Activation memory of a compiled layer: its graph, traced on fake tensors and split in two as `torch.compile` splits it."""
+"""Activation memory of a compiled layer: its graph, traced on fake tensors and split in two as `torch.compile` splits
+it."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class CompiledLayer:
     kept: int
     """Computed in the forward graph and saved for the backward graph."""
     saved_inputs: tuple[int, ...]
-    """Positions of inputs that are saved, among all leaves of the layer's arguments. Not in `kept`, since layers may share them."""
+    """Positions of inputs that are saved, among all leaves of the layer's arguments. Not in `kept`, since layers may
+    share them."""
     backward: int
     """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
     again: int
@@ -31,7 +33,9 @@ class CompiledLayer:
     """Of the layer's parameters, which the backward graph returns all at once."""
 
 
-def count_compiled(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], *, selective: bool) -> CompiledLayer:
+def count_compiled(
+    module: nn.Module, given: tuple[Any, ...], options: dict[str, Any], *, selective: bool
+) -> CompiledLayer:
     """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs.
 
     Args:
@@ -42,7 +46,9 @@ def count_compiled(module: nn.Module, given: tuple[Any, ...], options: dict[str,
 
     leaves, layout = tree_flatten((given, options))
     positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    num_positional = len(tree_flatten(given)[0])  # rotary embeddings and masks are keyword arguments, and need no gradients
+    num_positional = len(
+        tree_flatten(given)[0]
+    )  # rotary embeddings and masks are keyword arguments, and need no gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
@@ -59,10 +65,14 @@ def count_compiled(module: nn.Module, given: tuple[Any, ...], options: dict[str,
     for index, leaf in zip(positions, inputs, strict=True):
         leaf.requires_grad_(index < num_positional and leaf.is_floating_point())
     weights = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state.values()]
-    joint: Any = aot_export_joint_simple(call, (*weights, *inputs), trace_joint=True, decompositions=select_decomp_table())
+    joint: Any = aot_export_joint_simple(
+        call, (*weights, *inputs), trace_joint=True, decompositions=select_decomp_table()
+    )
     placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
     of_state = set(placeholders[: len(state)])
-    of_inputs = dict(zip(placeholders[len(state) :], positions, strict=False))  # after these come the gradients of the outputs
+    of_inputs = dict(
+        zip(placeholders[len(state) :], positions, strict=False)
+    )  # after these come the gradients of the outputs
     stays = of_state | of_inputs.keys()
     saved, backward = split(joint, num_outputs, len(state), recompute=False, selective=selective)
     few, again = split(joint, num_outputs, len(state), recompute=True, selective=selective)
@@ -75,7 +85,9 @@ def count_compiled(module: nn.Module, given: tuple[Any, ...], options: dict[str,
     )
 
 
-def split(joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute: bool, selective: bool) -> tuple[Storages, fx.Graph]:
+def split(
+    joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute: bool, selective: bool
+) -> tuple[Storages, fx.Graph]:
     """The storages that the forward graph saves, and the backward graph."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -83,9 +95,14 @@ def split(joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute:
     graph.output(graph.graph_copy(joint.graph, {}))
     module = fx.GraphModule(joint, graph)
     for node in module.graph.nodes if recompute else ():
-        if node.op == "call_function" and node.target is not getitem:  # the marks that dynamo puts on the body of a checkpoint
+        if (
+            node.op == "call_function" and node.target is not getitem
+        ):  # the marks that dynamo puts on the body of a checkpoint
             saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
-            node.meta |= {"recompute": CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+            node.meta |= {
+                "recompute": CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE,
+                "ac_graph_id": 0,
+            }
     forward, backward = min_cut_rematerialization_partition(
         module, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_state))
     )
@@ -95,7 +112,8 @@ def split(joint: fx.GraphModule, num_outputs: int, num_state: int, *, recompute:
 def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -> int:
     """Bytes that a backward graph adds at most to what was saved for it.
 
-    Fused operations need no buffers, except for results that an operation outside of the fusion reads, such as a matrix product.
+    Fused operations need no buffers, except for results that an operation outside of the fusion reads, such as a
+    matrix product.
 
     Args:
         num_state: outputs that are gradients of parameters. They come first and are not counted.
@@ -108,12 +126,17 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
     written = {storage_of(node) for node in outputs[num_state:]}
     for node in nodes:
         if node.op == "call_function" and not is_fusible(node):
-            written |= {storage_of(node), *(found for read in node.all_input_nodes if (found := storage_of(read)) != storage_of(node))}
+            written |= {
+                storage_of(node),
+                *(found for read in node.all_input_nodes if (found := storage_of(read)) != storage_of(node)),
+            }
     written -= {storage_of(node) for node in outputs[:num_state]} | stays
     last_use: dict[torch.UntypedStorage | None, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
         own = storage_of(node)
-        runs = position if own is None or own in written else last_use.get(own, position)  # a fused operation runs where it is used
+        runs = (
+            position if own is None or own in written else last_use.get(own, position)
+        )  # a fused operation runs where it is used
         for read in node.all_input_nodes:
             last_use[storage_of(read)] = max(last_use.get(storage_of(read), 0), runs)
     alive = {storage_of(node) for node in nodes if node.op == "placeholder"} - stays
@@ -122,7 +145,9 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
         still_used = {found for found in alive if last_use.get(found, 0) > position}
         if node.op == "call_function":
             result = {storage_of(node)} & written
-            peak = max(peak, bytes_of((still_used if is_fusible(node) else alive) | result))  # fused kernels reuse their inputs' buffers
+            peak = max(
+                peak, bytes_of((still_used if is_fusible(node) else alive) | result)
+            )  # fused kernels reuse their inputs' buffers
             still_used |= result
         alive = still_used
     return peak - bytes_of(saved - stays)

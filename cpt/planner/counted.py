@@ -1,4 +1,5 @@
-"""Bytes of activations: of one row and of two, from which those of any number follow, and of every way to keep or to recompute them."""
+"""Bytes of activations: of one row and of two, from which those of any number follow, and of every way to keep or to
+recompute them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,10 +33,12 @@ class Activations:
     forward: int = 0
     """The most in one layer's forward pass without gradients, where nothing is kept."""
     layer_gradients: int = 0
-    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are not compiled."""
+    """Of a compiled layer's parameters: its backward pass returns them all at once. Not in `backward`; 0 if layers are
+    not compiled."""
 
     def of_rows(self, rows: int, two: "Activations") -> "Activations":
-        """From one row's, these, and those of two: copies of weights and what depends on positions alone are there once."""
+        """From one row's, these, and those of two: copies of weights and what depends on positions alone are there
+        once."""
         first, second = vars(self), vars(two)
         sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
         return replace(self, **sizes)

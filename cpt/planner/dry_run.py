@@ -37,16 +37,20 @@ class DryRun:
 def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
     """Two steps of AdamW on fake tensors, of which the second counts: its states are there from the beginning.
 
-    Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the engine keeps is not part
-    of the model.
+    Under ZeRO gradients leave as they are made, and neither they nor the optimizer's states are counted: what the
+    engine keeps is not part of the model.
     """
     model = model_on_meta(config, setup)
     with quiet_fake_tensors(), FakeTensorMode(allow_non_fake_inputs=True):
         move_from_meta(model)
         if setup.checkpointing:
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # the newer name is not in transformers 5.17
+            with warnings.catch_warnings(
+                action="ignore", category=FutureWarning
+            ):  # the newer name is not in transformers 5.17
                 every = setup.recomputing.every_n_layers
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup), every_n_layers=every)
+                model.gradient_checkpointing_enable(
+                    gradient_checkpointing_kwargs=checkpoint_options(setup), every_n_layers=every
+                )
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
         optimizer = optimizer_of(setup, model)
@@ -68,7 +72,11 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> DryRun:
 
 def checkpoint_options(setup: Setup) -> dict[str, Any]:
     """Options of torch's checkpoints."""
-    keeps = {"context_fn": partial(create_selective_checkpoint_contexts, keep_planned_attention)} if setup.recomputing.selective else {}
+    keeps = (
+        {"context_fn": partial(create_selective_checkpoint_contexts, keep_planned_attention)}
+        if setup.recomputing.selective
+        else {}
+    )
     return {"use_reentrant": False, **keeps}
 
 
@@ -80,7 +88,9 @@ def optimizer_of(setup: Setup, model: nn.Module) -> torch.optim.Optimizer | None
                 parameter.register_post_accumulate_grad_hook(let_go)
         return None
     options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-    optimizer = build_optimizer(Optimizer(name=setup.optimizer if setup.optimizer in RELEASING else "adamw", **options), model)
+    optimizer = build_optimizer(
+        Optimizer(name=setup.optimizer if setup.optimizer in RELEASING else "adamw", **options), model
+    )
     if setup.releases:
         ReleasedGradients(optimizer)
     return optimizer

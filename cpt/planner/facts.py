@@ -54,7 +54,9 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
     for name, parameter in model.named_parameters():
         by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
     trains_all = lora is None
-    in_layers = [parameter.numel() for parameter in model.parameters() if parameter is not head and parameter is not embedding]
+    in_layers = [
+        parameter.numel() for parameter in model.parameters() if parameter is not head and parameter is not embedding
+    ]
     return ModelFacts(
         name=str(config.model_type),
         parameters=count.total,
@@ -76,7 +78,8 @@ def facts_of(config: PreTrainedConfig, lora: Mapping[str, Any] | None, sequence_
 
 
 def cached_numbers(model: PreTrainedModel) -> int:
-    """Keys and values of all layers for one token, as transformers caches them; those of latent attention are cached in full."""
+    """Keys and values of all layers for one token, as transformers caches them; those of latent attention are cached
+    in full."""
     if (heads := attention_heads(model.config)) == 0:
         return 0
     config = model.config.get_text_config()

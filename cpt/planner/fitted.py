@@ -13,7 +13,13 @@ from cpt.recipe.words import in_yaml
 
 
 def write_fitted(
-    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool = False, force: bool = False
+    recipe: Path,
+    output: Path,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+    *,
+    lora: bool = False,
+    force: bool = False,
 ) -> Path:
     """Write it beside the recipe with its comments, or elsewhere with every key that it means.
 

@@ -1,8 +1,10 @@
-"""Bytes of one GPU under FSDP2: parts of the weights and the states, whole layers while they compute, gradients on their way.
+"""Bytes of one GPU under FSDP2: parts of the weights and the states, whole layers while they compute, gradients on
+their way.
 
-As torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard): each layer is gathered in the precision that computes, one ahead
-of its use; the head stays gathered to the end of the backward pass. Between a step's micro-batches accelerate's
-`no_sync` keeps all gradients whole, in the precision that they are reduced in, unless `sync_each_batch` reduces them after each one.
+As torch's `fully_shard` keeps them (torch/distributed/fsdp/_fully_shard): each layer is gathered in the precision that
+computes, one ahead of its use; the head stays gathered to the end of the backward pass. Between a step's micro-batches
+accelerate's `no_sync` keeps all gradients whole, in the precision that they are reduced in, unless `sync_each_batch`
+reduces them after each one.
 """
 
 from cpt.planner.facts import ModelFacts
@@ -24,7 +26,11 @@ def fsdp_states(facts: ModelFacts, setup: Setup, zero: Zero) -> tuple[Term, ...]
         Term("weights", weights, of_part),
         Term("layers in use", computing_bytes(setup) * gathered_numbers(facts, zero), "gathered from all GPUs"),
         *held_besides(facts, setup),
-        Term("optimizer", (master + moment_bytes(setup)) * facts.trained / setup.gpus, f"{setup.optimizer}, over {setup.gpus} GPUs"),
+        Term(
+            "optimizer",
+            (master + moment_bytes(setup)) * facts.trained / setup.gpus,
+            f"{setup.optimizer}, over {setup.gpus} GPUs",
+        ),
     )
 
 
@@ -42,12 +48,23 @@ def fsdp_gradients(facts: ModelFacts, setup: Setup) -> float:
 
 def keeps_whole_gradients(setup: Setup) -> bool:
     """Whether a step has micro-batches whose gradients are not reduced."""
-    return setup.zero is not None and setup.zero.is_fsdp and setup.accumulation > 1 and not setup.zero.reduces_each_micro_batch
+    return (
+        setup.zero is not None
+        and setup.zero.is_fsdp
+        and setup.accumulation > 1
+        and not setup.zero.reduces_each_micro_batch
+    )
 
 
 def fsdp_buffers(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     """One layer flat on its way in, and its gradients on theirs out."""
-    return (Term("communication buffers", float((computing_bytes(setup) + REDUCED) * facts.largest_layer), "a layer and its gradients"),)
+    return (
+        Term(
+            "communication buffers",
+            float((computing_bytes(setup) + REDUCED) * facts.largest_layer),
+            "a layer and its gradients",
+        ),
+    )
 
 
 def computing_bytes(setup: Setup) -> int:

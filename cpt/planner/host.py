@@ -22,16 +22,25 @@ def host_memory(facts: ModelFacts, setup: Setup, *, workers: int, snapshot: bool
     terms += on_host_besides(facts, setup)
     terms.append(Term("activations", setup.gpus_per_node * activations, "pinned"))
     if snapshot:
-        copied = checkpoint_bytes(facts, setup) / (setup.nodes if setup.zero is not None else 1)  # else the first process has it all
+        copied = checkpoint_bytes(facts, setup) / (
+            setup.nodes if setup.zero is not None else 1
+        )  # else the first process has it all
         terms.append(Term("copy of the checkpoint that is written", copied))
     if not any(term.size > setup.weights_bytes * facts.parameters for term in terms):
-        copies = 1 if setup.zero is not None and setup.zero.stage == 3 and not setup.zero.is_fsdp else setup.gpus_per_node
-        terms.append(Term("weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"))
+        copies = (
+            1 if setup.zero is not None and setup.zero.stage == 3 and not setup.zero.is_fsdp else setup.gpus_per_node
+        )
+        terms.append(
+            Term(
+                "weights while they are loaded", float(copies * setup.weights_bytes * facts.parameters), "for a moment"
+            )
+        )
     return Moment("host", (*(term for term in terms if term.size), *processes(setup, workers)))
 
 
 def checkpoint_bytes(facts: ModelFacts, setup: Setup) -> float:
-    """What a checkpoint holds: the weights that learn, and the optimizer's states; under ZeRO and FSDP2 weights whole and in parts."""
+    """What a checkpoint holds: the weights that learn, and the optimizer's states; under ZeRO and FSDP2 weights whole
+    and in parts."""
     if setup.zero is not None:
         return float((MASTER + moment_bytes(setup) + setup.weights_bytes) * facts.trained)
     return (4 if setup.lora is not None else setup.weights_bytes) * facts.trained + state_bytes(facts, setup)
@@ -44,7 +53,8 @@ def processes(setup: Setup, workers: int) -> tuple[Term, ...]:
 
 
 def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """What ZeRO keeps on the host of the GPUs beside it, in pinned memory: torch rounds each pinned block up to a power of two."""
+    """What ZeRO keeps on the host of the GPUs beside it, in pinned memory: torch rounds each pinned block up to a
+    power of two."""
     zero, trained, here = setup.zero, facts.trained, setup.gpus_per_node
     assert zero is not None, "asked under DeepSpeed alone"
     part = math.ceil(trained / setup.gpus)
@@ -66,7 +76,9 @@ def offloaded(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         states = blocks * block * (MASTER + moment_bytes(setup))
         terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
         pinned = blocks * block * MASTER * (rounding(MASTER * block) - 1)
-        terms.append(Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"))
+        terms.append(
+            Term("rounding of pinned blocks", pinned, f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two")
+        )
         each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
         if zero.stage < 3:  # whose fp32 gradients accumulate on the GPU
             each = MASTER + (setup.weights_bytes if setup.accumulation > 1 and not zero.accumulates_in_fp32 else 0)

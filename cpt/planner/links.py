@@ -1,4 +1,5 @@
-"""What connects GPUs: the links within a machine and between machines, how fast they are and how much of that collectives reach."""
+"""What connects GPUs: the links within a machine and between machines, how fast they are and how much of that
+collectives reach."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +10,12 @@ from cpt.extend import closest
 # Microseconds of a hop, as NCCL itself counts them for its ring with large buffers (`hwLat` of src/graph/tuning.cc).
 HOP_NVLINK, HOP_PCIE, HOP_NETWORK = 3.4, 5.7, 14.0
 RDMA = 0.9
-SOCKETS = {1: 0.8, 10: 0.8, 25: 0.6, 100: 0.5}  # over TCP: half of 100 Gb/s, 60 % of 32 (NVIDIA/nccl issues 450 and 209)
+SOCKETS = {
+    1: 0.8,
+    10: 0.8,
+    25: 0.6,
+    100: 0.5,
+}  # over TCP: half of 100 Gb/s, 60 % of 32 (NVIDIA/nccl issues 450 and 209)
 GIGABIT = 1 / 8
 
 
@@ -52,7 +58,8 @@ BETWEEN = (
     *(network("RoCE", gigabits, RDMA) for gigabits in (100, 200, 400)),
     *(network("Ethernet", gigabits, reached) for gigabits, reached in SOCKETS.items()),
 )
-WITHOUT_PEERS = 0.32  # where GPUs copy through the host's memory: NCCL counts 10 GB/s there (NVIDIA/nccl-tests issue 307, RTX 4090)
+# where GPUs copy through the host's memory: NCCL counts 10 GB/s there (NVIDIA/nccl-tests issue 307, RTX 4090)
+WITHOUT_PEERS = 0.32
 NO_PEERS = ("RTX 3090", "RTX 4080", "RTX 4090", "RTX 5090")  # their driver does not let them reach each other
 OF_GPU = {
     "A100-40GB": ("NVLink 3", 8, "InfiniBand 200"),
@@ -66,7 +73,13 @@ OF_GPU = {
 }
 """What machines with such GPUs mostly have: DGX-like ones an adapter for each GPU; desktops a cable."""
 OF_OTHERS = ("PCIe 4", 1, "Ethernet 10")
-OTHER_NAMES = {"ib": "infiniband", "eth": "ethernet", "edr": "infiniband100", "hdr": "infiniband200", "ndr": "infiniband400"}
+OTHER_NAMES = {
+    "ib": "infiniband",
+    "eth": "ethernet",
+    "edr": "infiniband100",
+    "hdr": "infiniband200",
+    "ndr": "infiniband400",
+}
 
 
 @dataclass(frozen=True)
@@ -110,12 +123,16 @@ def links_of(gpu: str, gpus_per_node: int = 8, written: str | None = None) -> Li
         if len(given) > 1:
             where = "between machines" if place else "within a machine"
             names = " and ".join(link.name for _, link in given)
-            raise ResourceError(f"--links: {names} are both {where}; give one link within a machine and one between machines.")
+            raise ResourceError(
+                f"--links: {names} are both {where}; give one link within a machine and one between machines."
+            )
         for count, link in given:
             within_now, between_now = (found.within, link) if place else (link, found.between)
             found = Links(within_now, between_now, count if place else found.adapters, is_given=True)
     if gpu in NO_PEERS and found.within.name.startswith("PCIe"):
-        slow = Link(f"{found.within.name} through the host", found.within.gigabytes, WITHOUT_PEERS, found.within.hop, False)
+        slow = Link(
+            f"{found.within.name} through the host", found.within.gigabytes, WITHOUT_PEERS, found.within.hop, False
+        )
         found = Links(slow, found.between, found.adapters, found.is_given)
     return found
 
@@ -130,7 +147,10 @@ def read_link(piece: str) -> tuple[int, Link]:
     assert match is not None, "everything matches"
     count, link = int(match[1] or 1), by_name(match[2])
     if match[1] is not None and (not link.is_between or count < 1):
-        raise ResourceError(f"--links: `{piece}`: a number of adapters stands before a link between machines, such as 8 x infiniband400.")
+        raise ResourceError(
+            f"--links: `{piece}`: a number of adapters stands before a link between machines, such as 8 x"
+            " infiniband400."
+        )
     return count, link
 
 
@@ -146,13 +166,20 @@ def by_name(name: str) -> Link:
         return known[word]
     near = closest(word, known)
     hint = f" Did you mean `{known[near].name}`?" if near else ""
-    raise ResourceError(f"--links: no link called `{name}` is known.{hint} Known: {', '.join(link.name for link in (*WITHIN, *BETWEEN))}.")
+    raise ResourceError(
+        f"--links: no link called `{name}` is known.{hint} Known:"
+        f" {', '.join(link.name for link in (*WITHIN, *BETWEEN))}."
+    )
 
 
 def simplified(name: str) -> str:
     """Letters and digits, with the field's short names written out."""
     word = re.sub(r"[^a-z0-9]", "", name.lower())
-    word = re.sub(r"(?<=\d)(?:gbps|gbits?|gbe|gb|g)s?$", "", word) if not word.endswith("gbe") else f"ethernet{word.removesuffix('gbe')}"
+    word = (
+        re.sub(r"(?<=\d)(?:gbps|gbits?|gbe|gb|g)s?$", "", word)
+        if not word.endswith("gbe")
+        else f"ethernet{word.removesuffix('gbe')}"
+    )
     if word in OTHER_NAMES:
         return OTHER_NAMES[word]
     letters = word.rstrip("0123456789")

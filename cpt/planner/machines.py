@@ -24,7 +24,12 @@ class Machines:
 
 
 def machines_that_are_meant(
-    gpu: str | None, gpus: int | None, nodes: int, gpus_per_node: int | None, found: Sequence[Gpu], links: str | None = None
+    gpu: str | None,
+    gpus: int | None,
+    nodes: int,
+    gpus_per_node: int | None,
+    found: Sequence[Gpu],
+    links: str | None = None,
 ) -> Machines:
     """What was named, and for the rest what is here.
 
@@ -40,7 +45,9 @@ def machines_that_are_meant(
         raise ResourceError('this machine has no GPU: say which one is meant, --gpu "RTX 4090", or --gpu cpu.')
     name = gpu if gpu is not None else found[0].name
     if name.strip().lower() == "cpu" and (nodes > 1 or links is not None):
-        raise ResourceError("--gpu cpu: processes on the CPUs of several machines are not planned. Leave out --nodes and --links.")
+        raise ResourceError(
+            "--gpu cpu: processes on the CPUs of several machines are not planned. Leave out --nodes and --links."
+        )
     if gpus is not None and gpus_per_node is not None and gpus != nodes * gpus_per_node:
         raise ResourceError(
             f"--gpus {gpus} contradicts --nodes {nodes} x --gpus-per-node {gpus_per_node} = {nodes * gpus_per_node}. "
@@ -50,7 +57,9 @@ def machines_that_are_meant(
         return Machines(name, nodes, gpus_per_node)
     if gpus is not None:
         if gpus % nodes:
-            raise ResourceError(f"--gpus {gpus} are not the same number in each of --nodes {nodes}. Write --gpus-per-node.")
+            raise ResourceError(
+                f"--gpus {gpus} are not the same number in each of --nodes {nodes}. Write --gpus-per-node."
+            )
         return Machines(name, nodes, gpus // nodes)
     if gpu is not None and nodes > 1:
         raise ResourceError(f"--nodes {nodes}: say how many GPUs each machine has, such as --gpus-per-node 8.")
@@ -67,7 +76,7 @@ def refuse_too_many(recipe: Recipe, machines: Machines) -> None:
     readers = groups_of_rows(recipe.training, machines.gpus)
     if tokens is not None and tokens // length < readers:
         raise RecipeError(
-            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the {readers} "
-            f"that {machines.nodes} x {machines.gpus_per_node} GPUs take at once. Take fewer GPUs, shorter rows, or steps of "
-            f"{readers * length:,} tokens."
+            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
+            f" {readers} that {machines.nodes} x {machines.gpus_per_node} GPUs take at once. Take fewer GPUs, shorter"
+            f" rows, or steps of {readers * length:,} tokens."
         )

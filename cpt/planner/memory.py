@@ -1,7 +1,8 @@
 """Memory of one GPU and of the host, term by term, at each moment of a step that can be its peak.
 
-Weights, gradients and states are counted from the numbers of parameters (ZeRO: arXiv 1910.02054, and DeepSpeed's source for its buffers),
-activations on the model itself (`cpt.planner.activations`); what kernels and libraries take for themselves is assumed.
+Weights, gradients and states are counted from the numbers of parameters (ZeRO: arXiv 1910.02054, and DeepSpeed's
+source for its buffers), activations on the model itself (`cpt.planner.activations`); what kernels and libraries take
+for themselves is assumed.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,13 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.fsdp_terms import fsdp_buffers, fsdp_gradients, fsdp_states, keeps_whole_gradients
 from cpt.planner.host import host_memory, processes
 from cpt.planner.logits import fuses, head_gradient, logits_before, logits_of, ready_gradient, scored_logits
-from cpt.planner.optimizer_terms import accumulates_in_fp32, bytes_of_gradient, states_on_gpu, weight_bytes, whole_again
+from cpt.planner.optimizer_terms import (
+    accumulates_in_fp32,
+    bytes_of_gradient,
+    states_on_gpu,
+    weight_bytes,
+    whole_again,
+)
 from cpt.planner.setup import Setup, Zero
 from cpt.planner.stage_terms import forward_beside, gathered, held_besides, samples_amid, sampling_moments
 from cpt.planner.terms import GIB, MASTER, Moment, Term, moment_bytes
@@ -44,7 +51,9 @@ class MemoryPlan:
         return max(self.moments, key=lambda moment: moment.size)
 
 
-def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, workers: int = 0, snapshot: bool = False) -> MemoryPlan:
+def plan_memory(
+    facts: ModelFacts, setup: Setup, activations: Counted, *, workers: int = 0, snapshot: bool = False
+) -> MemoryPlan:
     """Add it all up.
 
     Args:
@@ -57,7 +66,8 @@ def plan_memory(facts: ModelFacts, setup: Setup, activations: Counted, *, worker
     if setup.on_cpu:
         # All processes in one memory, without a GPU's own.
         whole = tuple(
-            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), *processes(setup, workers))) for m in moments
+            Moment(m.name, (*(Term(t.name, t.size * setup.gpus, t.note) for t in m.terms), *processes(setup, workers)))
+            for m in moments
         )
         return MemoryPlan(whole, max(whole, key=lambda moment: moment.size), activations.one.is_counted, alone)
     whole = tuple(with_fixed(moment, setup) for moment in moments)
@@ -72,7 +82,8 @@ def offloaded_bytes(setup: Setup, rows: Activations) -> float:
 
 
 def bytes_of_model(facts: ModelFacts, setup: Setup, activations: Counted) -> float:
-    """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the engine's."""
+    """One process that keeps all weights; under ZeRO its gradients leave as they are made, and the optimizer is the
+    engine's."""
     here = replace(setup.recomputing, offload=False)
     alone = replace(setup, gpus=1, zero=None if setup.zero is None else ENGINE, recomputing=here)
     moments = moments_of_run(facts, alone, activations)
@@ -90,7 +101,10 @@ def moments_of_run(facts: ModelFacts, setup: Setup, activations: Counted) -> tup
     """Those of a step, and of sampling what it trains on."""
     gradients = (Term("gradients", gradient_bytes(facts, setup), gradient_note(setup)),) if samples_amid(setup) else ()
     there = (*states_of(facts, setup), *gradients, *buffers_of(facts, setup))
-    return (*moments_of_step(facts, setup, activations.of_rows(setup.sequences)), *sampling_moments(facts, setup, activations, there))
+    return (
+        *moments_of_step(facts, setup, activations.of_rows(setup.sequences)),
+        *sampling_moments(facts, setup, activations, there),
+    )
 
 
 def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple[Moment, ...]:
@@ -101,29 +115,40 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine(setup) else ()
     kept = rows.kept_with(checkpointing=setup.checkpointing, how=setup.recomputing) - offloaded_bytes(setup, rows)
     again = ", layers computed again" if setup.checkpointing else ""
-    compiled = "" if not setup.compiles else ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+    compiled = (
+        "" if not setup.compiles else ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+    )
     activations = Term("activations", kept, f"{setup.sequences} x {setup.length:,} tokens{again}{compiled}")
     one_layer = Term("one layer's backward pass", rows.in_one_layer(checkpointing=setup.checkpointing))
     of_layer = Term("a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer")
     more = (of_layer,) if waiting or setup.releases else ()  # else they are among the gradients
     last_layer = (Term("one layer's backward pass", rows.in_one_layer(checkpointing=True)), *more)
     head = Term("gradient of the head", head_gradient(facts, setup))
-    ends = (head,) if facts.is_tied or not (waiting or setup.releases) else ()  # a tied one waits for the embedding's, at the other end
+    ends = (
+        (head,) if facts.is_tied or not (waiting or setup.releases) else ()
+    )  # a tied one waits for the embedding's, at the other end
     tied = (head,) if facts.is_tied and (waiting or setup.releases) else ()
     of_update = update_of(facts, setup)
     another = forward_beside(facts, setup, rows.forward)
     moments = [
         Moment(
-            "the forward pass ends", (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers)
+            "the forward pass ends",
+            (*states, *waiting, activations, *cast_weights(facts, setup), *logits_before(facts, setup), *buffers),
         ),
         Moment("another model's forward pass", (*states, *waiting, activations, *another, *buffers)),
         Moment("the loss", (*states, *waiting, activations, *logits_of(facts, setup), *buffers)),
         Moment("the head's backward pass", (*states, *waiting, activations, *ready_gradient(facts, setup), *buffers)),
         Moment("the backward pass begins", (*states, *waiting, *ends, activations, one_layer, of_layer, *buffers)),
-        Moment("the first layer's backward pass", (*states, without_embedding(facts, setup, gradients), *tied, *last_layer, *buffers)),
+        Moment(
+            "the first layer's backward pass",
+            (*states, without_embedding(facts, setup, gradients), *tied, *last_layer, *buffers),
+        ),
         Moment("the embedding's backward pass", (*states, gradients, *embedding_twice(facts, setup), *buffers)),
         Moment("the update", (*states, gradients, *buffers, *of_update)),
-        Moment("an evaluation", (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers)),
+        Moment(
+            "an evaluation",
+            (*states, Term("one layer's forward pass", rows.forward), *scored_logits(facts, setup), *buffers),
+        ),
     ]
     if setup.releases:
         if not of_layer.size:
@@ -133,7 +158,7 @@ def moments_of_step(facts: ModelFacts, setup: Setup, rows: Activations) -> tuple
     return tuple(Moment(moment.name, tuple(term for term in moment.terms if term.size)) for moment in moments)
 
 
-# --- states -----------------------------------------------------------------------------------------------------------------------------
+# --- states ----------------------------------------------------------------------------------------------------------
 
 
 def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
@@ -141,7 +166,11 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     zero, trained = setup.zero, facts.trained
     frozen = 0 if setup.lora is None else facts.parameters
     if zero is None:
-        return Term("weights", weight_bytes(facts, setup), bytes_note(setup)), states_on_gpu(facts, setup), *held_besides(facts, setup)
+        return (
+            Term("weights", weight_bytes(facts, setup), bytes_note(setup)),
+            states_on_gpu(facts, setup),
+            *held_besides(facts, setup),
+        )
     if zero.is_fsdp:
         return fsdp_states(facts, setup, zero)
     whole = setup.weights_bytes * (frozen + trained)
@@ -149,7 +178,9 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if zero.stage == 3:
         here = 0.0 if zero.offload_parameters else whole / setup.gpus
         of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
-        in_use = Term("layers in use", setup.weights_bytes * gathered(facts, zero), "gathered from all GPUs or from the host")
+        in_use = Term(
+            "layers in use", setup.weights_bytes * gathered(facts, zero), "gathered from all GPUs or from the host"
+        )
         second = Term("second copy of the weights", second_copy(facts, setup, zero), f"over {zero.secondary} GPUs")
         states = (Term("weights", here, of_part), second, in_use, *held_besides(facts, setup))
     else:
@@ -158,12 +189,15 @@ def states_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         return states
     kept = (MASTER + moment_bytes(setup)) * trained / setup.gpus
     return *states, Term(
-        "optimizer and fp32 weights", kept, f"{setup.optimizer}, over {setup.gpus} GPUs" if setup.gpus > 1 else setup.optimizer
+        "optimizer and fp32 weights",
+        kept,
+        f"{setup.optimizer}, over {setup.gpus} GPUs" if setup.gpus > 1 else setup.optimizer,
     )
 
 
 def second_copy(facts: ModelFacts, setup: Setup, zero: Zero) -> float:
-    """On one GPU, of weights that a few GPUs hold once more among them; where the weights are on the host, it is there."""
+    """On one GPU, of weights that a few GPUs hold once more among them; where the weights are on the host, it is
+    there."""
     if zero.secondary == 1 or zero.offload_parameters:
         return 0.0
     return setup.weights_bytes * facts.parameters / zero.secondary
@@ -180,10 +214,15 @@ def gradient_bytes(facts: ModelFacts, setup: Setup) -> float:
     if zero is None:
         if setup.gpus > 1 and not accumulates_in_fp32(setup):
             return 0.0  # they are views of DDP's buckets
-        return float(bytes_of_gradient(setup) * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained))
+        return float(
+            bytes_of_gradient(setup)
+            * (facts.largest_matrix if setup.releases and setup.lora is None else facts.trained)
+        )
     if zero.is_fsdp:
         return fsdp_gradients(facts, setup)
-    if zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):  # the fp32 ones of ZeRO-1 and 2 stay on the GPU
+    if zero.offload_optimizer and not (
+        zero.stage < 3 and zero.accumulates_in_fp32
+    ):  # the fp32 ones of ZeRO-1 and 2 stay on the GPU
         return 0.0
     share = 1 if zero.stage == 1 else setup.gpus
     return (4 if zero.accumulates_in_fp32 else setup.weights_bytes) * facts.trained / share
@@ -202,13 +241,17 @@ def without_embedding(facts: ModelFacts, setup: Setup, gradients: Term) -> Term:
     """The embedding's comes last, unless it is the head's too."""
     is_alone = setup.zero is None and setup.gpus == 1 and setup.accumulation == 1
     is_missing = is_alone and setup.lora is None and not facts.is_tied and not setup.releases
-    return Term(gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note)
+    return Term(
+        gradients.name, gradients.size - (setup.weights_bytes * facts.embedding if is_missing else 0), gradients.note
+    )
 
 
 def embedding_twice(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added to in place.
+    """A tied embedding has the head's gradient already, and gets one of its own to add; a fused loss's cannot be added
+    to in place.
 
-    Among the gradients one of them is counted already, but where an engine takes gradients away this last one is still on its way.
+    Among the gradients one of them is counted already, but where an engine takes gradients away this last one is still
+    on its way.
     """
     if setup.lora is not None:
         return ()
@@ -228,11 +271,12 @@ def bytes_note(setup: Setup) -> str:
     return "fp32" if setup.weights_bytes == 4 else "half precision"
 
 
-# --- what comes and goes ------------------------------------------------------------------------------------------------------------------
+# --- what comes and goes ---------------------------------------------------------------------------------------------
 
 
 def cast_weights(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
-    """Autocast keeps what it cast until the forward pass is over; where layers are not computed again it is part of what they keep."""
+    """Autocast keeps what it cast until the forward pass is over; where layers are not computed again it is part of
+    what they keep."""
     is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and setup.zero is None
     matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
     return (Term("half-precision weights", 2.0 * matrices, "of autocast"),) if is_cast else ()
@@ -249,7 +293,9 @@ def buffers_of(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if zero.is_fsdp:
         return fsdp_buffers(facts, setup)
     reduce = setup.weights_bytes * min(zero.reduce_bucket, facts.trained) * (2 if zero.overlap_comm else 1)
-    gather = setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
+    gather = (
+        setup.weights_bytes * min(zero.allgather_bucket, facts.trained) if zero.stage < 3 and setup.gpus > 1 else 0
+    )
     moved = setup.weights_bytes * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
     return (
         Term(BUCKETS, float(reduce + gather), "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")),

@@ -26,7 +26,8 @@ def rounding_of(setup: Setup) -> str | None:
 
 
 def accumulates_in_fp32(setup: Setup) -> bool:
-    """Whether gradients of half-precision weights are fp32: several micro-batches without an engine, and an optimizer of our own."""
+    """Whether gradients of half-precision weights are fp32: several micro-batches without an engine, and an optimizer
+    of our own."""
     return trains_half(setup) and setup.accumulation > 1 and setup.optimizer in ("adamw", *IN_8_BIT)
 
 
@@ -48,22 +49,29 @@ def state_bytes(facts: ModelFacts, setup: Setup) -> float:
 
 
 def update_traffic(setup: Setup) -> float:
-    """Bytes that an update reads and writes for each weight on a GPU, gradient included; 0 for optimizers that are not known."""
+    """Bytes that an update reads and writes for each weight on a GPU, gradient included; 0 for optimizers that are not
+    known."""
     rounding = rounding_of(setup)
     if setup.optimizer in IN_8_BIT:
-        return 2 * MOMENTS_IN_8_BIT + (12 if rounding is None else 6) + (2 * COMPENSATION if rounding == "kahan" else 0)
+        return (
+            2 * MOMENTS_IN_8_BIT + (12 if rounding is None else 6) + (2 * COMPENSATION if rounding == "kahan" else 0)
+        )
     if setup.optimizer != "adamw":
         return 0.0
     if rounding is not None:
         return 2 * FULL_MOMENTS + 6 + (2 * COMPENSATION if rounding == "kahan" else 0)
-    return 2 * FULL_MOMENTS + 12  # fp32: weight and gradient; half precision: a master copy, the weight and its gradient
+    return (
+        2 * FULL_MOMENTS + 12
+    )  # fp32: weight and gradient; half precision: a master copy, the weight and its gradient
 
 
 def states_on_gpu(facts: ModelFacts, setup: Setup) -> Term:
     """Where they are paged, two buffers for pieces of them."""
     with_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
     name = "optimizer and fp32 weights" if with_master else "optimizer"
-    return Term(name, float(BUFFERS * BUFFER) if setup.optimizer == PAGED else state_bytes(facts, setup), setup.optimizer)
+    return Term(
+        name, float(BUFFERS * BUFFER) if setup.optimizer == PAGED else state_bytes(facts, setup), setup.optimizer
+    )
 
 
 def states_on_host(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
@@ -81,7 +89,11 @@ def weight_bytes(facts: ModelFacts, setup: Setup) -> float:
     how = quantization_of(setup.lora)
     if how is None:
         return setup.weights_bytes * facts.parameters + adapters
-    return BYTES_OF_4_BIT[how.double] * facts.in_linear_layers + 2 * (facts.parameters - facts.in_linear_layers) + adapters
+    return (
+        BYTES_OF_4_BIT[how.double] * facts.in_linear_layers
+        + 2 * (facts.parameters - facts.in_linear_layers)
+        + adapters
+    )
 
 
 def whole_again(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:

@@ -22,7 +22,10 @@ def told_setup(facts: ModelFacts, setup: Setup, target: Target) -> str:
         if not target.on_cpu
         else f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
     )
-    return f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {told_rows(setup)}; {where}."
+    return (
+        f"{facts.parameters / 1e9:.3g}B parameters ({facts.name}), {trained}; {told_zero(setup)}; {told_rows(setup)};"
+        f" {where}."
+    )
 
 
 def told_machines(setup: Setup) -> str:
@@ -36,7 +39,10 @@ def told_rows(setup: Setup) -> str:
     if setup.beside.sequences > 1:
         at_once = f"{rows} x {setup.beside.sequences} x {length:,} tokens at once (a pair has two answers)"
     elif written:
-        at_once = f"{rows} x {setup.length:,} tokens at once (prompts of up to {length:,} and completions of up to {written:,})"
+        at_once = (
+            f"{rows} x {setup.length:,} tokens at once (prompts of up to {length:,} and completions of up to"
+            f" {written:,})"
+        )
     else:
         at_once = f"{rows} x {length:,} tokens at once"
     by_budget = " as the budget counts them" if setup.tokens_at_once != rows * length else ""
@@ -66,7 +72,9 @@ def told_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0
     """The tables and the verdict."""
     if target.on_cpu:
         yield from table(f"Memory of all processes, at {plan.peak.name}:", plan.peak)
-        yield told_room("the machine", gpu_room(plan, target, share), target.memory_gib, USABLE_OF_HOST * share, plan.peak.size)
+        yield told_room(
+            "the machine", gpu_room(plan, target, share), target.memory_gib, USABLE_OF_HOST * share, plan.peak.size
+        )
     else:
         yield from table(f"Memory of each GPU, at its peak ({plan.peak.name}):", plan.peak)
         yield told_room(target.name, gpu_room(plan, target, share), target.memory_gib, USABLE * share, plan.peak.size)
@@ -74,7 +82,9 @@ def told_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float = 1.0
         yield from table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
         if target.host_is_known:
             room = host_room(plan, target)
-            yield told_room(f"the host ({target.host_source})", room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
+            yield told_room(
+                f"the host ({target.host_source})", room, target.host_memory_gib, USABLE_OF_HOST, plan.host.size
+            )
         else:
             yield f"  Takes a host with {host_that_is_needed(plan):.0f} GiB; --host-memory says what yours has."
     if not plan.is_counted:
@@ -109,9 +119,16 @@ def told_beside(plan: MemoryPlan, setup: Setup) -> Iterator[str]:
     beside = setup.beside
     if beside.reference and setup.lora is None:
         divided = "" if setup.zero is not None and setup.zero.stage == 3 else ", and ZeRO-3 divides it over GPUs"
-        yield f"  With an adapter (`model.lora`) there is no reference model, since the model without it is one{divided}."
+        yield (
+            "  With an adapter (`model.lora`) there is no reference model, since the model without it is"
+            f" one{divided}."
+        )
     if plan.peak.name == SAMPLING:
-        fewer = "`max_new_tokens`" if beside.stage == "gkd" else "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
+        fewer = (
+            "`max_new_tokens`"
+            if beside.stage == "gkd"
+            else "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
+        )
         yield f"  Sampling takes the most: {setup.sampled} completions at once. To have fewer: {fewer}."
     if beside.uncounted:
         yield f"  Not counted: {'; '.join(beside.uncounted)}."
@@ -124,7 +141,10 @@ def told_time_beside(setup: Setup, *, is_planned: bool) -> Iterator[str]:
     if not is_planned:
         return
     if setup.sampled:
-        yield "  That is the training alone: sampling completions and judging them are not planned. --measured RUN knows their time too."
+        yield (
+            "  That is the training alone: sampling completions and judging them are not planned. --measured RUN knows"
+            " their time too."
+        )
     elif setup.beside.stage in KINDS:
         yield "  Each example counts as full; shorter ones take less time."
 
@@ -143,7 +163,11 @@ def what_it_is(proposal: Proposal) -> str:
     """Which kind of a way, where there are several."""
     if "model.lora" in proposal.changes:
         return ", adapters"
-    return ", the optimizer on the host" if proposal.setup.zero is not None else ", all parameters with smaller states of the optimizer"
+    return (
+        ", the optimizer on the host"
+        if proposal.setup.zero is not None
+        else ", all parameters with smaller states of the optimizer"
+    )
 
 
 def told_times(slower: float) -> str:
@@ -151,7 +175,11 @@ def told_times(slower: float) -> str:
     if slower >= 2:
         return f"about {slower:.1f} times the time that"
     longer = slower - 1
-    return "as much time as" if abs(longer) < 0.005 else f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
+    return (
+        "as much time as"
+        if abs(longer) < 0.005
+        else f"about {abs(longer):.0%} {'more' if longer > 0 else 'less'} time than"
+    )
 
 
 def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
@@ -162,6 +190,12 @@ def told_changes(proposal: Proposal, target: Target) -> Iterator[str]:
     time = f"{told_times(proposal.slower)} the recipe's own way would take if it fitted"
     yield f"  Then {proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}, {time}."
     if "model.dtype" in proposal.changes:
-        yield "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what that means."
+        yield (
+            "  The weights are rounded to bfloat16 in each update, with no copy in fp32; docs/optimizers.md says what"
+            " that means."
+        )
     if proposal.setup.releases:
-        yield f"  A step is one micro-batch of {proposal.setup.tokens_per_step:,} tokens, and gradients are not clipped by their norm."
+        yield (
+            f"  A step is one micro-batch of {proposal.setup.tokens_per_step:,} tokens, and gradients are not clipped"
+            " by their norm."
+        )

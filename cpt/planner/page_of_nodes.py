@@ -1,4 +1,5 @@
-"""The part of a plan that several machines add: what goes over the links, what suits them better, saving and failures."""
+"""The part of a plan that several machines add: what goes over the links, what suits them better, saving and
+failures."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +21,11 @@ GAIN = 0.005  # and so much more of the time that it must give
 def told_links(links: Links, setup: Setup) -> str:
     """Which ones, and who says so."""
     who = "" if links.is_given else " (assumed; --links says what yours has)"
-    within = f"{links.within.name} in a machine ({links.within.speed / 1e9:.3g} GB/s reached), " if setup.gpus_per_node > 1 else ""
+    within = (
+        f"{links.within.name} in a machine ({links.within.speed / 1e9:.3g} GB/s reached), "
+        if setup.gpus_per_node > 1
+        else ""
+    )
     return f"{within}{links.between_in_words} between machines ({links.speed_of_node / 1e9:.3g} GB/s){who}"
 
 
@@ -34,7 +39,9 @@ def told_communication(speed: Speed, setup: Setup, links: Links) -> Iterator[str
         by_gpu, by_node = part.sent_by_gpu() / 1e9, part.sent_by_node(setup) / 1e9
         yield f"  {part.name:<40}{by_gpu:>12,.1f}{by_node:>14,.1f}{part.seconds(setup, links):>9.2f}  {times}{hides}"
     waits, step = speed.waiting.exposed, speed.seconds
-    yield f"  A step takes {step:.2f} s, of which {waits:.2f} wait for communication: efficiency {speed.efficiency:.0%}."
+    yield (
+        f"  A step takes {step:.2f} s, of which {waits:.2f} wait for communication: efficiency {speed.efficiency:.0%}."
+    )
 
 
 def told_ways(ways: list[Way], own: Speed, alone: Speed | None, setup: Setup, links: Links) -> Iterator[str]:
@@ -44,7 +51,10 @@ def told_ways(ways: list[Way], own: Speed, alone: Speed | None, setup: Setup, li
     if own.efficiency < HOPELESS or is_slower:
         yield f"  {stage} over {over} is hopeless here: the GPUs wait for {1 - own.efficiency:.0%} of a step."
     if alone is not None and is_slower:
-        yield f"  One machine alone makes {alone.tokens_per_second:,.0f} tokens a second, more than the {setup.nodes} together."
+        yield (
+            f"  One machine alone makes {alone.tokens_per_second:,.0f} tokens a second, more than the {setup.nodes}"
+            " together."
+        )
     elif alone is not None and own.efficiency < GOOD:
         times = own.tokens_per_second / alone.tokens_per_second
         yield f"  {setup.nodes} machines are {times:.1f} times as fast as one alone."
@@ -54,7 +64,9 @@ def told_ways(ways: list[Way], own: Speed, alone: Speed | None, setup: Setup, li
         yield "  No other way that fits is better on these links: faster links, or one machine."
     for way in sorted(ways, key=lambda way: not way.keeps_training)[: SHOWN + 1]:
         otherwise = "" if way.keeps_training else "; trains otherwise"
-        yield f"    {way.speed.tokens_per_second:,.0f} ({way.speed.efficiency:.0%}) {way.name}: {way.changes}{otherwise}"
+        yield (
+            f"    {way.speed.tokens_per_second:,.0f} ({way.speed.efficiency:.0%}) {way.name}: {way.changes}{otherwise}"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,17 +88,35 @@ def told_saving(checkpoint: float, saving: Saving, speed: Speed, saved: Saved, s
         checkpoint: bytes.
         storage: who writes and how fast, in words.
     """
-    beside = f", of which training waits {in_time(saving.stands_still)}: the rest is in the background" if saved.in_background else ""
+    beside = (
+        f", of which training waits {in_time(saving.stands_still)}: the rest is in the background"
+        if saved.in_background
+        else ""
+    )
     yield f"Saving: {checkpoint / GIB:,.1f} GiB take {in_time(saving.writes)} ({storage}){beside}."
     best = saving.best_interval
     steps = two_digits(best / speed.seconds)
-    failures = f"One failure in {in_time(saving.between_failures)}: it is best to save each {in_time(best)}, about {steps:,} steps"
+    failures = (
+        f"One failure in {in_time(saving.between_failures)}: it is best to save each {in_time(best)}, about {steps:,}"
+        " steps"
+    )
     yield f"  {failures}; then {saving.effective(best):.1%} of the time trains."
     in_time_of_run = steps < saved.steps_of_run
-    key = f"checkpoints.every_steps: {steps}" if saved.in_tokens is None else f"checkpoints.every_tokens: {steps * saved.in_tokens}"
-    remedy = f"write {key}" if in_time_of_run else f"save less often (the whole run takes {in_time(saved.steps_of_run * speed.seconds)})"
+    key = (
+        f"checkpoints.every_steps: {steps}"
+        if saved.in_tokens is None
+        else f"checkpoints.every_tokens: {steps * saved.in_tokens}"
+    )
+    remedy = (
+        f"write {key}"
+        if in_time_of_run
+        else f"save less often (the whole run takes {in_time(saved.steps_of_run * speed.seconds)})"
+    )
     if saved.every_steps is None:
-        yield f"  The recipe saves the end alone: a failure loses all before it{f'; {remedy}' if in_time_of_run else ''}."
+        yield (
+            "  The recipe saves the end alone: a failure loses all before"
+            f" it{f'; {remedy}' if in_time_of_run else ''}."
+        )
         return
     own = saved.every_steps * speed.seconds
     effective = saving.effective(own)

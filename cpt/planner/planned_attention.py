@@ -17,7 +17,8 @@ STAND_IN = "cpt_planned"
 
 
 def attention_to_count(setup: Setup) -> str:
-    """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what they keep."""
+    """A GPU's kernels cannot run on fake tensors of a CPU, whose own keep other things: a stand-in keeps just what
+    they keep."""
     if setup.on_cpu or not setup.attention.startswith(("flash", "sdpa", VARLEN)):
         return "sdpa" if setup.attention == VARLEN else setup.attention  # on a CPU it keeps at most what sdpa keeps
     with_mask = setup.attention == "sdpa" and setup.packed
@@ -40,7 +41,12 @@ def stand_in(
 
 @torch.library.custom_op("cpt::planned_attention_backward", mutates_args=())
 def stand_in_backward(
-    gradient: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, sums: torch.Tensor
+    gradient: torch.Tensor,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    sums: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the right shapes."""
     return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
@@ -63,9 +69,15 @@ stand_in.register_autograd(differentiate, setup_context=keep_for_backward)
 
 
 def planned_attention(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and makes numbers of it."""
+    """As transformers calls an attention function. With a mask, sdpa repeats keys and values and makes numbers of
+    it."""
     dtype = computing_dtype(query, key, value)
     query, key, value = (states.to(dtype) for states in (query, key, value))
     if attention_mask is not None:
@@ -77,4 +89,8 @@ def planned_attention(
 
 def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     """The policy of `selective`, which knows the stand-in too."""
-    return CheckpointPolicy.MUST_SAVE if operation is torch.ops.cpt.planned_attention.default else keep_attention(context, operation)
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operation is torch.ops.cpt.planned_attention.default
+        else keep_attention(context, operation)
+    )

@@ -46,7 +46,8 @@ class Zero:
     keeps_gathered: bool = False
     """Of FSDP2: weights stay whole from the forward to the backward pass (`reshard_after_forward: false`)."""
     reduces_each_micro_batch: bool = False
-    """Of FSDP2: gradients are reduced and divided after each micro-batch, not only after a step's last (`sync_each_batch`)."""
+    """Of FSDP2: gradients are reduced and divided after each micro-batch, not only after a step's last
+    (`sync_each_batch`)."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,13 @@ class Setup:
 
 
 def setup_of(
-    recipe: Recipe, gpus: int, profile: Mapping[str, Any] | None, *, attention: str, on_cpu: bool = False, nodes: int = 1
+    recipe: Recipe,
+    gpus: int,
+    profile: Mapping[str, Any] | None,
+    *,
+    attention: str,
+    on_cpu: bool = False,
+    nodes: int = 1,
 ) -> Setup:
     """Read it from the recipe.
 
@@ -178,7 +185,8 @@ def setup_of(
         weights_bytes=written or automatic,
         checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
         fused_loss=recipe.model.fused_loss is True or recipe.model.fused_loss == "auto" and not on_cpu,
-        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window") or form_of_stage(recipe.stage) in MASKED_FORMS,
+        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window")
+        or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,
         optimizer=recipe.optimizer.name,
         lora=recipe.model.lora,
@@ -197,7 +205,8 @@ def setup_of(
 
 
 def with_sharing(beside: Beside, training: Mapping[str, Any]) -> Beside:
-    """What processes that share rows send each other is told as left out; so is all else that sharing changes beside a row's length."""
+    """What processes that share rows send each other is told as left out; so is all else that sharing changes beside a
+    row's length."""
     sharing = read_parallelism(training)
     if sharing.sharing_rows == 1:
         return beside
@@ -254,7 +263,11 @@ def fsdp_of(training: Mapping[str, Any]) -> Zero | None:
     if not training.get("fsdp"):
         return None
     written = training.get("fsdp_config") or {}
-    options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()} if isinstance(written, Mapping) else {}
+    options = (
+        {str(key).removeprefix("fsdp_"): value for key, value in written.items()}
+        if isinstance(written, Mapping)
+        else {}
+    )
     config = training.get("accelerator_config")
     accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
     return Zero(

@@ -1,4 +1,5 @@
-"""How long a run takes and what it costs: from the GPU's peak and a share of it that is reached, or from a run that was measured."""
+"""How long a run takes and what it costs: from the GPU's peak and a share of it that is reached, or from a run that
+was measured."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from cpt.planner.setup import Setup
 from cpt.planner.target import Target
 from cpt.runs.read_back import read_objects
 
-ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
+ASSUMED_MFU, MFU_RANGE = (
+    0.35,
+    (0.25, 0.5),
+)  # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
 ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes for each number
@@ -67,11 +71,19 @@ def planned_speed(facts: ModelFacts, setup: Setup, target: Target, mfu: float) -
     waits = ""
     if moving > computing:
         times = moving / computing
-        waits = f"moving weights and gradients over PCIe takes {times:.1f} times the computing: more tokens in a micro-batch help"
+        waits = (
+            f"moving weights and gradients over PCIe takes {times:.1f} times the computing: more tokens in a"
+            " micro-batch help"
+        )
     elif target.links is not None and setup.nodes == 1 and waiting.exposed > max(updating, NOTED * step):
-        waits = f"{waiting.exposed / step:.0%} of a step is waiting for the other GPUs, over {target.links.within.name}"
+        waits = (
+            f"{waiting.exposed / step:.0%} of a step is waiting for the other GPUs, over {target.links.within.name}"
+        )
     elif updating > 0.1 * step and paging > 0:
-        waits = f"{updating / step:.0%} of a step is moving the optimizer's states over PCIe: more tokens in a step make that less"
+        waits = (
+            f"{updating / step:.0%} of a step is moving the optimizer's states over PCIe: more tokens in a step make"
+            " that less"
+        )
     elif updating > 0.1 * step and (setup.zero is not None and setup.zero.offload_optimizer):
         waits = f"{updating / step:.0%} of a step is the update in host memory: more tokens in a step make that less"
     source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
@@ -93,12 +105,18 @@ def moving_seconds(facts: ModelFacts, setup: Setup) -> float:
     passes = 3 if setup.checkpointing else 2
     down = setup.weights_bytes * facts.trained
     up = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
-    return max(down, up) / setup.gpus / PCIE_BANDWIDTH  # each its part; what others bring comes over the links between GPUs
+    return (
+        max(down, up) / setup.gpus / PCIE_BANDWIDTH
+    )  # each its part; what others bring comes over the links between GPUs
 
 
 def paging_seconds(facts: ModelFacts, setup: Setup) -> float:
     """Of states that come from the host and go back in each step, both ways at once."""
-    return state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH) if setup.optimizer == PAGED and setup.zero is None else 0.0
+    return (
+        state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
+        if setup.optimizer == PAGED and setup.zero is None
+        else 0.0
+    )
 
 
 def update_seconds(facts: ModelFacts, setup: Setup, target: Target) -> float:
@@ -123,6 +141,8 @@ def measured_speed(run: Path, tokens_per_step: int) -> Speed:
     rows = read_objects(run / "metrics.jsonl", [])
     figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
     if not figures:
-        raise RecipeError(f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained.")
+        raise RecipeError(
+            f"--measured: {run} has no tokens_per_second in its metrics.jsonl. Give the folder of a run that trained."
+        )
     rate = figures[len(figures) // 2]
     return Speed(rate, f"the median of {len(figures)} measurements in {run}", seconds=tokens_per_step / rate)

@@ -18,7 +18,8 @@ def facts_for(config: PreTrainedConfig, setup: Setup) -> ModelFacts:
 
 
 def gathered(model: ModelFacts | Other, zero: Zero) -> float:
-    """Numbers of whole layers that ZeRO-3 has fetched: those in use, and those that it fetches ahead or has not let go."""
+    """Numbers of whole layers that ZeRO-3 has fetched: those in use, and those that it fetches ahead or has not let
+    go."""
     held = zero.prefetch_bucket + model.largest_layer
     if zero.max_reuse_distance > 0:
         held = max(held, zero.max_live)
@@ -33,7 +34,10 @@ def held_besides(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
     if beside.teacher is not None:
         terms += of_other("teacher", beside.teacher, beside.teacher.weights_bytes, setup)
     judges = sum(judge.weights_bytes * judge.parameters for judge in beside.judges)
-    return (*terms, *([Term("reward model" + "s" * (len(beside.judges) > 1), float(judges), "whole")] if judges else []))
+    return (
+        *terms,
+        *([Term("reward model" + "s" * (len(beside.judges) > 1), float(judges), "whole")] if judges else []),
+    )
 
 
 def of_other(name: str, model: ModelFacts | Other, each: int, setup: Setup) -> list[Term]:
@@ -52,14 +56,17 @@ def on_host_besides(facts: ModelFacts, setup: Setup) -> tuple[Term, ...]:
         return ()
     beside, terms = setup.beside, list[Term]()
     if beside.reference and setup.lora is None:
-        terms.append(Term("reference model", setup.weights_bytes * facts.parameters / setup.nodes, "half precision, pinned"))
+        terms.append(
+            Term("reference model", setup.weights_bytes * facts.parameters / setup.nodes, "half precision, pinned")
+        )
     if beside.teacher is not None:
         terms.append(Term("teacher", beside.teacher.weights_bytes * beside.teacher.parameters / setup.nodes, "pinned"))
     return tuple(terms)
 
 
 def forward_beside(facts: ModelFacts, setup: Setup, of_layer: float) -> tuple[Term, ...]:
-    """One layer of a model without gradients, where its forward pass comes while the trained one's activations are kept.
+    """One layer of a model without gradients, where its forward pass comes while the trained one's activations are
+    kept.
 
     Args:
         of_layer: bytes that a layer of the trained model takes for it; those of a teacher's go by its width.
@@ -72,7 +79,8 @@ def forward_beside(facts: ModelFacts, setup: Setup, of_layer: float) -> tuple[Te
 
 
 def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted, there: tuple[Term, ...]) -> list[Moment]:
-    """Completions of a generation are sampled together: their keys and values, and the first pass through their prompts.
+    """Completions of a generation are sampled together: their keys and values, and the first pass through their
+    prompts.
 
     Args:
         there: what a GPU holds then.
@@ -96,7 +104,13 @@ def sampling_moments(facts: ModelFacts, setup: Setup, activations: Counted, ther
         matrices = facts.parameters - (0 if facts.is_tied else facts.embedding)
         terms.append(Term("half-precision weights", 2.0 * matrices, "of autocast"))
     if zero is not None and zero.stage == 3 and beside.gathers:
-        terms.append(Term("whole weights", float(setup.weights_bytes * facts.parameters), "gathered (training.ds3_gather_for_generation)"))
+        terms.append(
+            Term(
+                "whole weights",
+                float(setup.weights_bytes * facts.parameters),
+                "gathered (training.ds3_gather_for_generation)",
+            )
+        )
     return [Moment(SAMPLING, tuple(term for term in terms if term.size))]
 
 

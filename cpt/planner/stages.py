@@ -16,9 +16,9 @@ from cpt.recipe.schema import Model, Recipe
 
 WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
 TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
-"""How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with log-probabilities of pairs
-beside; by the logits of some tokens and some words at once; by one number; by the logits of two models, which are compared for some tokens
-at once, for all of them, or are themselves made in tiles."""
+"""How a stage comes from the last hidden states to its loss: by the logits of all tokens and cross entropy; with
+log-probabilities of pairs beside; by the logits of some tokens and some words at once; by one number; by the logits of
+two models, which are compared for some tokens at once, for all of them, or are themselves made in tiles."""
 TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
 MASKED_FORMS = ("preference", "judged", "prompt")
 
@@ -135,7 +135,8 @@ def beside_of(recipe: Recipe) -> Beside:
         beside,
         steps_per_generation=training.get("steps_per_generation"),
         generation_batch=training.get("generation_batch_size"),
-        keeps_cache=not training.get("use_vllm") and not (recipe.stage == "gkd" and training.get("gradient_checkpointing")),
+        keeps_cache=not training.get("use_vllm")
+        and not (recipe.stage == "gkd" and training.get("gradient_checkpointing")),
         gathers=bool(training.get("ds3_gather_for_generation", True)),
         uncounted=unknown,
     )
@@ -157,13 +158,17 @@ def teacher_of(training: Mapping[str, Any]) -> Other:
     """
     path = result_of_run(training.get(TEACHER))
     if path is None:
-        raise RecipeError(f"`training.{TEACHER}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME).")
+        raise RecipeError(
+            f"`training.{TEACHER}` is missing: the model that this one learns from, a Hub id, a folder or a run"
+            " (runs/NAME)."
+        )
     config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
     return other_model(config, 2 if training.get("bf16") else 4)
 
 
 def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
-    """The reward models, which lie whole on each GPU in the type that they were saved in; and what is said of those that nobody knows."""
+    """The reward models, which lie whole on each GPU in the type that they were saved in; and what is said of those
+    that nobody knows."""
     known, unknown = [], []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
@@ -176,7 +181,9 @@ def judges_of(recipe: Recipe) -> tuple[tuple[Other, ...], tuple[str, ...]]:
             unknown.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
         judge = other_model(config, saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4)
-        head = 0 if config.get_text_config().tie_word_embeddings else config.get_text_config().vocab_size * judge.hidden
+        head = (
+            0 if config.get_text_config().tie_word_embeddings else config.get_text_config().vocab_size * judge.hidden
+        )
         known.append(replace(judge, parameters=judge.parameters - head))
     return tuple(known), tuple(unknown)
 
@@ -188,7 +195,8 @@ def other_model(config: PreTrainedConfig, weights_bytes: int) -> Other:
 
 
 def with_own_head(facts: ModelFacts, beside: Beside, *, adapters: bool) -> ModelFacts:
-    """The model as its stage trains it: with one score in the place of the language model's head, or with a head for values."""
+    """The model as its stage trains it: with one score in the place of the language model's head, or with a head for
+    values."""
     if beside.stage == "ppo":
         head = facts.hidden + 1
         return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)

@@ -74,7 +74,15 @@ def find_target(
     """
     here = host_memory_gib()
     if gpu.strip().lower() == "cpu":
-        return Target("CPU", 0, host_memory or here, cpu_peak(), "measured here with a matrix product", host_memory or here, "this machine")
+        return Target(
+            "CPU",
+            0,
+            host_memory or here,
+            cpu_peak(),
+            "measured here with a matrix product",
+            host_memory or here,
+            "this machine",
+        )
     if memory is not None and peak_tflops is not None:
         kind, peak_source = GpuType(gpu, memory, peak_tflops), "as given"
     else:
@@ -121,8 +129,9 @@ def find_gpu_type(name: str) -> GpuType:
     near = near or closest(word, by_name) or closest(f"RTX{word}", by_name)
     hint = f" Did you mean `{by_name[near].name}`?" if near else ""
     raise ResourceError(
-        f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. "
-        "For another, `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as much memory."
+        f"--gpu: no GPU called `{name}` is known.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu."
+        " For another, `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with as"
+        " much memory."
     )
 
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from cpt.planner.setup import Setup
 
 GIB = 2**30
-MOMENTS = {"adamw": 2, "sgd": 0}  # for each number that is trained, in its own type; unknown optimizers count like AdamW
+MOMENTS = {
+    "adamw": 2,
+    "sgd": 0,
+}  # for each number that is trained, in its own type; unknown optimizers count like AdamW
 MASTER = 4
 
 

@@ -26,7 +26,13 @@ from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, L
 from cpt.recipe.schema import Recipe
 from cpt.stages.deepspeed_profile import Profile, read_profile, zero_section
 
-ANY = {MICRO_BATCH: 1, ACCUMULATION: 1, **dict.fromkeys(CHECKPOINTING, False), **dict.fromkeys(LOADING, 0), COMPILING: False}
+ANY = {
+    MICRO_BATCH: 1,
+    ACCUMULATION: 1,
+    **dict.fromkeys(CHECKPOINTING, False),
+    **dict.fromkeys(LOADING, 0),
+    COMPILING: False,
+}
 
 
 def with_chosen_values(
@@ -57,16 +63,27 @@ def with_chosen_values(
     recipe = with_compiling(recipe, deepspeed, config, target, number)
     if not automatic_keys(recipe.training):
         return recipe
-    values = main_process_decides(partial(values_here, recipe, deepspeed, config, target, number, nodes or nodes_here(), share))
+    values = main_process_decides(
+        partial(values_here, recipe, deepspeed, config, target, number, nodes or nodes_here(), share)
+    )
     for key in automatic_keys(recipe.training):
         value = values[key]
-        tell(f"training.{key}: auto is {'decided by the others' if value is None else value} {'here' if target is None else 'there'}.")
+        tell(
+            f"training.{key}: auto is {'decided by the others' if value is None else value}"
+            f" {'here' if target is None else 'there'}."
+        )
     training = {key: values.get(key, value) for key, value in recipe.training.items()}
-    return recipe.model_copy(update={"training": {key: value for key, value in training.items() if key not in values or value is not None}})
+    return recipe.model_copy(
+        update={"training": {key: value for key, value in training.items() if key not in values or value is not None}}
+    )
 
 
 def with_compiling(
-    recipe: Recipe, deepspeed: str | Profile | None, config: PreTrainedConfig | None, target: Target | None, processes: int
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig | None,
+    target: Target | None,
+    processes: int,
 ) -> Recipe:
     """The recipe with `torch_compile` decided, where it leaves that open; on a CPU it is off, and not worth a line."""
     if recipe.training.get(COMPILING, AUTO) != AUTO:
@@ -81,7 +98,11 @@ def with_compiling(
 
 
 def compiling_there(
-    recipe: Recipe, deepspeed: str | Profile | None, config: PreTrainedConfig | None, target: Target | None, processes: int
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig | None,
+    target: Target | None,
+    processes: int,
 ) -> tuple[bool, str]:
     """Whether layers are compiled on the machine that is meant, and the reason."""
     given = deepspeed or recipe.training.get("deepspeed")
@@ -104,7 +125,9 @@ def compiling_there(
 
 def runs_on_cpu(recipe: Recipe, target: Target | None) -> bool:
     """Whether no GPU takes part."""
-    return target.on_cpu if target is not None else bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+    return (
+        target.on_cpu if target is not None else bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+    )
 
 
 def with_any_values(recipe: Recipe) -> Recipe:
@@ -127,28 +150,37 @@ def values_here(
     asked = automatic_keys(recipe.training)
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
-            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled at once. Write a "
-            "number, or `generation_batch_size` in place of `steps_per_generation`."
+            f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it decides how many completions are sampled"
+            " at once. Write a number, or `generation_batch_size` in place of `steps_per_generation`."
         )
     told = with_any_values(recipe)
     profile = deepspeed or recipe.training.get("deepspeed")
     shape = config if config is not None else load_config(recipe.model)
     on_cpu = runs_on_cpu(recipe, target)
     attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(told, shape)
-    setup = setup_of(told, processes, read_profile(profile) if profile else None, attention=attention, on_cpu=on_cpu, nodes=nodes)
-    rows = (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * groups_of_rows(recipe.training, processes))
+    setup = setup_of(
+        told, processes, read_profile(profile) if profile else None, attention=attention, on_cpu=on_cpu, nodes=nodes
+    )
+    rows = (recipe.budget.global_batch_tokens or 0) // (
+        recipe.data.sequence_length * groups_of_rows(recipe.training, processes)
+    )
 
     def count(of: Setup) -> Any:
         return facts_for(shape, of), count_activations(shape, of)
 
     try:
         return chosen_values(
-            recipe.training, setup, target or this_machine(processes, on_cpu=on_cpu), count, rows=max(1, rows), share=share
+            recipe.training,
+            setup,
+            target or this_machine(processes, on_cpu=on_cpu),
+            count,
+            rows=max(1, rows),
+            share=share,
         )
     except Exception as problem:  # of a model's own code
         raise RecipeError(
-            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned ({type(problem).__name__}: {problem}). "
-            "Write a number; `cpt rehearse` tries it."
+            f"`training.{asked[0]}: auto`: how much memory the model takes could not be planned"
+            f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tries it."
         ) from problem
 
 

@@ -1,4 +1,5 @@
-"""What the literature would say of a recipe that is sound: settings outside published bands. Warnings, since the user may know better."""
+"""What the literature would say of a recipe that is sound: settings outside published bands. Warnings, since the user
+may know better."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +35,10 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     """
     rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
     if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
-        return [f"`optimizer.learning_rate` is {rate:g}: {name} diverges at such rates on most models. 1e-5 to 1e-3 is usual"]
+        return [
+            f"`optimizer.learning_rate` is {rate:g}: {name} diverges at such rates on most models. 1e-5 to 1e-3 is"
+            " usual"
+        ]
     if recipe.stage != "cpt":
         return []
     judged = Judged(recipe, parameters, max_positions, known_base(recipe.model.path) if recipe.model.path else None)
@@ -48,19 +52,31 @@ def learning_rate(judged: Judged) -> Iterator[str]:
     if judged.recipe.model.lora is not None:
         low, high = LORA_BAND
         if not low <= rate <= high:
-            yield f"{key}: LoRA was swept from {low:g} to {high:g}, and did best near the highest stable one (arXiv 2405.09673)"
+            yield (
+                f"{key}: LoRA was swept from {low:g} to {high:g}, and did best near the highest stable one (arXiv"
+                " 2405.09673)"
+            )
         return
     if rate < LEAST_LEARNING_RATE:
-        yield f"{key}: so small a rate moves the weights hardly at all; continuing well begins near the base's last one ({REWARMING})"
+        yield (
+            f"{key}: so small a rate moves the weights hardly at all; continuing well begins near the base's last one"
+            f" ({REWARMING})"
+        )
     if base is not None and base.peak_learning_rate is not None:
         if rate > base.peak_learning_rate:
-            yield f"{key}, above the peak of the base's own pre-training, {base.peak_learning_rate:g} ({base.source}): expect forgetting"
+            yield (
+                f"{key}, above the peak of the base's own pre-training, {base.peak_learning_rate:g} ({base.source}):"
+                " expect forgetting"
+            )
         return
     size = judged.parameters
     if size is not None:
         peak, whose = LARGEST_PEAKS[next((limit for limit in LARGEST_PEAKS if limit is None or size < limit), None)]
         if rate > peak:
-            yield f"{key}, above the largest peak published for pre-training at about {size / 1e9:.2g}B parameters, {peak:g} ({whose})"
+            yield (
+                f"{key}, above the largest peak published for pre-training at about {size / 1e9:.2g}B parameters,"
+                f" {peak:g} ({whose})"
+            )
 
 
 def embedding_learning_rate(judged: Judged) -> Iterator[str]:
@@ -69,29 +85,42 @@ def embedding_learning_rate(judged: Judged) -> Iterator[str]:
     rate = optimizer.options.get("embedding_learning_rate")
     if lora is not None and lora.get("preset") == "cpt" and not isinstance(rate, int | float):
         yield (
-            "`model.lora: cpt` trains embeddings and head whole, at the adapters' learning rate: 2 to 10 times less is usual. "
-            f"Write `optimizer.embedding_learning_rate: {optimizer.learning_rate / 10:g}`"
+            "`model.lora: cpt` trains embeddings and head whole, at the adapters' learning rate: 2 to 10 times less"
+            f" is usual. Write `optimizer.embedding_learning_rate: {optimizer.learning_rate / 10:g}`"
         )
     elif isinstance(rate, int | float) and rate > optimizer.learning_rate:
-        yield f"`optimizer.embedding_learning_rate` is {rate:g}, above the learning rate of all else: 2 to 10 times below is usual"
+        yield (
+            f"`optimizer.embedding_learning_rate` is {rate:g}, above the learning rate of all else: 2 to 10 times"
+            " below is usual"
+        )
 
 
 def replay_share(judged: Judged) -> Iterator[str]:
-    """What the model knows is kept by reading some of it again; sources called replay or general are taken for that."""
+    """What the model knows is kept by reading some of it again; sources called replay or general are taken for
+    that."""
     data = judged.recipe.data
     if len(data.sources) == 1:
         yield (
-            "`data.sources` has nothing that keeps what the model knew: replay 1 to 5 % of general text for a weak shift, about 25 % for a "
-            f"strong one, such as another language ({REWARMING}). Pieces to take: recipes/presets/replay/"
+            "`data.sources` has nothing that keeps what the model knew: replay 1 to 5 % of general text for a weak"
+            f" shift, about 25 % for a strong one, such as another language ({REWARMING}). Pieces to take:"
+            " recipes/presets/replay/"
         )
     if data.phases or data.temperature is not None:
         return
-    replayed = [source.weight for source in data.sources if any(word in reported_name(source).lower() for word in REPLAYED)]
+    replayed = [
+        source.weight for source in data.sources if any(word in reported_name(source).lower() for word in REPLAYED)
+    ]
     share = sum(replayed) / sum(source.weight for source in data.sources)
     if replayed and share < 0.01:
-        yield f"`data.sources`: {100 * share:.1f} % is replayed; 1 to 5 % do for a weak shift, 25 % for a strong one ({REWARMING})"
+        yield (
+            f"`data.sources`: {100 * share:.1f} % is replayed; 1 to 5 % do for a weak shift, 25 % for a strong one"
+            f" ({REWARMING})"
+        )
     elif share > STRONG_REPLAY:
-        yield f"`data.sources`: {100 * share:.0f} % is replayed, more than was ever tried (half, {REWARMING}): the domain gets the rest"
+        yield (
+            f"`data.sources`: {100 * share:.0f} % is replayed, more than was ever tried (half, {REWARMING}): the"
+            " domain gets the rest"
+        )
 
 
 def warmup(judged: Judged) -> Iterator[str]:
@@ -102,7 +131,10 @@ def warmup(judged: Judged) -> Iterator[str]:
     if ":" in schedule.name or schedule.name == "continued" or not isinstance(length, int | float):
         return
     if not length:
-        yield f"`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of the budget ({REWARMING})"
+        yield (
+            "`schedule.warmup_tokens` is missing: the first steps at full rate make the loss jump. About 1 % of the"
+            f" budget ({REWARMING})"
+        )
     elif total is not None and length > MOST_WARMUP * total:
         name = "warmup_share" if share else "warmup_tokens"
         text = f"`schedule.{name}` is {100 * length / total:.0f} % of the budget: the paper warms up over 0.5 to 2 %"
@@ -114,8 +146,8 @@ def sequence_length(judged: Judged) -> Iterator[str]:
     length, longest = judged.recipe.data.sequence_length, judged.max_positions
     if longest is not None and length > longest:
         yield (
-            f"`data.sequence_length` is {length:,}, but the model's config names {longest:,} positions: it has learned none beyond. "
-            "Keep the base's length unless long context is the aim"
+            f"`data.sequence_length` is {length:,}, but the model's config names {longest:,} positions: it has learned"
+            " none beyond. Keep the base's length unless long context is the aim"
         )
 
 
@@ -123,7 +155,10 @@ def batch(judged: Judged) -> Iterator[str]:
     """Not larger than the base's own, at the learning rates of which it was stable."""
     tokens, base = judged.recipe.budget.global_batch_tokens, judged.base
     if tokens is not None and base is not None and base.batch_tokens is not None and tokens > 2 * base.batch_tokens:
-        text = f"`budget.global_batch_tokens` is {tokens:,}, more than twice the base's own {base.batch_tokens:,} ({base.source})"
+        text = (
+            f"`budget.global_batch_tokens` is {tokens:,}, more than twice the base's own {base.batch_tokens:,}"
+            f" ({base.source})"
+        )
         yield f"{text}: smaller steps, and more of them, learn more from as many tokens"
 
 

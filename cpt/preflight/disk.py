@@ -1,4 +1,5 @@
-"""Room on the disk for all that a run will keep there at once: its checkpoints, one more while it is written, and the exported model."""
+"""Room on the disk for all that a run will keep there at once: its checkpoints, one more while it is written, and the
+exported model."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from cpt.optim.adamw import DEFAULT_ROUNDING, automatic_dtype
 from cpt.recipe.schema import Recipe
 
 MOMENTS: dict[str, float] = {"adamw": 8, "adamw_8bit": 3, "paged_adamw_8bit": 3, "sgd": 0}
-"""Bytes for each trained parameter, of 8-bit ones with the embedding's in full; of an optimizer that is not known, none are asked for."""
+"""Bytes for each trained parameter, of 8-bit ones with the embedding's in full; of an optimizer that is not known,
+none are asked for."""
 OF_ROUNDING = {"kahan": 2, "stochastic": 0}
 LAST = 3  # of the rule `newest`
 
@@ -47,7 +49,9 @@ def disk_needs(recipe: Recipe, parameters: int, *, with_master_weights: bool, on
     export = parameters * bytes_each
     if recipe.model.lora is not None:  # adapters are small beside the model that they are merged into
         return DiskNeeds(0, export, checkpoints_at_once(recipe))
-    states = MOMENTS.get(recipe.optimizer.name, 0) + (4 + bytes_each if with_master_weights else beside_half(recipe) if half else 0)
+    states = MOMENTS.get(recipe.optimizer.name, 0) + (
+        4 + bytes_each if with_master_weights else beside_half(recipe) if half else 0
+    )
     parts = bytes_each if recipe.training.get("fsdp") else 0  # FSDP's weights once more, each process its own
     return DiskNeeds(export + round(parameters * (states + parts)), export, checkpoints_at_once(recipe))
 
@@ -69,7 +73,9 @@ def checkpoints_at_once(recipe: Recipe) -> int:
     elif section.every_steps is not None and section.every_steps < 1:
         saves = math.ceil(1 / section.every_steps)
     elif recipe.budget.tokens is not None:
-        tokens_between = section.every_tokens or int(section.every_steps or 1) * (recipe.budget.global_batch_tokens or 0)
+        tokens_between = section.every_tokens or int(section.every_steps or 1) * (
+            recipe.budget.global_batch_tokens or 0
+        )
         saves = math.ceil(recipe.budget.tokens / tokens_between) if tokens_between else math.inf
     if section.kept is None:
         return 1 if saves == math.inf else int(saves)
@@ -78,7 +84,8 @@ def checkpoints_at_once(recipe: Recipe) -> int:
 
 
 def small_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: bool) -> ResourceError | None:
-    """The complaint about a disk that will be full before the run ends; what the run has there already counts as taken care of."""
+    """The complaint about a disk that will be full before the run ends; what the run has there already counts as taken
+    care of."""
     parameters = count_model_parameters(model).total
     on_gpu = torch.cuda.is_available() and not recipe.training.get("use_cpu")
     needs = disk_needs(recipe, parameters, with_master_weights=with_master_weights, on_gpu=on_gpu)
@@ -90,7 +97,8 @@ def small_disk(recipe: Recipe, model: PreTrainedModel, *, with_master_weights: b
     count = needs.checkpoints_at_once
     each = f" of {needs.checkpoint / GIB:.1f} GiB each" if count > 1 else ""
     return ResourceError(
-        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters and "
-        f"{count} checkpoint{'s' if count > 1 else ''}{each}, one of them being written, take about {needs.total / GIB:.0f} GiB "
-        f"(an estimate). Free some, choose another disk{', or lower `checkpoints.keep`' if count > 2 else ''}."
+        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free; the model of {parameters / 1e9:.2f}B parameters"
+        f" and {count} checkpoint{'s' if count > 1 else ''}{each}, one of them being written, take about"
+        f" {needs.total / GIB:.0f} GiB (an estimate). Free some, choose another"
+        f" disk{', or lower `checkpoints.keep`' if count > 2 else ''}."
     )

@@ -1,4 +1,5 @@
-"""The first example of each source, written as the run would do it: is there a chat template, and the columns that rewards read?"""
+"""The first example of each source, written as the run would do it: is there a chat template, and the columns that
+rewards read?"""
 
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,8 @@ from cpt.stages.rewards.find import check_columns
 
 
 def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
-    """Look at the first example of each source of examples that lies here; sources elsewhere are told of as unchecked."""
+    """Look at the first example of each source of examples that lies here; sources elsewhere are told of as
+    unchecked."""
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
             found.run(partial(check_first, recipe, source, key, DocumentEncoder(tokenizer)))
@@ -43,9 +45,9 @@ def check_conversations(data: Data) -> None:
     if texts and len(texts) == len(firsts):
         key, first = texts[0]
         raise DataError(
-            f"`{key}.path`: {first.where} is plain text, and stage `sft` learns from conversations, of which no source has any. "
-            "To train on text write `stage: cpt`; for conversations, `chat` names their columns: `chat: messages`, "
-            "`chat: {prompt: question, completion: answer}`."
+            f"`{key}.path`: {first.where} is plain text, and stage `sft` learns from conversations, of which no source"
+            " has any. To train on text write `stage: cpt`; for conversations, `chat` names their columns: `chat:"
+            " messages`, `chat: {prompt: question, completion: answer}`."
         )
 
 
@@ -57,7 +59,9 @@ def is_plain_text(document: Document) -> bool:
 
 def first_document(source: DocumentSource, key: str) -> Document | None:
     """The first row of a source, where it is a document."""
-    first = next((item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None)
+    first = next(
+        (item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None
+    )
     return first if isinstance(first, Document) else None
 
 

@@ -17,7 +17,8 @@ class PreflightReport:
     mistakes: list[CptError] = field(default_factory=list)
     """What is wrong in the recipe or in the files that it names, on any machine."""
     blockers: list[CptError] = field(default_factory=list)
-    """What would stop the run on this machine: a missing package or compiler, too little disk, a run that has to finish first."""
+    """What would stop the run on this machine: a missing package or compiler, too little disk, a run that has to
+    finish first."""
     unchecked: list[str] = field(default_factory=list)
     """What decides whether the run works and could not be looked at from here."""
     warnings: list[str] = field(default_factory=list)

@@ -67,8 +67,11 @@ TRACKERS = {
 }
 
 
-def refuse_mistakes(recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None) -> dict[str, Any] | None:
-    """Stop the run before it costs anything; else tell what was planned for the GPUs that are here, for the run's record.
+def refuse_mistakes(
+    recipe: Recipe, *, deepspeed: str | Profile | None = None, root: Node | None = None
+) -> dict[str, Any] | None:
+    """Stop the run before it costs anything; else tell what was planned for the GPUs that are here, for the run's
+    record.
 
     Args:
         deepspeed: the profile in force, where accelerate's config names it and not the recipe.
@@ -91,13 +94,18 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
     groups = {
         "warning": [f"{placed(warning, root)}." for warning in found.warnings],
         "error": [f"{type(mistake).__name__}: {placed(str(mistake), root)}" for mistake in found.mistakes],
-        "blocker on this machine": [f"{type(blocker).__name__}: {placed(str(blocker), root)}" for blocker in found.blockers],
+        "blocker on this machine": [
+            f"{type(blocker).__name__}: {placed(str(blocker), root)}" for blocker in found.blockers
+        ],
         "not checked": [placed(unchecked, root) for unchecked in found.unchecked],
     }
     for group, lines in groups.items():
         for line in lines:
             tell(f"{group}: {line}")
-    counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine, {len(found.unchecked)} not checked"
+    counts = (
+        f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine, {len(found.unchecked)} not"
+        " checked"
+    )
     tell(f"{path}: {counts}." if found.exit_code else f"{path}: no mistakes.")
     return found
 
@@ -110,7 +118,9 @@ def found_in(recipe: Recipe) -> PreflightReport:
     except CptError as problem:  # most often of the model, which the gate looks at by itself
         chosen, unchosen = with_any_values(recipe), problem
     found = check_reality(chosen)
-    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):  # it would be reported twice
+    if not any(
+        isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]
+    ):  # it would be reported twice
         found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
@@ -134,11 +144,19 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_teacher(recipe, model, found)
     check_reward_models(recipe, found)
     check_step(recipe, profile, model, found, elsewhere=is_for_another_machine(recipe))
-    found.run(lambda: check_parallelism(recipe, profile, model, processes=world_size(), elsewhere=is_for_another_machine(recipe)))
-    parameters, longest = (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
+    found.run(
+        lambda: check_parallelism(
+            recipe, profile, model, processes=world_size(), elsewhere=is_for_another_machine(recipe)
+        )
+    )
+    parameters, longest = (
+        (None, None) if model is None else (count_model_parameters(model).total, longest_row(model.config))
+    )
     found.warnings += craft_warnings(recipe, parameters, longest)
     if is_for_another_machine(recipe) and not recipe.training.get("use_cpu"):
-        found.unchecked.append("`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it")
+        found.unchecked.append(
+            "`training.bf16`: memory, since this machine has no GPU. `cpt plan RECIPE --gpu NAME` computes it"
+        )
     elif model is not None:
         check_memory(recipe, model.config, profile, find_gpus(), found)
     if found.run(lambda: probe_output_folder(recipe)) and model is not None:
@@ -170,8 +188,9 @@ def check_held_out_sets(recipe: Recipe, data: Data, evaluation: Evaluation, foun
         if count < FEWEST:
             found.mistakes.append(
                 DataError(
-                    f"{holds}. A model and its base are compared document by document: {FEWEST} are needed at least, {FEW} for an interval "
-                    "to mean much. Add some, or make a document of each line of a text: `text_documents: line`."
+                    f"{holds}. A model and its base are compared document by document: {FEWEST} are needed at least,"
+                    f" {FEW} for an interval to mean much. Add some, or make a document of each line of a text:"
+                    " `text_documents: line`."
                 )
             )
         elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
@@ -187,8 +206,11 @@ def is_for_another_machine(recipe: Recipe) -> bool:
 
 
 def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
-    """What is missing under `output_dir` is not a mistake of the recipe, but a blocker: another run still has to make it."""
-    documents = [source.path for source in recipe.data.sources] + [judge.path for judge in recipe.evaluation.perplexity]
+    """What is missing under `output_dir` is not a mistake of the recipe, but a blocker: another run still has to make
+    it."""
+    documents = [source.path for source in recipe.data.sources] + [
+        judge.path for judge in recipe.evaluation.perplexity
+    ]
     read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *documents]
     under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
@@ -197,7 +219,9 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
             found.mistakes.remove(mistake)
             found.blockers.append(mistake)
     for unchecked in list(found.unchecked):
-        if any(f": {path} (" in unchecked for path in awaited):  # `output_dir` does not exist yet, so the path looks like a Hub id
+        if any(
+            f": {path} (" in unchecked for path in awaited
+        ):  # `output_dir` does not exist yet, so the path looks like a Hub id
             found.unchecked.remove(unchecked)
             found.blockers.append(DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first."))
 
@@ -221,14 +245,20 @@ def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None)
 
 
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
-    """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked at."""
+    """Build it for a model of two layers; one that offloads has to be compiled first, so only its options are looked
+    at."""
     with_key("optimizer.name", lambda: find_optimizer(recipe.optimizer.name))
     check_optimizer(recipe.optimizer)
     offloaded = profile is not None and offloads(profile, "optimizer")
     if offloaded and recipe.optimizer.name in OFFLOADED:
         return
     try:
-        build_optimizer(section_without_layers(recipe.optimizer), two_layers(), offloaded=offloaded, partitioned=profile is not None)
+        build_optimizer(
+            section_without_layers(recipe.optimizer),
+            two_layers(),
+            offloaded=offloaded,
+            partitioned=profile is not None,
+        )
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
 
@@ -263,13 +293,21 @@ def missing_packages(recipe: Recipe) -> Iterator[CptError]:
     """Trackers and kernels that the recipe names and that are not installed."""
     for number, tracker in enumerate(recipe.monitoring.trackers):
         if tracker not in INTEGRATION_TO_CALLBACK:
-            known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} transformers has: {', '.join(INTEGRATION_TO_CALLBACK)}."
+            known = (
+                f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} transformers has:"
+                f" {', '.join(INTEGRATION_TO_CALLBACK)}."
+            )
             yield RecipeError(f"`monitoring.trackers[{number}]`: no tracker called `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(TRACKERS[tracker]) is None:
-            yield ResourceError(f"`monitoring.trackers[{number}]`: {tracker} is not installed. Install it: pip install {TRACKERS[tracker]}")
+            yield ResourceError(
+                f"`monitoring.trackers[{number}]`: {tracker} is not installed. Install it: pip install"
+                f" {TRACKERS[tracker]}"
+            )
     on_gpu = torch.cuda.is_available() or is_for_another_machine(recipe)  # elsewhere cpt's own chunks do
     if recipe.training.get("use_liger_kernel") and on_gpu and importlib.util.find_spec("liger_kernel") is None:
-        yield ResourceError("`training.use_liger_kernel`: Liger is not installed. Install it: pip install liger-kernel")
+        yield ResourceError(
+            "`training.use_liger_kernel`: Liger is not installed. Install it: pip install liger-kernel"
+        )
 
 
 def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
@@ -282,9 +320,17 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
     found.warnings += profile_warnings(given, recipe)
     if not torch.accelerator.is_available():
-        found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"))
+        found.run(
+            lambda: require_programs(
+                "g++", "ninja", reason="`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
+            )
+        )
     elif offloads(profile, "optimizer"):
-        found.run(lambda: require_programs("g++", "ninja", reason="`training.deepspeed`: offload_optimizer compiles its optimizer"))
+        found.run(
+            lambda: require_programs(
+                "g++", "ninja", reason="`training.deepspeed`: offload_optimizer compiles its optimizer"
+            )
+        )
     return profile
 
 
@@ -301,7 +347,9 @@ def probe_output_folder(recipe: Recipe) -> bool:
         ) from problem
 
 
-def check_free_disk(recipe: Recipe, model: PreTrainedModel, found: PreflightReport, *, with_master_weights: bool) -> None:
+def check_free_disk(
+    recipe: Recipe, model: PreTrainedModel, found: PreflightReport, *, with_master_weights: bool
+) -> None:
     """The disk has room for all that the run keeps."""
     complaint = small_disk(recipe, model, with_master_weights=with_master_weights)
     if complaint is not None:

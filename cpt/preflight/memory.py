@@ -20,18 +20,26 @@ from cpt.recipe.schema import Recipe
 
 
 def check_memory(
-    recipe: Recipe, config: PreTrainedConfig, profile: Mapping[str, Any] | None, gpus: list[Gpu], found: PreflightReport
+    recipe: Recipe,
+    config: PreTrainedConfig,
+    profile: Mapping[str, Any] | None,
+    gpus: list[Gpu],
+    found: PreflightReport,
 ) -> None:
     """Note the plan, and warn where it probably does not fit; on a machine without a GPU nothing is planned."""
     if not gpus or recipe.training.get("use_cpu"):
         return
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
-    target = Target(smallest.name, world_size(), smallest.memory_gib, peak_of(smallest.name), "", host_memory_gib(), "this machine")
+    target = Target(
+        smallest.name, world_size(), smallest.memory_gib, peak_of(smallest.name), "", host_memory_gib(), "this machine"
+    )
     nodes = nodes_here()
     try:
         setup = setup_of(recipe, world_size(), profile, attention=attention_on_gpu(recipe, config), nodes=nodes)
         facts, activations = facts_for(config, setup), count_activations(config, setup)
-    except Exception as problem:  # of a model's own code, or of a teacher that is not there: an estimate must not stop a run
+    except (
+        Exception
+    ) as problem:  # of a model's own code, or of a teacher that is not there: an estimate must not stop a run
         why = f"({type(problem).__name__}: {problem})"
         found.unchecked.append(f"`model`: how much memory it takes {why}. `cpt rehearse` tries it")
         return
@@ -41,11 +49,14 @@ def check_memory(
     if not fits(plan, target):
         gpu = f"{plan.peak.size / GIB:.1f} GiB of a {smallest.name}, which has {smallest.memory_gib:.0f}"
         host = f"{plan.host.size / GIB:.0f} GiB of the host, which has {target.host_memory_gib:.0f}"
-        found.warnings.append(f"`training`: by plan it takes {gpu}, and {host}. `cpt plan` shows the parts, and what would fit")
+        found.warnings.append(
+            f"`training`: by plan it takes {gpu}, and {host}. `cpt plan` shows the parts, and what would fit"
+        )
 
 
 def described(plan: MemoryPlan, target: Target, nodes: int, tokens_per_second: float, mfu: float) -> dict[str, Any]:
-    """The plan in the words of a run's record: GiB of one GPU at the moment that takes most and of one node, the speed of the whole job."""
+    """The plan in the words of a run's record: GiB of one GPU at the moment that takes most and of one node, the speed
+    of the whole job."""
     return {
         "gpu": target.name,
         "gpus": target.gpus,

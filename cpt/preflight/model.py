@@ -37,7 +37,8 @@ TEACHER = "teacher_model_name_or_path"
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
-    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows it."""
+    """The model without its weights, and whether it can do what the recipe asks of it; None where only the Hub knows
+    it."""
     if recipe.model.train_only == "new_rows":
         found.run(lambda: new_ids(Path(str(recipe.model.path)).expanduser()))
     config = found.run(lambda: find_config(recipe, found))
@@ -47,7 +48,9 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.mistakes.append(RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one."))
+            found.mistakes.append(
+                RecipeError(f"`model.config.model_type`: {config.model_type} is no causal language model. Choose one.")
+            )
         return None
     model = build_on_meta(config)
     found.run(lambda: check_attention(recipe, model))
@@ -63,13 +66,18 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
     """The implementation is here, fits the model, and has something to do."""
     packed = recipe.data.packing != "token_budget"
-    half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16"))
-    chosen = choose_attention(recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed)
+    half = bool(
+        recipe.training.get("bf16") or recipe.training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16")
+    )
+    chosen = choose_attention(
+        recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed
+    )
     if chosen in VARLEN_NAMES:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(
-            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one. Write `auto`."
+            "`model.attention`: varlen is for rows without a mask, and those of `data.packing: token_budget` have one."
+            " Write `auto`."
         )
 
 
@@ -80,11 +88,14 @@ def check_embeddings_are_trained(recipe: Recipe, model: PreTrainedModel) -> None
     options = lora_options(model, recipe.model.lora or {})
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
-    touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(options["target_modules"], str) else options["target_modules"])}
+    touched = {
+        *(options.get("modules_to_save") or ()),
+        *(() if isinstance(options["target_modules"], str) else options["target_modules"]),
+    }
     if not names & touched:
         raise RecipeError(
-            "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head. Remove it, or write "
-            "`model.lora: cpt`."
+            "`optimizer.embedding_learning_rate` has no effect: these adapters train neither embeddings nor head."
+            " Remove it, or write `model.lora: cpt`."
         )
 
 
@@ -112,7 +123,9 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
     """
     model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None and not is_local(model.path):
-        refuse_unreachable("`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS)
+        refuse_unreachable(
+            "`model.path`", model.path, model.revision, ("config.json",) if model.from_scratch else WEIGHTS
+        )
     if tokenizer.path is not None and not is_local(tokenizer.path):
         refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
@@ -121,23 +134,34 @@ def check_rows(recipe: Recipe, model: PreTrainedModel) -> None:
     """The model can read the rows that the recipe makes."""
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(model.config):
         raise RecipeError(
-            f"`data.packing`: {model.config.model_type} reads a row from end to end, or makes its mask without positions, so documents "
-            "packed into one row would leak into each other. Write `packing: token_budget`, or `packing: none`."
+            f"`data.packing`: {model.config.model_type} reads a row from end to end, or makes its mask without"
+            " positions, so documents packed into one row would leak into each other. Write `packing: token_budget`,"
+            " or `packing: none`."
         )
     length = recipe.data.sequence_length
     for name, module in model.named_modules():
-        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("wpe", "embed_positions", "position_embeddings")
+        positions = isinstance(module, nn.Embedding) and name.rpartition(".")[2] in (
+            "wpe",
+            "embed_positions",
+            "position_embeddings",
+        )
         if positions and module.num_embeddings < length:
             raise RecipeError(
-                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions. Make it that or less."
+                f"`data.sequence_length` is {length}, but the model has learned {module.num_embeddings} positions."
+                " Make it that or less."
             )
 
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    """A tokenizer that lies here loads, has what the sources ask for, and the model has a row for each of its tokens."""
+    """A tokenizer that lies here loads, has what the sources ask for, and the model has a row for each of its
+    tokens."""
     path = recipe.tokenizer.path or recipe.model.path
-    revision = recipe.tokenizer.revision or recipe.model.revision if path == recipe.model.path else recipe.tokenizer.revision
-    if path is not None and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
+    revision = (
+        recipe.tokenizer.revision or recipe.model.revision if path == recipe.model.path else recipe.tokenizer.revision
+    )
+    if path is not None and not (
+        is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
+    ):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(lambda: load_tokenizer(recipe.tokenizer, recipe.model))
@@ -149,8 +173,9 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     if len(tokenizer) > known:
         found.mistakes.append(
             RecipeError(
-                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others have no embedding. "
-                "Set `model.resize_embeddings: true` to let it grow, or take the model's own tokenizer."
+                f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}: the others"
+                " have no embedding. Set `model.resize_embeddings: true` to let it grow, or take the model's own"
+                " tokenizer."
             )
         )
 
@@ -173,7 +198,8 @@ def check_reward_models(recipe: Recipe, found: PreflightReport) -> None:
 
 
 def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
-    """Whether the config of a further model can be read; what is wrong with it, or that it is not checked, is noted."""
+    """Whether the config of a further model can be read; what is wrong with it, or that it is not checked, is
+    noted."""
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`{key}`: {path} (Hub)")
         return False

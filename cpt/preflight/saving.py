@@ -1,4 +1,5 @@
-"""What the recipe asks of saving can be done: which checkpoints stay, where they are copied to, and by which engine the run is sharded."""
+"""What the recipe asks of saving can be done: which checkpoints stay, where they are copied to, and by which engine
+the run is sharded."""
 
 import tempfile
 from pathlib import Path
@@ -30,7 +31,9 @@ def check_archive(place: str) -> None:
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as problem:
-        raise ResourceError(f"`checkpoints.archive`: {place} needs a package that is not installed: {problem}") from problem
+        raise ResourceError(
+            f"`checkpoints.archive`: {place} needs a package that is not installed: {problem}"
+        ) from problem
     except ValueError as problem:
         raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
     if not isinstance(files, LocalFileSystem):
@@ -40,4 +43,6 @@ def check_archive(place: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as problem:
-        raise RecipeError(f"`checkpoints.archive`: cannot write to {folder} ({problem.strerror}). Choose another.") from problem
+        raise RecipeError(
+            f"`checkpoints.archive`: cannot write to {folder} ({problem.strerror}). Choose another."
+        ) from problem

@@ -1,4 +1,5 @@
-"""What the recipe's step asks for, compiled layers and layers that are computed again: does it go together, and are its compilers here?"""
+"""What the recipe's step asks for, compiled layers and layers that are computed again: does it go together, and are
+its compilers here?"""
 
 import torch
 from torch import nn
@@ -10,7 +11,9 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.deepspeed_profile import Profile, zero_section
 
 
-def check_step(recipe: Recipe, profile: Profile | None, model: nn.Module | None, found: PreflightReport, *, elsewhere: bool) -> None:
+def check_step(
+    recipe: Recipe, profile: Profile | None, model: nn.Module | None, found: PreflightReport, *, elsewhere: bool
+) -> None:
     """Note what is wrong.
 
     Args:

@@ -1,7 +1,9 @@
-"""`cpt prepare RECIPE`: read, filter, tokenise and pack a recipe's documents ahead of time, so that the run begins at once.
+"""`cpt prepare RECIPE`: read, filter, tokenise and pack a recipe's documents ahead of time, so that the run begins at
+once.
 
-Over many machines that share the store's folder, each is given a share: `--share 3/16`. Each shard of a source is made by one of them,
-those of a worker that died by whoever comes by; the last one puts all together, or `cpt prepare RECIPE` does it afterwards.
+Over many machines that share the store's folder, each is given a share: `--share 3/16`. Each shard of a source is made
+by one of them, those of a worker that died by whoever comes by; the last one puts all together, or `cpt prepare
+RECIPE` does it afterwards.
 """
 
 import time
@@ -20,17 +22,24 @@ from cpt.recipe.load import load_recipe
 
 Share = Annotated[
     str | None,
-    typer.Option("--share", help="The part of this worker among many that share the store: 3/16, or `array` in a SLURM array job."),
+    typer.Option(
+        "--share",
+        help="The part of this worker among many that share the store: 3/16, or `array` in a SLURM array job.",
+    ),
 ]
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    cache: Annotated[Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="The store's folder; by default $CPT_CACHE or ~/.cache/cpt.")
+    ] = None,
     share: Share = None,
     ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="With ray: workers, a core each; by default all cores of the cluster.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With ray: workers, a core each; by default all cores of the cluster.")
+    ] = None,
 ) -> None:
     """Fill the store; what is there already is not made again, and what was killed goes on where it was.
 
@@ -49,9 +58,15 @@ def command(
         prepare_on_ray(loaded, cache, workers)
     if share is not None:
         done = prepare_share(loaded, share_of(share), cache)
-        typer.echo(f"Made {done.shards:,} of {done.all_shards:,} shards as worker {share_of(share)} ({time.monotonic() - start:.1f} s).")
+        typer.echo(
+            f"Made {done.shards:,} of {done.all_shards:,} shards as worker {share_of(share)}"
+            f" ({time.monotonic() - start:.1f} s)."
+        )
         if done.missing:
-            typer.echo(f"Others are at the last {done.missing:,}. The last worker puts all together; if none does: cpt prepare {recipe}")
+            typer.echo(
+                f"Others are at the last {done.missing:,}. The last worker puts all together; if none does: cpt"
+                f" prepare {recipe}"
+            )
             return
     prepared = prepare_recipe(loaded, cache)
     tell(prepared, time.monotonic() - start)
@@ -60,7 +75,10 @@ def command(
 def tell(prepared: PreparedData, seconds: float) -> None:
     """Say what is ready."""
     if began := [source.name for source in prepared.sources if source.is_estimate]:
-        typer.echo(f"Of {', '.join(began)} only what a run begins with, for `data.disk_bytes` bounds the store ({seconds:.1f} s).")
+        typer.echo(
+            f"Of {', '.join(began)} only what a run begins with, for `data.disk_bytes` bounds the store"
+            f" ({seconds:.1f} s)."
+        )
     else:
         documents = sum(source.documents for source in prepared.sources)
         typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")

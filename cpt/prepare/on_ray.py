@@ -17,7 +17,8 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 
 
 def prepare_on_ray(recipe: Recipe, cache_dir: Path | None, workers: int | None) -> None:
-    """Make all shards, on the cluster that RAY_ADDRESS names or else on this machine alone; all machines must see the store's folder.
+    """Make all shards, on the cluster that RAY_ADDRESS names or else on this machine alone; all machines must see the
+    store's folder.
 
     Raises:
         LaunchError: a worker died too often.

@@ -17,8 +17,8 @@ log = logging.getLogger("cpt")
 
 
 def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
-    """Fill the store with all that the recipe's run will read, and the bucket, if there is one; where `data.disk_bytes` bounds the store,
-    with what the run begins with."""
+    """Fill the store with all that the recipe's run will read, and the bucket, if there is one; where
+    `data.disk_bytes` bounds the store, with what the run begins with."""
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     prepared = build_data(
         phases_in_tokens(recipe),

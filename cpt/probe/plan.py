@@ -84,17 +84,24 @@ class Plan:
         return ProbeRun(share, rate, LONGER * self.steps)
 
     def weights(self, share: float) -> dict[int, float]:
-        """Source's number -> its weight where replay has this share; the others, and the replay's own parts, keep their proportions."""
+        """Source's number -> its weight where replay has this share; the others, and the replay's own parts, keep
+        their proportions."""
         sources = self.recipe.data.sources
         whole = {True: sum(sources[n].weight for n in self.replayed)}
         whole[False] = sum(source.weight for source in sources) - whole[True]
         parts = {True: max(share, NO_SHARE), False: 1 - share}
-        return {n: float(f"{parts[n in self.replayed] * one.weight / whole[n in self.replayed]:.6g}") for n, one in enumerate(sources)}
+        return {
+            n: float(f"{parts[n in self.replayed] * one.weight / whole[n in self.replayed]:.6g}")
+            for n, one in enumerate(sources)
+        }
 
     def overrides(self, share: float, rate: float) -> list[str]:
         """How to write this into the recipe."""
         weights = self.weights(share) if self.replayed else {}
-        return [*(f"data.sources.{number}.weight={weight:g}" for number, weight in weights.items()), f"optimizer.learning_rate={rate:g}"]
+        return [
+            *(f"data.sources.{number}.weight={weight:g}" for number, weight in weights.items()),
+            f"optimizer.learning_rate={rate:g}",
+        ]
 
     def rates_of_steps(self, rate: float, steps: int | None = None) -> NDArray[np.float64]:
         """The learning rate of each step, of a short run or of the whole one."""
@@ -102,23 +109,32 @@ class Plan:
         schedule = self.recipe.schedule.model_copy(update=self.scaled_parts(number))
         factor = find("schedule", schedule.name, SCHEDULES)
         each = self.length.tokens_per_step
-        return rate * np.array([factor_at_step(factor, schedule.options, each, number * each, step) for step in range(number)])
+        return rate * np.array(
+            [factor_at_step(factor, schedule.options, each, number * each, step) for step in range(number)]
+        )
 
     def scaled_parts(self, steps: int) -> dict[str, int]:
         """The schedule's parts for a run of so many steps: the same curve, shorter."""
         ratio = steps / self.length.steps
-        return {part: max(1, round(ratio * tokens)) for part in PARTS if (tokens := self.recipe.schedule.options.get(part))}
+        return {
+            part: max(1, round(ratio * tokens)) for part in PARTS if (tokens := self.recipe.schedule.options.get(part))
+        }
 
     def recipe_of(self, run: ProbeRun) -> Recipe:
-        """The user's recipe as a short run: same model, data, batch and held-out sets; nothing is sampled, tracked or kept."""
+        """The user's recipe as a short run: same model, data, batch and held-out sets; nothing is sampled, tracked or
+        kept."""
         recipe = self.recipe
         weights = self.weights(run.share) if self.replayed else {}
-        sources = [one.model_copy(update={"weight": weights.get(n, one.weight)}) for n, one in enumerate(recipe.data.sources)]
+        sources = [
+            one.model_copy(update={"weight": weights.get(n, one.weight)}) for n, one in enumerate(recipe.data.sources)
+        ]
         changed = {
             "name": run.name(self.length.tokens_per_step),
             "output_dir": self.folder,
             "data": recipe.data.model_copy(update={"sources": sources, "total_tokens": None}),
-            "budget": recipe.budget.model_copy(update={"tokens": run.steps * self.length.tokens_per_step, "epochs": None}),
+            "budget": recipe.budget.model_copy(
+                update={"tokens": run.steps * self.length.tokens_per_step, "epochs": None}
+            ),
             "optimizer": recipe.optimizer.model_copy(update={"learning_rate": run.rate}),
             "schedule": recipe.schedule.model_copy(update=self.scaled_parts(run.steps)),
             "checkpoints": Checkpoints(),
@@ -128,7 +144,9 @@ class Plan:
                     "every_tokens": None,
                     "every_steps": run.steps // READINGS,
                     "prompts": [],
-                    "tasks": [Component.model_validate({"name": DOMAIN_TEST, "questions": 0})],  # held-out text is what the law is about
+                    "tasks": [
+                        Component.model_validate({"name": DOMAIN_TEST, "questions": 0})
+                    ],  # held-out text is what the law is about
                     "retain": dict.fromkeys(recipe.evaluation.retain),  # a probe that stopped early would tell less
                 }
             ),
@@ -144,22 +162,29 @@ def check_recipe(recipe: Recipe) -> None:
     """
     if recipe.stage != "cpt":
         raise RecipeError(
-            f"`stage` is {recipe.stage}: a probe compares runs with the model that they start from, so it takes recipes with `stage: cpt`."
+            f"`stage` is {recipe.stage}: a probe compares runs with the model that they start from, so it takes"
+            " recipes with `stage: cpt`."
         )
     if not recipe.evaluation.perplexity and recipe.evaluation.held_out_share is None:
         raise RecipeError(
-            "the recipe holds no documents out, so a probe has nothing to measure. Give it `evaluation.held_out_share: 0.01`, or files of "
-            f"your own and a general set under `evaluation.perplexity`. A public general set: {GENERAL_TEXT}"
+            "the recipe holds no documents out, so a probe has nothing to measure. Give it"
+            " `evaluation.held_out_share: 0.01`, or files of your own and a general set under"
+            f" `evaluation.perplexity`. A public general set: {GENERAL_TEXT}"
         )
     if not recipe.evaluation.retain:
         raise RecipeError(
-            "`evaluation.retain` names no general set, so a probe cannot tell what is forgotten. Name one of the held-out sets: "
-            "`evaluation.retain: {general: 0.02}`. A public one, for `evaluation.perplexity`: " + GENERAL_TEXT
+            "`evaluation.retain` names no general set, so a probe cannot tell what is forgotten. Name one of the"
+            " held-out sets: `evaluation.retain: {general: 0.02}`. A public one, for `evaluation.perplexity`: "
+            + GENERAL_TEXT
         )
-    for key, is_set, without in (("phases", recipe.data.phases, "[]"), ("temperature", recipe.data.temperature, "null")):
+    for key, is_set, without in (
+        ("phases", recipe.data.phases, "[]"),
+        ("temperature", recipe.data.temperature, "null"),
+    ):
         if is_set:
             raise RecipeError(
-                f"`data.{key}` sets the weights of the sources, which a probe has to vary. Probe without it: `data.{key}={without}`."
+                f"`data.{key}` sets the weights of the sources, which a probe has to vary. Probe without it:"
+                f" `data.{key}={without}`."
             )
 
 
@@ -172,16 +197,21 @@ def replayed_sources(recipe: Recipe, named: Sequence[str], shares: Sequence[floa
     names = [reported_name(source) for source in recipe.data.sources]
     for name in named:
         if name not in names:
-            raise RecipeError(f"--replay {name}: no source is called so.{did_you_mean(name, names)} There is: {', '.join(names)}.")
+            raise RecipeError(
+                f"--replay {name}: no source is called so.{did_you_mean(name, names)} There is: {', '.join(names)}."
+            )
     replayed = [number for number, name in enumerate(names) if name in (named or recipe.evaluation.retain)]
     if not replayed and any(shares):
         raise RecipeError(
-            f"which of the sources is replay is not known: none of {', '.join(names)} is called like a set of `evaluation.retain` "
-            f"({', '.join(recipe.evaluation.retain)}). Name it: --replay {names[-1]}. Where there is none, add one, "
-            "`{base: presets/replay/weak_shift.yaml}`, or try learning rates only: --shares 0"
+            f"which of the sources is replay is not known: none of {', '.join(names)} is called like a set of"
+            f" `evaluation.retain` ({', '.join(recipe.evaluation.retain)}). Name it: --replay {names[-1]}. Where there"
+            " is none, add one, `{base: presets/replay/weak_shift.yaml}`, or try learning rates only: --shares 0"
         )
     if len(replayed) == len(names):
-        raise RecipeError(f"all sources ({', '.join(names)}) are replay: none is left to learn from. Name those that are: --replay NAME.")
+        raise RecipeError(
+            f"all sources ({', '.join(names)}) are replay: none is left to learn from. Name those that are: --replay"
+            " NAME."
+        )
     return replayed
 
 
@@ -204,10 +234,14 @@ def make_plan(
         RecipeError: the recipe cannot be probed, or the shares, rates or tokens are of no use.
     """
     check_recipe(recipe)
-    chosen = check_numbers("--shares", shares or SHARES, "shares of the tokens, from 0 to less than 1", lowest=0, below=1)
+    chosen = check_numbers(
+        "--shares", shares or SHARES, "shares of the tokens, from 0 to less than 1", lowest=0, below=1
+    )
     peak = recipe.optimizer.learning_rate
     wanted = rates or (float(f"{peak / SLOWER:.2g}"), peak)
-    tried = check_numbers("--rates", wanted, "peak learning rates, more than 0 and up to 1", lowest=1e-12, below=1.000001)
+    tried = check_numbers(
+        "--rates", wanted, "peak learning rates, more than 0 and up to 1", lowest=1e-12, below=1.000001
+    )
     replayed = replayed_sources(recipe, replay, chosen)
     length = run_length(recipe, tokens_of_sources)
     runs = len(chosen) * len(tried) + LONGER
@@ -217,8 +251,8 @@ def make_plan(
         raise RecipeError(too_short(length, runs, probe_tokens))
     if LONGER * steps > length.steps:
         raise RecipeError(
-            f"--probe-tokens {probe_tokens:,}: the run that is held back, {LONGER} times as long, would be longer than the recipe's own "
-            f"{length.tokens:,} tokens. Give at most {length.tokens // LONGER:,}."
+            f"--probe-tokens {probe_tokens:,}: the run that is held back, {LONGER} times as long, would be longer than"
+            f" the recipe's own {length.tokens:,} tokens. Give at most {length.tokens // LONGER:,}."
         )
     held_out = [reported_name(one) for one in recipe.evaluation.perplexity]
     if recipe.evaluation.held_out_share is not None:
@@ -246,13 +280,16 @@ def check_numbers(option: str, numbers: Sequence[float], what: str, *, lowest: f
 def too_short(length: RunLength, runs: int, probe_tokens: int | None) -> str:
     """Why a probe of so few steps is refused, and what to give instead."""
     fewest = FEWEST_STEPS * length.tokens_per_step
-    told = f"a short run needs {FEWEST_STEPS} steps of {length.tokens_per_step:,} tokens, {fewest:,} tokens, to tell anything"
+    told = (
+        f"a short run needs {FEWEST_STEPS} steps of {length.tokens_per_step:,} tokens, {fewest:,} tokens, to tell"
+        " anything"
+    )
     if probe_tokens is not None:
         return f"--probe-tokens {probe_tokens:,}: {told}. Give more."
     return (
-        f"`budget`: {told}. {PART:.0%} of this recipe's {length.tokens:,} tokens are fewer for {runs - LONGER} runs and a longer one. "
-        f"Try fewer --shares and --rates, or pay {runs * fewest / length.tokens:.0%} of the budget: --probe-tokens {fewest}. "
-        "Of so short a recipe, running it as it is tells as much."
+        f"`budget`: {told}. {PART:.0%} of this recipe's {length.tokens:,} tokens are fewer for {runs - LONGER} runs"
+        f" and a longer one. Try fewer --shares and --rates, or pay {runs * fewest / length.tokens:.0%} of the budget:"
+        f" --probe-tokens {fewest}. Of so short a recipe, running it as it is tells as much."
     )
 
 
@@ -265,9 +302,14 @@ def check_held_out(documents: dict[str, int], plan: Plan) -> None:
     Raises:
         DataError: fewer than two.
     """
-    few = [f"{name} ({documents.get(name, 0)})" for name in plan.domain + plan.general if documents.get(name, 0) < FEWEST_DOCUMENTS]
+    few = [
+        f"{name} ({documents.get(name, 0)})"
+        for name in plan.domain + plan.general
+        if documents.get(name, 0) < FEWEST_DOCUMENTS
+    ]
     if few:
         raise DataError(
-            f"too few held-out documents to judge by: {', '.join(few)}. Hold more out: a larger `evaluation.held_out_share`, or more files "
-            f"under `evaluation.perplexity`. A public general set: {GENERAL_TEXT}"
+            f"too few held-out documents to judge by: {', '.join(few)}. Hold more out: a larger"
+            " `evaluation.held_out_share`, or more files under `evaluation.perplexity`. A public general set:"
+            f" {GENERAL_TEXT}"
         )

@@ -1,4 +1,5 @@
-"""`cpt mixture RECIPE --probe`: short runs, the frontier, a forecast that a longer run has to stand, and what to take."""
+"""`cpt mixture RECIPE --probe`: short runs, the frontier, a forecast that a longer run has to stand, and what to
+take."""
 
 import json
 import sys
@@ -76,7 +77,9 @@ def run_probe(recipe: Recipe, options: Options, *, as_json: bool, picture: Path 
     else:
         show_report(report, console)
         console.print(
-            f"All of it: {plan.folder / REPORT}; the frontier: {picture or plan.folder / PICTURE}", highlight=False, soft_wrap=True
+            f"All of it: {plan.folder / REPORT}; the frontier: {picture or plan.folder / PICTURE}",
+            highlight=False,
+            soft_wrap=True,
         )
     return 0 if report.is_worth_it else 1
 
@@ -91,11 +94,14 @@ def plan_of(recipe: Recipe, options: Options) -> Plan:
     shares, rates = numbers("--shares", options.shares), numbers("--rates", options.rates)
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
-    plan = make_plan(recipe, data.num_tokens, shares=shares, rates=rates, probe_tokens=options.probe_tokens, replay=options.replay)
+    plan = make_plan(
+        recipe, data.num_tokens, shares=shares, rates=rates, probe_tokens=options.probe_tokens, replay=options.replay
+    )
     check_held_out({name: one.num_documents for name, one in data.held_out.items()}, plan)
     if options.launcher and recipe.budget.global_batch_tokens is None:
         raise RecipeError(
-            "--launcher: how many tokens a step has would depend on the number of processes. Set `budget.global_batch_tokens`."
+            "--launcher: how many tokens a step has would depend on the number of processes. Set"
+            " `budget.global_batch_tokens`."
         )
     return plan
 
@@ -109,7 +115,9 @@ def numbers(option: str, text: str | None) -> list[float]:
     try:
         return [float(word) for word in (text or "").split(",") if text]
     except ValueError as problem:
-        raise RecipeError(f"{option} takes numbers with commas between them, such as 0.1,0.3; not {text!r}.") from problem
+        raise RecipeError(
+            f"{option} takes numbers with commas between them, such as 0.1,0.3; not {text!r}."
+        ) from problem
 
 
 def listed(plan: Plan) -> dict[str, object]:
@@ -125,18 +133,24 @@ def listed(plan: Plan) -> dict[str, object]:
 
 
 def carried_out(plan: Plan, console: Console, launcher: str | None) -> Report:
-    """The grid, the forecast, then the run that is held back, in this order: what is forecast has not been measured yet."""
+    """The grid, the forecast, then the run that is held back, in this order: what is forecast has not been measured
+    yet."""
     outcomes: list[Outcome] = []
     for number, run in enumerate(plan.grid, start=1):
         outcomes.append(carry_out(plan, run, launcher))
         domain, general = outcomes[-1].at_end(plan.domain), outcomes[-1].at_end(plan.general)
         console.print(
-            f"{number}/{len(plan.grid)} {told_run(run)}: domain {domain:.4f}, general {general:.4f} bits per byte", highlight=False
+            f"{number}/{len(plan.grid)} {told_run(run)}: domain {domain:.4f}, general {general:.4f} bits per byte",
+            highlight=False,
         )
     laws = fit_laws(plan, outcomes)
     combinations = combinations_of(plan, laws, outcomes)
     best, _ = choose(combinations, laws.base_domain, limit_of(plan, laws.base_general))
     taken = best or min(combinations, key=lambda one: one.forecast_domain.middle)
     run = plan.held_back(taken.share, taken.rate)
-    console.print(f"Held back: {told_run(run)}, {run.steps * plan.length.tokens_per_step:,} tokens", highlight=False, soft_wrap=True)
+    console.print(
+        f"Held back: {told_run(run)}, {run.steps * plan.length.tokens_per_step:,} tokens",
+        highlight=False,
+        soft_wrap=True,
+    )
     return judge(plan, outcomes, carry_out(plan, run, launcher), laws)

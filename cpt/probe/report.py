@@ -46,7 +46,10 @@ class Check:
     def sentence(self) -> str:
         """`forecast 2.145 (2.120 to 2.170), held-back run measured 2.151: inside`."""
         told = f"{self.forecast.middle:.3f} ({self.forecast.low:.3f} to {self.forecast.high:.3f})"
-        return f"{self.kind}: forecast {told}, held-back run measured {self.measured:.3f}: {'inside' if self.held else 'OUTSIDE'}"
+        return (
+            f"{self.kind}: forecast {told}, held-back run measured {self.measured:.3f}:"
+            f" {'inside' if self.held else 'OUTSIDE'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ def shifted(change: Interval, base: float) -> Interval:
 def fit_laws(plan: Plan, outcomes: Sequence[Outcome]) -> Laws:
     """Fit both laws to the runs."""
     before = outcomes[0].course[0]
-    domain, general = (fit_law([outcome.curve(plan, sets) for outcome in outcomes]) for sets in (plan.domain, plan.general))
+    domain, general = (
+        fit_law([outcome.curve(plan, sets) for outcome in outcomes]) for sets in (plan.domain, plan.general)
+    )
     return Laws(plan, domain, general, average(before, plan.domain), average(before, plan.general))
 
 
@@ -132,33 +137,53 @@ def combinations_of(plan: Plan, laws: Laws, outcomes: Sequence[Outcome]) -> list
 
 
 def limit_of(plan: Plan, base_general: float) -> float | None:
-    """What general bits per byte, the average of the sets, may come to: `evaluation.retain`, of several sets the strictest."""
+    """What general bits per byte, the average of the sets, may come to: `evaluation.retain`, of several sets the
+    strictest."""
     rises = [rise for rise in plan.recipe.evaluation.retain.values() if rise is not None]
     return base_general * (1 + min(rises)) if rises else None
 
 
-def choose(combinations: Sequence[Combination], base_domain: float, limit: float | None) -> tuple[Combination | None, str]:
+def choose(
+    combinations: Sequence[Combination], base_domain: float, limit: float | None
+) -> tuple[Combination | None, str]:
     """The combination to take, and why; None where continued pre-training is not worth it."""
     gaining = [one for one in combinations if one.forecast_domain.high < base_domain]
     if not gaining:
         best = min(combinations, key=lambda one: one.forecast_domain.middle)
-        return None, (
-            f"CPT is not worth it here: no combination is forecast to gain on domain text beyond what is uncertain. The best comes from "
-            f"{base_domain:.4f} to {told(best.forecast_domain)} bits per byte, so the base may be as good already."
+        return (
+            None,
+            (
+                "CPT is not worth it here: no combination is forecast to gain on domain text beyond what is"
+                f" uncertain. The best comes from {base_domain:.4f} to {told(best.forecast_domain)} bits per byte, so"
+                " the base may be as good already."
+            ),
         )
     if limit is None:
-        return knee(gaining), "no limit is set in `evaluation.retain`, so this is the knee: nearest to the best of both kinds of text"
+        return (
+            knee(gaining),
+            "no limit is set in `evaluation.retain`, so this is the knee: nearest to the best of both kinds of text",
+        )
     allowed = [one for one in gaining if one.forecast_general.middle <= limit]
     if not allowed:
         mildest = min(combinations, key=lambda one: one.forecast_general.middle)
-        return None, (
-            f"CPT is not worth it here under `evaluation.retain`: general text may come to {limit:.4f} bits per byte, and every "
-            f"combination that gains is forecast to exceed that; the mildest of all comes to {told(mildest.forecast_general)}. "
-            "Try more replay or a lower learning rate, `lora: cpt`, or allow more."
+        return (
+            None,
+            (
+                f"CPT is not worth it here under `evaluation.retain`: general text may come to {limit:.4f} bits per"
+                " byte, and every combination that gains is forecast to exceed that; the mildest of all comes to"
+                f" {told(mildest.forecast_general)}. Try more replay or a lower learning rate, `lora: cpt`, or allow"
+                " more."
+            ),
         )
     best = min(allowed, key=lambda one: one.forecast_domain.middle)
     sure = "with its whole interval" if best.forecast_general.high <= limit else "though its interval goes beyond"
-    return best, f"the best on domain text of those whose general text is forecast to stay within the limit of {limit:.4f}, {sure}"
+    return (
+        best,
+        (
+            f"the best on domain text of those whose general text is forecast to stay within the limit of {limit:.4f},"
+            f" {sure}"
+        ),
+    )
 
 
 def knee(combinations: Sequence[Combination]) -> Combination:
@@ -207,31 +232,48 @@ def judge(plan: Plan, outcomes: Sequence[Outcome], held_back: Outcome, before_it
 def checks_of(plan: Plan, laws: Laws, held_back: Outcome) -> list[Check]:
     """What was forecast of the run, and what it measured."""
     run = held_back.run
-    forecasts = zip(("domain", "general"), laws.at_end(run.share, run.rate, run.steps), (plan.domain, plan.general), strict=True)
+    forecasts = zip(
+        ("domain", "general"), laws.at_end(run.share, run.rate, run.steps), (plan.domain, plan.general), strict=True
+    )
     tokens = run.steps * plan.length.tokens_per_step
-    return [Check(kind, tokens, run.share, run.rate, forecast, held_back.at_end(sets)) for kind, forecast, sets in forecasts]
+    return [
+        Check(kind, tokens, run.share, run.rate, forecast, held_back.at_end(sets))
+        for kind, forecast, sets in forecasts
+    ]
 
 
-def remarks_of(plan: Plan, laws: Laws, held_back: ProbeRun, recommended: Combination | None, checks: Sequence[Check]) -> list[str]:
+def remarks_of(
+    plan: Plan, laws: Laws, held_back: ProbeRun, recommended: Combination | None, checks: Sequence[Check]
+) -> list[str]:
     """What a reader should know before relying on it."""
     remarks = []
     for kind, law in (("domain", laws.domain), ("general", laws.general)):
         unclear = [term for term, is_clear in law.identified().items() if not is_clear]
         if unclear:
             remarks.append(
-                f"The law of {kind} text: {', '.join(unclear)} cannot be told from nothing by these runs; the intervals know it."
+                f"The law of {kind} text: {', '.join(unclear)} cannot be told from nothing by these runs; the"
+                " intervals know it."
             )
     if any(not check.held for check in checks):
         remarks.append(
-            "A forecast did not hold for the run that was held back. The forecasts of the whole run rest on that run too, but do not "
-            "lean on them: longer short runs (--probe-tokens) are nearer to the whole one."
+            "A forecast did not hold for the run that was held back. The forecasts of the whole run rest on that run"
+            " too, but do not lean on them: longer short runs (--probe-tokens) are nearer to the whole one."
         )
     reach = laws.plan.rates_of_steps(plan.rates[-1]).sum() / laws.domain.shapes.longest[1.0]
     if reach > 10:
-        remarks.append(f"The whole run goes {reach:.0f} times as far (sum of learning rates) as the longest short one: far to forecast.")
+        remarks.append(
+            f"The whole run goes {reach:.0f} times as far (sum of learning rates) as the longest short one: far to"
+            " forecast."
+        )
     if recommended is not None and len(plan.rates) > 1 and recommended.rate in (plan.rates[0], plan.rates[-1]):
         side = "highest" if recommended.rate == plan.rates[-1] else "lowest"
-        remarks.append(f"The recommended learning rate is the {side} that was tried; a probe with others may find a better one (--rates).")
+        remarks.append(
+            f"The recommended learning rate is the {side} that was tried; a probe with others may find a better one"
+            " (--rates)."
+        )
     if recommended is not None and (recommended.share, recommended.rate) != (held_back.share, held_back.rate):
-        remarks.append("With the run that was held back in the fit, another combination came first than the one that was held back.")
+        remarks.append(
+            "With the run that was held back in the fit, another combination came first than the one that was held"
+            " back."
+        )
     return remarks

@@ -36,7 +36,9 @@ class Outcome:
         """As the law takes it: the average of these held-out sets."""
         before, *later = [average(point, sets) for point in self.course]
         steps = np.array([point.step for point in self.course[1:]])
-        return Curve(self.run.share, plan.rates_of_steps(self.run.rate, self.run.steps), steps, np.array(later) - before)
+        return Curve(
+            self.run.share, plan.rates_of_steps(self.run.rate, self.run.steps), steps, np.array(later) - before
+        )
 
     def at_end(self, sets: Sequence[str]) -> float:
         """Bits per byte after the last step."""
@@ -47,7 +49,8 @@ def carry_out(plan: Plan, run: ProbeRun, launcher: str | None = None) -> Outcome
     """Do a run, or read it where it is done; of its files only the small ones stay.
 
     Args:
-        launcher: what starts the training instead of one Python process: `accelerate launch`, `torchrun --nproc_per_node 8`.
+        launcher: what starts the training instead of one Python process: `accelerate launch`, `torchrun
+            --nproc_per_node 8`.
 
     Raises:
         RecipeError: its folder holds a run of another recipe.
@@ -92,7 +95,9 @@ def train(recipe: Recipe, folder: Path, launcher: str | None) -> None:
     log = folder.parent / f"{recipe.name}.{LOG}"
     words = [*(shlex.split(launcher) if launcher else [sys.executable]), str(TRAIN), str(written)]
     with log.open("w", encoding="utf-8") as output:
-        code = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ), check=False).returncode
+        code = subprocess.run(
+            words, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ), check=False
+        ).returncode
     if code:
         last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
         raise TrainingError(f"the run {folder} failed with exit code {code}. It printed, at the end ({log}):\n{last}")

@@ -1,4 +1,5 @@
-"""Show a probe: its cost before it starts, and at the end a table, the frontier as a picture, and what to write into the recipe."""
+"""Show a probe: its cost before it starts, and at the end a table, the frontier as a picture, and what to write into
+the recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,22 @@ def told_cost(plan: Plan) -> str:
     """How many runs and tokens, and what share of the recipe's budget."""
     each = plan.steps * plan.length.tokens_per_step
     return (
-        f"{len(plan.grid)} runs of {each:,} tokens ({plan.steps} steps) and one of {LONGER * each:,} that is held back: {plan.tokens:,} "
-        f"tokens, {plan.cost:.0%} of the recipe's {plan.length.tokens:,}. In {plan.folder}; what is done there is not done again."
+        f"{len(plan.grid)} runs of {each:,} tokens ({plan.steps} steps) and one of {LONGER * each:,} that is held"
+        f" back: {plan.tokens:,} tokens, {plan.cost:.0%} of the recipe's {plan.length.tokens:,}. In {plan.folder};"
+        " what is done there is not done again."
     )
 
 
 def told_plan(plan: Plan) -> str:
     """What is varied and what it is judged by."""
-    names = ", ".join(reported_name(source) for n, source in enumerate(plan.recipe.data.sources) if n in plan.replayed) or "none"
+    names = (
+        ", ".join(reported_name(source) for n, source in enumerate(plan.recipe.data.sources) if n in plan.replayed)
+        or "none"
+    )
     shares, rates = (", ".join(f"{one:g}" for one in values) for values in (plan.shares, plan.rates))
     return (
-        f"Replay ({names}): {shares} of the tokens; learning rates: {rates}. Domain: {', '.join(plan.domain)}; general: "
-        f"{', '.join(plan.general)}."
+        f"Replay ({names}): {shares} of the tokens; learning rates: {rates}. Domain: {', '.join(plan.domain)};"
+        f" general: {', '.join(plan.general)}."
     )
 
 
@@ -50,7 +55,8 @@ def show_report(report: Report, console: Console) -> None:
     console.print(frontier_table(report))
     for check in report.checks:
         console.print(
-            f"{check.sentence()} (replay {check.share:.1%}, learning rate {check.rate:g}, {check.tokens:,} tokens)", highlight=False
+            f"{check.sentence()} (replay {check.share:.1%}, learning rate {check.rate:g}, {check.tokens:,} tokens)",
+            highlight=False,
         )
     for remark in report.remarks:
         console.print(escape(remark), highlight=False, soft_wrap=True)
@@ -63,9 +69,10 @@ def verdict(report: Report) -> str:
     if best is None:
         return report.why
     return (
-        f"Recommended: replay {best.share:.1%}, learning rate {best.rate:g}: {report.why}. The whole run is forecast to bring domain text "
-        f"from {report.base_domain:.3f} to {told(best.forecast_domain)} and general text from {report.base_general:.3f} to "
-        f"{told(best.forecast_general)} bits per byte. Into the recipe: {' '.join(report.overrides)}"
+        f"Recommended: replay {best.share:.1%}, learning rate {best.rate:g}: {report.why}. The whole run is forecast"
+        f" to bring domain text from {report.base_domain:.3f} to {told(best.forecast_domain)} and general text from"
+        f" {report.base_general:.3f} to {told(best.forecast_general)} bits per byte. Into the recipe:"
+        f" {' '.join(report.overrides)}"
     )
 
 
@@ -111,7 +118,9 @@ def plot_report(report: Report, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as problem:
-        raise ResourceError(f"{path}: cannot write the picture ({problem}). Give `--plot` the name of a .png or .svg file.") from problem
+        raise ResourceError(
+            f"{path}: cannot write the picture ({problem}). Give `--plot` the name of a .png or .svg file."
+        ) from problem
 
 
 def draw_combination(axes: Any, one: Combination, color: str, *, is_recommended: bool) -> None:
@@ -119,7 +128,9 @@ def draw_combination(axes: Any, one: Combination, color: str, *, is_recommended:
     x, y = one.forecast_general, one.forecast_domain
     axes.plot([one.general, x.middle], [one.domain, y.middle], "-", color=color, alpha=0.3)
     axes.plot(one.general, one.domain, ".", color=color)
-    axes.errorbar(x.middle, y.middle, xerr=reach(x), yerr=reach(y), fmt="o", color=color, markersize=6, capsize=2, elinewidth=0.8)
+    axes.errorbar(
+        x.middle, y.middle, xerr=reach(x), yerr=reach(y), fmt="o", color=color, markersize=6, capsize=2, elinewidth=0.8
+    )
     if is_recommended:
         axes.plot(x.middle, y.middle, "o", color="none", markeredgecolor="black", markersize=13)
     axes.annotate(f"{one.rate:g}", (x.middle, y.middle), xytext=(8, 6), textcoords="offset points", fontsize=8)

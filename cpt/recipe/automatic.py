@@ -22,7 +22,9 @@ def automatic_keys(training: Mapping[str, Any]) -> list[str]:
 
 def accumulation(recipe: Recipe) -> int:
     """Micro-batches in a step of one process; 1 where the recipe leaves that open."""
-    rows, steps = (recipe.training.get(key, default) for key, default in ((MICRO_BATCH, DEFAULT_MICRO_BATCH), (ACCUMULATION, 1)))
+    rows, steps = (
+        recipe.training.get(key, default) for key, default in ((MICRO_BATCH, DEFAULT_MICRO_BATCH), (ACCUMULATION, 1))
+    )
     if not isinstance(rows, int) or not isinstance(steps, int):
         return 1
     if recipe.budget.global_batch_tokens is None:

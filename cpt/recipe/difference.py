@@ -29,7 +29,8 @@ SAME_RUN_ANYWAY = (
     "training.fsdp",
     "training.fsdp_config",
 )
-"""What may change between a run and its continuation: who watches over it, how it is launched, and how its processes share the model."""
+"""What may change between a run and its continuation: who watches over it, how it is launched, and how its processes
+share the model."""
 
 
 def differing_keys(before: Recipe, after: Recipe, ignoring: Sequence[str] = SAME_RUN_ANYWAY) -> list[str]:
@@ -40,7 +41,9 @@ def differing_keys(before: Recipe, after: Recipe, ignoring: Sequence[str] = SAME
     """
     return [
         f"{key}: {shown(old)} -> {shown(new)}"
-        for key, old, new in differences(before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True), ())
+        for key, old, new in differences(
+            before.model_dump(mode="json", by_alias=True), after.model_dump(mode="json", by_alias=True), ()
+        )
         if not any(fnmatch(key, pattern) or fnmatch(key, f"{pattern}[.[]*") for pattern in ignoring)
     ]
 

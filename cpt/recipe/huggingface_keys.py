@@ -1,6 +1,7 @@
 """The keys of Hugging Face's config classes (TrainingArguments, SFTConfig, LoraConfig, ...) of the installed version.
 
-They are read from the packages' source files, because importing those takes seconds and a recipe is to be checked at once.
+They are read from the packages' source files, because importing those takes seconds and a recipe is to be checked at
+once.
 """
 
 import ast
@@ -34,7 +35,15 @@ STAGE_CONFIGS = {
 """Stage -> the class that `training:` goes to."""
 LORA_CONFIG = "peft:LoraConfig"
 
-SIMPLE = {"bool": "bool", "int": "int", "float": "float", "str": "str", "dict": "dict", "list": "list", "tuple": "list"}
+SIMPLE = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "str": "str",
+    "dict": "dict",
+    "list": "list",
+    "tuple": "list",
+}
 CONTAINERS = {"Dict": "dict", "Mapping": "dict", "List": "list", "Sequence": "list", "Tuple": "list", "Literal": "str"}
 ANYTHING = frozenset({"bool", "int", "float", "str", "list", "dict", "null"})
 
@@ -68,7 +77,8 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
     found = find_class(module, name)
     if found is None or not (keys := keys_of_class(found)):
         raise ResourceError(
-            f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt knows."
+            f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt"
+            " knows."
         )
     return keys
 
@@ -82,7 +92,8 @@ def keys_of_class(found: FoundClass) -> dict[str, Key]:
             keys.update(keys_of_class(above))
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
             raise ResourceError(
-                f"cannot find `{name}`, the base of {found.node.name} in {found.source.path}. Install a version that cpt knows."
+                f"cannot find `{name}`, the base of {found.node.name} in {found.source.path}. Install a version that"
+                " cpt knows."
             )
     if any("dataclass" in ast.unparse(decorator) for decorator in found.node.decorator_list):
         for node in found.node.body:
@@ -95,7 +106,9 @@ def is_argument(field: ast.AnnAssign) -> bool:
     """False for what the class sets by itself."""
     if "ClassVar" in ast.unparse(field.annotation):
         return False
-    return not any(keyword.arg == "init" and ast.unparse(keyword.value) == "False" for keyword in field_keywords(field))
+    return not any(
+        keyword.arg == "init" and ast.unparse(keyword.value) == "False" for keyword in field_keywords(field)
+    )
 
 
 def key_of(field: ast.AnnAssign, source: Source) -> Key:
@@ -160,13 +173,20 @@ def metadata_of(field: ast.AnnAssign) -> dict[str, ast.expr]:
     for keyword in field_keywords(field):
         if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
             pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
-            return {name.value: value for name, value in pairs if isinstance(name, ast.Constant) and isinstance(name.value, str)}
+            return {
+                name.value: value
+                for name, value in pairs
+                if isinstance(name, ast.Constant) and isinstance(name.value, str)
+            }
     return {}
 
 
 def kinds_of_defaults(field: ast.AnnAssign) -> set[str]:
     """Kinds that the annotation forgets: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`."""
-    values: list[ast.expr | None] = [metadata_of(field).get("const"), *(k.value for k in field_keywords(field) if k.arg == "default")]
+    values: list[ast.expr | None] = [
+        metadata_of(field).get("const"),
+        *(k.value for k in field_keywords(field) if k.arg == "default"),
+    ]
     if not isinstance(field.value, ast.Call):
         values.append(field.value)
     return {kind_of_constant(value) for value in values if isinstance(value, ast.Constant)}
@@ -193,6 +213,8 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
     if found is None or not any("Enum" in last_name(base) for base in found.node.bases):
         return ()
     values: list[Any] = [
-        node.value.value for node in found.node.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        node.value.value
+        for node in found.node.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
     ]
     return tuple(value for value in values if isinstance(value, str))

@@ -15,7 +15,15 @@ from cpt.recipe.written_numbers import UNITS
 
 YAML_FILE = {"type": "string", "pattern": r"\.ya?ml$", "description": "A file that holds this section."}
 GROUPED_DIGITS = r"[0-9]+(_[0-9]+)+"
-JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array", "dict": "object", "null": "null"}
+JSON_TYPES = {
+    "bool": "boolean",
+    "int": "integer",
+    "float": "number",
+    "str": "string",
+    "list": "array",
+    "dict": "object",
+    "null": "null",
+}
 
 
 def json_schema() -> dict[str, Any]:
@@ -30,14 +38,24 @@ def json_schema() -> dict[str, Any]:
     ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
     by_config = {config: passed_on(config, ours) for config in dict.fromkeys(STAGE_CONFIGS.values())}
     training, lora = dict(by_config[STAGE_CONFIGS["cpt"]]), passed_on(LORA_CONFIG, LORA_IS_SET)
-    training["properties"] = {key: value for one in reversed(by_config.values()) for key, value in one["properties"].items()}
+    training["properties"] = {
+        key: value for one in reversed(by_config.values()) for key, value in one["properties"].items()
+    }
     training["description"] = "Passed on unchanged to the stage's config class."
     schema["properties"]["training"] = or_file(training)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
     lora["properties"]["preset"] = presets
-    lora["properties"] |= {key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()}
-    lora["properties"]["method"] = {"enum": sorted(peft_methods().keys() - UNFIT.keys()), "description": "By default lora."}
-    lora |= {"if": {"required": ["method"]}, "else": {"propertyNames": names_in(lora)}}  # other methods have keys of their own
+    lora["properties"] |= {
+        key: {"enum": list(choices), "description": "QLoRA."} for key, choices in LORA_QUANTIZATION.items()
+    }
+    lora["properties"]["method"] = {
+        "enum": sorted(peft_methods().keys() - UNFIT.keys()),
+        "description": "By default lora.",
+    }
+    lora |= {
+        "if": {"required": ["method"]},
+        "else": {"propertyNames": names_in(lora)},
+    }  # other methods have keys of their own
     sections["Model"]["properties"]["lora"] = {"anyOf": [lora, presets, YAML_FILE, {"type": "null"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -49,12 +67,16 @@ def json_schema() -> dict[str, Any]:
 def keys_of_stages(config: str, section: dict[str, Any]) -> dict[str, Any]:
     """What `training` may hold in the stages whose config is this class; without a `stage` it is cpt."""
     stages = [stage for stage, its in STAGE_CONFIGS.items() if its == config]
-    condition: dict[str, Any] = {"properties": {"stage": {"enum": stages}}, **({} if "cpt" in stages else {"required": ["stage"]})}
+    condition: dict[str, Any] = {
+        "properties": {"stage": {"enum": stages}},
+        **({} if "cpt" in stages else {"required": ["stage"]}),
+    }
     return {"if": condition, "then": {"properties": {"training": {"propertyNames": names_in(section)}}}}
 
 
 def command() -> None:
-    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
+    """Print the JSON schema; an editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a
+    recipe's first line.
 
     An editor finds it through `# yaml-language-server: $schema=recipe.schema.json` in a recipe's first line.
 
@@ -65,7 +87,10 @@ def command() -> None:
 
 def allow_base(section: dict[str, Any]) -> None:
     """`base: file.yaml` stands for the required keys."""
-    section["properties"]["base"] = {**YAML_FILE, "description": "A file to build on: what stands beside it goes on top."}
+    section["properties"]["base"] = {
+        **YAML_FILE,
+        "description": "A file to build on: what stands beside it goes on top.",
+    }
     if required := section.pop("required", None):
         section["anyOf"] = [{"required": required}, {"required": ["base"]}]
 
@@ -104,7 +129,10 @@ def passed_on(config: str, ours: set[str]) -> dict[str, Any]:
     """A section whose keys are those of a Hugging Face class, without those that are written elsewhere."""
     properties = {name: type_of(key) for name, key in keys_of_config(config).items() if name not in ours}
     for name in properties.keys() & {*AUTOMATIC}:
-        properties[name] = {"anyOf": [properties[name], {"const": AUTO}], "description": properties[name].get("description", "")}
+        properties[name] = {
+            "anyOf": [properties[name], {"const": AUTO}],
+            "description": properties[name].get("description", ""),
+        }
     description = f"Passed on unchanged to {config.replace(':', '.')}."
     return {"type": "object", "description": description, "properties": {**properties, "base": YAML_FILE}}
 

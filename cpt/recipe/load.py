@@ -40,14 +40,16 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
 
 
 def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> tuple[Recipe, Node]:
-    """As `load_recipe`, with the tree beside it: `tree.place_of(root, ("data", "sources", 0))` is where that was written."""
+    """As `load_recipe`, with the tree beside it: `tree.place_of(root, ("data", "sources", 0))` is where that was
+    written."""
     mistakes = Mistakes()
     root = read_recipe(Path(path), overrides, lora, mistakes)
     return checked(root, mistakes), root
 
 
 def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data, int]:
-    """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with the default seed.
+    """The `data:` section and the seed of a recipe, or a mixture file: a `data:` section in a file of its own, with
+    the default seed.
 
     Args:
         overrides: `data.key=value`, on top of the file.
@@ -60,8 +62,11 @@ def load_mixture(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Data,
     if root.value.keys() & keys_of(Recipe).keys():
         recipe = load_recipe(path, overrides)
         return recipe.data, recipe.seed
-    # The other sections have to be there and say nothing; the length that the mixture was designed for is that of no run here.
-    around = f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {json.dumps(str(Path(path).resolve()))}\n"
+    # The other sections have to be there and say nothing; the length that the mixture was designed for is that of no
+    # run here.
+    around = (
+        f"name: mixture\nmodel: {{path: none}}\nbudget: {{epochs: 1}}\ndata: {json.dumps(str(Path(path).resolve()))}\n"
+    )
     root = resolved(read_text(around.encode(), str(path), mistakes), Recipe, mistakes, trail=())
     recipe = checked(apply_overrides(root, [*overrides, "data.total_tokens=null"], mistakes), mistakes)
     return recipe.data, recipe.seed
@@ -102,12 +107,14 @@ def refuse_config_of_another_tool(path: Path, root: Node) -> None:
         return
     if "base_model" in root.value or {"model_name_or_path", "dataset"} <= root.value.keys():
         tool = "axolotl" if "base_model" in root.value else "LLaMA-Factory"
-        raise RecipeError(f"{path} is a config of {tool}. Make a recipe of it: cpt import {path} --output my_recipe.yaml")
+        raise RecipeError(
+            f"{path} is a config of {tool}. Make a recipe of it: cpt import {path} --output my_recipe.yaml"
+        )
     for tool, keys in OTHER_TOOLS.items():
         if keys <= root.value.keys():
             raise RecipeError(
-                f"{path} is a config of {tool}, which `cpt import` does not read. Write a recipe for the same documents and model: "
-                "cpt init DOCUMENTS --model MODEL"
+                f"{path} is a config of {tool}, which `cpt import` does not read. Write a recipe for the same"
+                " documents and model: cpt init DOCUMENTS --model MODEL"
             )
 
 
@@ -136,5 +143,6 @@ def section_value(field: FieldInfo, value: Any) -> Any:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML that `load_recipe` reads back to an equal one: every key in the schema's order, defaults too."""
+    """The resolved recipe as YAML that `load_recipe` reads back to an equal one: every key in the schema's order,
+    defaults too."""
     return write_yaml(recipe.model_dump(mode="json", by_alias=True))

@@ -1,4 +1,5 @@
-"""One knob in one place: the keys of Hugging Face (and habits from elsewhere) that are ours here, and where they are written."""
+"""One knob in one place: the keys of Hugging Face (and habits from elsewhere) that are ours here, and where they are
+written."""
 
 from cpt.recipe.tree import Location, dotted
 
@@ -69,14 +70,26 @@ LORA = ("model", "lora")
 MODEL = ("model", "path")
 
 OTHER_WORDS: dict[str, Location] = {
-    **dict.fromkeys(("base_model", "model_name", "model_id", "pretrained_model_name_or_path", "base_model_name_or_path"), MODEL),
-    **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path", "tokenizer_path", "tokenizer_config"), ("tokenizer", "path")),
-    **dict.fromkeys(("dataset", "datasets", "dataset_name", "dataset_path", "train_file", "train_data", "data_path", "sources"), SOURCES),
+    **dict.fromkeys(
+        ("base_model", "model_name", "model_id", "pretrained_model_name_or_path", "base_model_name_or_path"), MODEL
+    ),
+    **dict.fromkeys(
+        ("tokenizer_name", "tokenizer_name_or_path", "tokenizer_path", "tokenizer_config"), ("tokenizer", "path")
+    ),
+    **dict.fromkeys(
+        ("dataset", "datasets", "dataset_name", "dataset_path", "train_file", "train_data", "data_path", "sources"),
+        SOURCES,
+    ),
     **dict.fromkeys(("dataset_text_field", "text_field"), (*SOURCES, 0, "text_column")),
-    **dict.fromkeys(("sequence_len", "seq_length", "seq_len", "max_seq_len", "max_sequence_length", "cutoff_len"), SEQUENCE_LENGTH),
+    **dict.fromkeys(
+        ("sequence_len", "seq_length", "seq_len", "max_seq_len", "max_sequence_length", "cutoff_len"), SEQUENCE_LENGTH
+    ),
     **dict.fromkeys(("context_length", "model_max_length", "max_len"), SEQUENCE_LENGTH),
     "sample_packing": PACKING,
-    **dict.fromkeys(("micro_batch_size", "per_device_batch_size", "train_batch_size", "train_micro_batch_size_per_gpu"), MICRO_BATCH),
+    **dict.fromkeys(
+        ("micro_batch_size", "per_device_batch_size", "train_batch_size", "train_micro_batch_size_per_gpu"),
+        MICRO_BATCH,
+    ),
     "eval_batch_size": ("training", "per_device_eval_batch_size"),
     **dict.fromkeys(("gradient_accumulation", "grad_accum_steps"), ("training", "gradient_accumulation_steps")),
     "global_batch_size": ("budget", "global_batch_tokens"),
@@ -93,9 +106,13 @@ OTHER_WORDS: dict[str, Location] = {
     **dict.fromkeys(("lora_r", "lora_rank", "rank"), (*LORA, "r")),
     **dict.fromkeys(("lora_alpha", "alpha"), (*LORA, "lora_alpha")),
     **dict.fromkeys(("lora_dropout", "dropout"), (*LORA, "lora_dropout")),
-    **dict.fromkeys(("lora_target", "lora_target_modules", "target_modules", "target", "targets"), (*LORA, "target_modules")),
+    **dict.fromkeys(
+        ("lora_target", "lora_target_modules", "target_modules", "target", "targets"), (*LORA, "target_modules")
+    ),
     **dict.fromkeys(("load_in_4bit", "use_4bit", "quantization_bit"), (*LORA, "quantize")),
-    **dict.fromkeys(("val_set_size", "validation_split", "test_size", "val_size", "eval_ratio"), ("evaluation", "held_out_share")),
+    **dict.fromkeys(
+        ("val_set_size", "validation_split", "test_size", "val_size", "eval_ratio"), ("evaluation", "held_out_share")
+    ),
     **dict.fromkeys(("eval_dataset", "validation_file", "test_datasets"), ("evaluation", "perplexity")),
     **dict.fromkeys(("flash_attention", "flash_attn", "attn_impl", "use_flash_attention_2"), ("model", "attention")),
     **dict.fromkeys(("wandb_project", "project_name"), ("monitoring", "project")),
@@ -176,8 +193,12 @@ NO_EFFECT_ON_EXAMPLES = {
     "pad_to_multiple_of": DATA_ARE_OURS,
     "shuffle_dataset": ROWS_ARE_OURS,
     "model_init_kwargs": "the `model` section says how it is loaded",
-    "precompute_ref_log_probs": "what the reference says of a row is worked out when its turn comes, in any order of rows",
-    "precompute_ref_batch_size": "what the reference says of a row is worked out when its turn comes, in any order of rows",
+    "precompute_ref_log_probs": (
+        "what the reference says of a row is worked out when its turn comes, in any order of rows"
+    ),
+    "precompute_ref_batch_size": (
+        "what the reference says of a row is worked out when its turn comes, in any order of rows"
+    ),
     "sync_ref_model": "the reference is the model that the run started from, also after a resume",
 }
 """Those of TRL's configs, in our own stages; a stage of the user's may do something with them."""

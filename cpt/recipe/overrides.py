@@ -32,7 +32,11 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
 def turn_on_lora(root: Node) -> None:
     """`--lora`: our defaults, unless the recipe has options of its own."""
     model = root.value.get("model")
-    if model is not None and isinstance(model.value, dict) and ("lora" not in model.value or model.value["lora"].value is None):
+    if (
+        model is not None
+        and isinstance(model.value, dict)
+        and ("lora" not in model.value or model.value["lora"].value is None)
+    ):
         model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
 
 
@@ -63,7 +67,10 @@ def put(root: Node, steps: list[str], value: Node, mistakes: Mistakes) -> None:
             return
         if is_last and step == "base" and here.own_file:
             section = ".".join(steps[:number])
-            mistakes.add(value.place, f"`{section}` stands on a file already, whose keys would stay: write `{section}=FILE` instead")
+            mistakes.add(
+                value.place,
+                f"`{section}` stands on a file already, whose keys would stay: write `{section}=FILE` instead",
+            )
             return
         if is_last:
             here.value[step] = value

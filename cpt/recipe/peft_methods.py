@@ -1,4 +1,5 @@
-"""The adapter methods of the installed peft by name, with the class of each one's options; read from its sources, like their keys."""
+"""The adapter methods of the installed peft by name, with the class of each one's options; read from its sources, like
+their keys."""
 
 import ast
 from collections.abc import Mapping
@@ -12,14 +13,25 @@ from cpt.python_sources import imported_module, last_name, parse_module
 LORA = "lora"
 OTHERS = "loha, lokr, ia3, oft, boft, vera, fourierft, hra, ln_tuning"
 VIRTUAL_TOKENS = (
-    "it puts virtual tokens before each row, where rows here hold several documents that positions keep apart; and what it learns cannot "
-    "be merged into weights"
+    "it puts virtual tokens before each row, where rows here hold several documents that positions keep apart; and"
+    " what it learns cannot be merged into weights"
 )
 UNFIT = {
     **dict.fromkeys(
-        ("prompt_tuning", "multitask_prompt_tuning", "p_tuning", "prefix_tuning", "cpt", "cartridge", "adaption_prompt"), VIRTUAL_TOKENS
+        (
+            "prompt_tuning",
+            "multitask_prompt_tuning",
+            "p_tuning",
+            "prefix_tuning",
+            "cpt",
+            "cartridge",
+            "adaption_prompt",
+        ),
+        VIRTUAL_TOKENS,
     ),
-    "adalora": "what it measures of each rank while it trains is in no checkpoint, so a resumed run would be another run",
+    "adalora": (
+        "what it measures of each rank while it trains is in no checkpoint, so a resumed run would be another run"
+    ),
     "lily": "what it learns depends on the input, and peft cannot merge it into weights",
     "xlora": "it mixes adapters that are trained already, by the input, and cannot be merged into weights",
     "poly": "it wants the number of a task with each row, which rows here do not have",
@@ -76,9 +88,14 @@ def config_of_method(lora: Mapping[str, Any]) -> str:
     known = peft_methods()
     if name not in known:
         fit = sorted(known.keys() - UNFIT.keys())
-        raise RecipeError(f"`model.lora.method`: peft has no method called `{name}`.{did_you_mean(name, known)} It has: {', '.join(fit)}.")
+        raise RecipeError(
+            f"`model.lora.method`: peft has no method called `{name}`.{did_you_mean(name, known)} It has:"
+            f" {', '.join(fit)}."
+        )
     if name in UNFIT:
-        raise RecipeError(f"`model.lora.method`: {name} cannot be trained here: {UNFIT[name]}. Take lora, or another: {OTHERS}.")
+        raise RecipeError(
+            f"`model.lora.method`: {name} cannot be trained here: {UNFIT[name]}. Take lora, or another: {OTHERS}."
+        )
     return known[name]
 
 
@@ -86,4 +103,6 @@ def takes_4_bit(method: str) -> bool:
     """Whether the method has a layer of its own for weights in 4 bit."""
     module = peft_methods()[method].partition(":")[0]
     source = parse_module(f"{module}.bnb")
-    return source is not None and any(isinstance(node, ast.ClassDef) and node.name.endswith("Linear4bit") for node in ast.walk(source.tree))
+    return source is not None and any(
+        isinstance(node, ast.ClassDef) and node.name.endswith("Linear4bit") for node in ast.walk(source.tree)
+    )

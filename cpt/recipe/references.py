@@ -1,4 +1,5 @@
-"""Sections that stand in files of their own: `model: models/llama/7b.yaml`, or `model: {base: models/llama/7b.yaml, ...}`."""
+"""Sections that stand in files of their own: `model: models/llama/7b.yaml`, or `model: {base: models/llama/7b.yaml,
+...}`."""
 
 import os
 from pathlib import Path
@@ -24,7 +25,11 @@ def resolved(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path,
     if section_in(annotation) or is_free_mapping(annotation):
         if isinstance(node.value, str) and node.value in presets_of(annotation):
             return Node({"preset": Node(node.value, node.place)}, node.place, node.own_file)
-        if isinstance(node.value, str) and section_in(annotation) in (Reward, Watcher) and not node.value.endswith((".yaml", ".yml")):
+        if (
+            isinstance(node.value, str)
+            and section_in(annotation) in (Reward, Watcher)
+            and not node.value.endswith((".yaml", ".yml"))
+        ):
             return node  # its name alone
         if isinstance(node.value, str):
             return section_in_file(node, annotation, mistakes, trail)
@@ -50,7 +55,9 @@ def section_in_file(node: Node, annotation: Any, mistakes: Mistakes, trail: tupl
 def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
     """The section with its children resolved, on top of the file that its `base:` names."""
     entries = {
-        key: resolved(child, child_annotation(annotation, key), mistakes, trail) for key, child in node.value.items() if key != "base"
+        key: resolved(child, child_annotation(annotation, key), mistakes, trail)
+        for key, child in node.value.items()
+        if key != "base"
     }
     over = Node(entries, node.place, node.own_file, node.broken)
     if "base" not in node.value:
@@ -66,7 +73,8 @@ def section_on_base(node: Node, annotation: Any, mistakes: Mistakes, trail: tupl
 
 
 def weigh_as_above(over: Node, base: Node) -> None:
-    """Phases or a temperature on top of a mixture take the place of its weights, or of its own temperature or phases."""
+    """Phases or a temperature on top of a mixture take the place of its weights, or of its own temperature or
+    phases."""
     if isinstance(over.value, dict) and isinstance(base.value, dict):
         if "data" in over.value and "data" in base.value:
             weigh_as_above(over.value["data"], base.value["data"])
@@ -108,7 +116,8 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
     """The file that a path in a recipe means; a mistake and None when there is none.
 
-    It is looked for beside the file that names it, then in the current folder, then among the recipes that come with cpt.
+    It is looked for beside the file that names it, then in the current folder, then among the recipes that come with
+    cpt.
     """
     beside = Path(written.place.file).parent if written.place.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]

@@ -10,7 +10,8 @@ RECIPE, STATUS, EXPORT = "recipe.yaml", "status.json", "final"
 
 
 def with_results_of_runs(recipe: Recipe) -> Recipe:
-    """The recipe with the export of each finished run in the place of the run's folder, for the model and for the tokenizer."""
+    """The recipe with the export of each finished run in the place of the run's folder, for the model and for the
+    tokenizer."""
     model = recipe.model.model_copy(update={"path": result_of_run(recipe.model.path)})
     tokenizer = recipe.tokenizer.model_copy(update={"path": result_of_run(recipe.tokenizer.path)})
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
@@ -41,4 +42,7 @@ def unfinished_run(path: str) -> str | None:
     if state == "finished" and (folder / EXPORT / "config.json").is_file():
         return None
     how = "has lost its model" if state == "finished" else f"has not finished (its state: {state})"
-    return f"{path} is a run that {how}. Let it end: cpt train {Path(path) / RECIPE}; or name one of its checkpoints: {path}/checkpoint-N."
+    return (
+        f"{path} is a run that {how}. Let it end: cpt train {Path(path) / RECIPE}; or name one of its checkpoints:"
+        f" {path}/checkpoint-N."
+    )

@@ -1,4 +1,5 @@
-"""The recipe: every key a user may write, with its default and its meaning; other modules take all its parts from here."""
+"""The recipe: every key a user may write, with its default and its meaning; other modules take all its parts from
+here."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,34 +41,43 @@ class Model(Section):
     """Which model is trained, and from which weights."""
 
     path: str | None = None
-    """Hub id or local folder of the weights to start from; the folder of a finished run (runs/NAME) means the model that it came to."""
+    """Hub id or local folder of the weights to start from; the folder of a finished run (runs/NAME) means the model
+    that it came to."""
     revision: str | None = None
     """Commit, tag or branch on the Hub; `trust_remote_code` needs a full commit hash."""
     from_scratch: bool = False
     """Keep the architecture, draw new weights."""
     config: dict[str, Any] | None = None
-    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path`, the weights' shape."""
+    """The architecture's own config, `model_type` included. From scratch it is the model; beside a `path`, the
+    weights' shape."""
     parameters: Positive | None = None
-    """Number of parameters that the architecture is known to have (a tied head counted once); the built model must agree."""
+    """Number of parameters that the architecture is known to have (a tied head counted once); the built model must
+    agree."""
     active_parameters: Positive | None = None
     """Of a mixture of experts: parameters that one token passes through."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32 elsewhere (DeepSpeed,
-    adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps the type of its checkpoint."""
+    """Type of the weights in memory. `auto` with `training.bf16: true`: bfloat16 where updates are made in fp32
+    elsewhere (DeepSpeed, adapters, and on a GPU `adamw` with its fp32 master copy), else float32. A resumed run keeps
+    the type of its checkpoint."""
     attention: str = "auto"
-    """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the fastest that is
+    """auto, varlen, sdpa, eager, flash_attention_2, ...: what transformers calls attn_implementation. `auto` takes the
+    fastest that is
     right: on a GPU in half precision kernels that keep packed documents apart without a mask (`varlen`), else sdpa."""
     fused_loss: bool | Literal["auto"] = "auto"
-    """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows it."""
+    """Compute the loss in chunks of tokens, without all logits in memory. `auto`: on a GPU, where the model allows
+    it."""
     rope: Rope | None = None
-    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor: 8}` (linear, dynamic),
-    positions pressed together, which reach eight times as far. By default as the weights have it."""
+    """Longer contexts for rotary positions: `{theta: 1e6, length: 32768}`, another base; or `{type: yarn, factor:
+    8}` (linear, dynamic), positions pressed together, which reach eight times as far. By default as the weights
+    have it."""
     lora: Annotated[dict[str, Any], BeforeValidator(named_lora)] | None = None
-    """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset: cpt, r: 64}`:
-    high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another of peft's methods, with its own options;
-    `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all parameters."""
+    """Options of peft's LoraConfig; `{}` takes our defaults (r 16, alpha 32, all linear layers). `cpt`, or `{preset:
+    cpt, r: 64}`: high rank, rank-stabilised, embeddings and head trained whole. `{method: loha}`: another of peft's
+    methods, with its own options; `{use_dora: true}`; `{quantize: nf4}`, the base in 4 bit. Null trains all
+    parameters."""
     train_only: Literal["new_rows"] | None = None
-    """new_rows: only the rows of the tokens that `cpt tokenizer extend` added learn, in embedding and head; all else stays bit for bit."""
+    """new_rows: only the rows of the tokens that `cpt tokenizer extend` added learn, in embedding and head; all else
+    stays bit for bit."""
     resize_embeddings: bool = False
     """Let the vocabulary grow to the tokenizer's size; otherwise a tokenizer larger than the model is an error."""
     trust_remote_code: bool = False
@@ -95,7 +105,8 @@ class Budget(Section):
     epochs: Times | None = None
     """Or after so many times the tokens of all sources together."""
     global_batch_tokens: Tokens | None = None
-    """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of GPUs."""
+    """Tokens in one optimizer step over all GPUs; gradient accumulation follows from it, whatever the number of
+    GPUs."""
 
 
 class Optimizer(Component):
@@ -127,15 +138,17 @@ class Checkpoints(Section):
     every_tokens: Tokens | None = None
     """Save each time so many tokens were trained."""
     every_steps: StepsOrShare | None = None
-    """Or each so many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither: only the end is saved."""
+    """Or each so many optimizer steps; below 1, a share of the run's steps: `0.1` saves ten times. Neither: only the
+    end is saved."""
     keep: Positive | Keep | None = 3
-    """Which checkpoints stay: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also those whose step is a
-    multiple of `every`, and the one where a figure of the evaluation was lowest. Null keeps all."""
+    """Which checkpoints stay: `3`, the last three, or `{last: 3, every: 1000, best: eval_general_loss}`: also those
+    whose step is a multiple of `every`, and the one where a figure of the evaluation was lowest. Null keeps all."""
     archive: str | None = None
-    """A second place for checkpoints, copied there in the background: a folder, or a URL that fsspec knows, like s3://bucket/runs."""
+    """A second place for checkpoints, copied there in the background: a folder, or a URL that fsspec knows, like
+    s3://bucket/runs."""
     in_background: bool = False
-    """Go on training while a checkpoint is written. Each process keeps a copy of what it writes in host memory: with AdamW in fp32, 12
-    bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
+    """Go on training while a checkpoint is written. Each process keeps a copy of what it writes in host memory: with
+    AdamW in fp32, 12 bytes for each trained parameter over all processes; under DeepSpeed in bf16, 16."""
     weights_every_steps: Positive | None = None
     """Also publish the weights alone, as `weights-N`, each so many optimizer steps; `keep` holds for these too."""
     average: Annotated[int, Field(ge=2)] | None = None
@@ -175,11 +188,12 @@ class Monitoring(Section):
     project: str | None = None
     """The tracker's project; the run is called like the recipe."""
     profile: Profile | None = None
-    """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's folder. `steps: 3`
-    is how many, `memory: true` follows allocations too."""
+    """`{at_step: 50}`: a torch.profiler trace and the dearest operations of steps 50 to 52, in profile/ of the run's
+    folder. `steps: 3` is how many, `memory: true` follows allocations too."""
     callbacks: list[Annotated[Watcher, BeforeValidator(by_its_name)]] = []
-    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own TrainerCallback as
-    `package.module:Class`, or `package.module:function` that is shown the figures of each log and returns a sentence for an alert."""
+    """`{name: cost, dollars_per_gpu_hour: 2.5}`; `{name: alert, figure: grad_norm, above: 10, logs: 3}`; your own
+    TrainerCallback as `package.module:Class`, or `package.module:function` that is shown the figures of each log and
+    returns a sentence for an alert."""
 
 
 class HeldOut(DocumentSource):
@@ -192,21 +206,24 @@ class Evaluation(Section):
     every_tokens: Tokens | None = None
     """Evaluate each time so many tokens were trained."""
     every_steps: StepsOrShare | None = None
-    """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the last step."""
+    """Or each so many optimizer steps; below 1, a share of the run's steps. Neither: before the first and after the
+    last step."""
     held_out_share: Annotated[float, Field(gt=0, le=0.5)] | None = None
-    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated. Very long documents are
-    never held out."""
+    """Share of each source's documents, chosen by the hash of their text, that is kept from training and evaluated.
+    Very long documents are never held out."""
     perplexity: list[HeldOut] = []
     """Further held-out sets: loss, perplexity and bits per byte of each."""
     retain: dict[str, Annotated[float, Field(gt=0, le=1)] | None] = {}
-    """Held-out sets of general text, which the model must not forget: `{general: 0.02}` stops the run once bits per byte are 2 % above
-    those before the first step; null never stops, and only tells gain from loss. The other sets are the domain."""
+    """Held-out sets of general text, which the model must not forget: `{general: 0.02}` stops the run once bits per
+    byte are 2 % above those before the first step; null never stops, and only tells gain from loss. The other sets are
+    the domain."""
     prompts: list[str] = []
     """Beginnings that the model continues greedily before and after the run."""
     tasks: list[Component] = []
-    """Tasks of lm-eval for model and base when the run has ended: `[{name: hellaswag, limit: 500}]`. Options: `limit`, `num_fewshot`,
-    `folder` (YAML files of your own tasks), `allow_code_execution` (of code that the model writes, with your rights). The domain test is
-    made without being named; `{name: domain_test, questions: 0}` refuses it, another number bounds it."""
+    """Tasks of lm-eval for model and base when the run has ended: `[{name: hellaswag, limit: 500}]`. Options: `limit`,
+    `num_fewshot`, `folder` (YAML files of your own tasks), `allow_code_execution` (of code that the model writes, with
+    your rights). The domain test is made without being named; `{name: domain_test, questions: 0}` refuses it, another
+    number bounds it."""
 
 
 class LossGuard(Component):
@@ -220,12 +237,13 @@ class Safety(Section):
     """What may go wrong without the run being lost."""
 
     loss_guard: LossGuard | None = LossGuard()
-    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss above 10 x
-    ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps),
-    `sigmas` (6 robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
+    """Steps whose loss or gradient is not finite, or far above the last ones, are skipped; in the first steps a loss
+    above 10 x ln(vocabulary size), or 11 times the steps before. Options: `window` (the last 128 steps), `sigmas` (6
+    robust standard deviations), `skips` (more than 4 in the window: back to the last checkpoint, without their rows),
     `rollbacks` (3, then the run stops). Null applies every update."""
     on_oom: Literal["split_batch", "abort"] = "split_batch"
-    """split_batch: out of memory halves the micro-batch and doubles the accumulation, for this and the next starts. abort: ends the run."""
+    """split_batch: out of memory halves the micro-batch and doubles the accumulation, for this and the next starts.
+    abort: ends the run."""
     on_error: Literal["resume", "abort"] = "resume"
     """What `cpt train --supervise` does after an error: start again from the last checkpoint, or end."""
 
@@ -247,8 +265,8 @@ class Recipe(Section):
     tags: list[str] = []
     """Words to find the run by."""
     stage: str = "cpt"
-    """pretrain, cpt, sft, dpo, kto, orpo, cpo, reward, grpo, rloo, ppo, spo, distill, distill_text, distill_on_policy, gkd; or your
-    own `package.module` with CONFIG, COLUMNS and build_trainer."""
+    """pretrain, cpt, sft, dpo, kto, orpo, cpo, reward, grpo, rloo, ppo, spo, distill, distill_text, distill_on_policy,
+    gkd; or your own `package.module` with CONFIG, COLUMNS and build_trainer."""
     seed: Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(whole_number)] = 42
     """Decides the order of the data, new weights and dropout."""
     output_dir: Annotated[Path, Field(strict=False)] = Path("runs")
@@ -264,7 +282,8 @@ class Recipe(Section):
     safety: Safety = Safety()
     evaluation: Evaluation = Evaluation()
     rewards: list[Annotated[Reward, BeforeValidator(by_its_name)]] = []
-    """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or your own
-    `package.module:function`."""
+    """What completions are worth, for the stages that learn from rewards (grpo, rloo, ppo, spo): built-ins by name, or
+    your own `package.module:function`."""
     training: dict[str, Any] = {}
-    """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments, DPOConfig, GRPOConfig, ...)."""
+    """Hugging Face's own keys, passed on unchanged to the stage's config class (TrainingArguments, DPOConfig,
+    GRPOConfig, ...)."""

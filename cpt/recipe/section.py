@@ -9,14 +9,21 @@ class Section(BaseModel):
     """Part of a recipe: unknown keys are errors, values are not bent into shape, and nothing changes after loading."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
     )
 
 
 class Component(BaseModel):
     """Something chosen by name, with its own options beside it: `{name: length, min_characters: 200}`."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
     name: str
     """A built-in's name, or your own `package.module:function`."""
 

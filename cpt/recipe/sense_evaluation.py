@@ -19,11 +19,14 @@ def retained_sets_are_held_out(data: Data, evaluation: Evaluation) -> Found:
         if name not in names:
             yield Senseless(
                 ("evaluation", "retain", name),
-                f"no held-out set is called `{name}`.{did_you_mean(name, names)} There is: {', '.join(names) or 'none'}. A public general "
-                f"set, for `evaluation.perplexity`: {GENERAL_TEXT}",
+                f"no held-out set is called `{name}`.{did_you_mean(name, names)} There is:"
+                f" {', '.join(names) or 'none'}. A public general set, for `evaluation.perplexity`: {GENERAL_TEXT}",
             )
     if evaluation.retain and names and not set(names) - set(evaluation.retain):
-        yield Senseless(("evaluation", "retain"), "`evaluation.retain` names every held-out set: none is left to show what is learnt")
+        yield Senseless(
+            ("evaluation", "retain"),
+            "`evaluation.retain` names every held-out set: none is left to show what is learnt",
+        )
 
 
 def with_public_set(complaint: str, evaluation: Evaluation) -> str:

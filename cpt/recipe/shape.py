@@ -1,4 +1,5 @@
-"""The first gate: does every key exist, and is every value of its type? What pydantic finds, in plain words and with lines."""
+"""The first gate: does every key exist, and is every value of its type? What pydantic finds, in plain words and with
+lines."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,7 +68,12 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
             read_option_numbers(child, mistakes, Schedule, here)
         elif child.value is not None and not child.broken:
             bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
-            read_option(child, here, bounds or next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any), mistakes)
+            read_option(
+                child,
+                here,
+                bounds or next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any),
+                mistakes,
+            )
 
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
@@ -95,17 +101,22 @@ def sentences(problems: Iterable[ErrorDetails]) -> Iterator[tuple[Location, str]
         else:
             by_key.setdefault(key_of_several, []).append((location, problem))
     for key, found in by_key.items():
-        inside = [one for one in found if one[0] != key] or [one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}]
+        inside = [one for one in found if one[0] != key] or [
+            one for one in found if one[1]["type"] in {*COMPARISONS, "value_error"}
+        ]
         for location, problem in inside:
             yield location, sentence(problem, location)
         if not inside:
             kinds, got = kinds_of(annotation_at(key)), found[0][1]["input"]
-            words = [word for _, problem in found for word in words_of(problem)] + ["true", "false"] * ("bool" in kinds)
+            words = [word for _, problem in found for word in words_of(problem)] + ["true", "false"] * (
+                "bool" in kinds
+            )
             yield key, f"`{dotted(key)}`: {expected(kinds, got) if words == [] else one_of(words, got)}"
 
 
 def without_labels(steps: Location) -> tuple[Location, Location | None]:
-    """A location of pydantic's without its names for types, which are no keys; and the key of several types that it goes through."""
+    """A location of pydantic's without its names for types, which are no keys; and the key of several types that it
+    goes through."""
     location: Location = ()
     key_of_several = None
     for step in steps:
@@ -155,11 +166,14 @@ def suggestion(name: str, beside: list[str], above: Location) -> str:
 
 
 def key_called(name: str) -> str | None:
-    """The key of a recipe that a name alone means, typed as an option for example; None where it means none, or several."""
+    """The key of a recipe that a name alone means, typed as an option for example; None where it means none, or
+    several."""
     if name in MOVED or name in OTHER_WORDS:
         return dotted(place_of_key(name))
     found = [dotted(key) for key in all_keys() if key[-1] == name]
-    return found[0] if len(found) == 1 else f"training.{name}" if name in keys_of_config(STAGE_CONFIGS["cpt"]) else None
+    return (
+        found[0] if len(found) == 1 else f"training.{name}" if name in keys_of_config(STAGE_CONFIGS["cpt"]) else None
+    )
 
 
 def missing_key(location: Location) -> str:

@@ -24,7 +24,10 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
     except ResourceError as problem:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
-        raise RecipeError(f'`stage`: `{stage}` must say which columns its examples have, as in {NAME} = ("prompt", "chosen", "rejected").')
+        raise RecipeError(
+            f'`stage`: `{stage}` must say which columns its examples have, as in {NAME} = ("prompt", "chosen",'
+            ' "rejected").'
+        )
     return columns
 
 
@@ -32,7 +35,11 @@ def assigns(node: ast.Assign) -> bool:
     """Whether a statement says which columns there are, word for word."""
     words = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
     names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return NAME in names and all(isinstance(word, ast.Constant) for word in words) and isinstance(node.value, ast.Tuple | ast.List)
+    return (
+        NAME in names
+        and all(isinstance(word, ast.Constant) for word in words)
+        and isinstance(node.value, ast.Tuple | ast.List)
+    )
 
 
 def columns_in(module: str) -> tuple[str, ...] | None:

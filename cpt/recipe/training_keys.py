@@ -1,4 +1,5 @@
-"""The keys that are passed on unchanged, checked against the class that receives them: `training:` and `model.lora`."""
+"""The keys that are passed on unchanged, checked against the class that receives them: `training:` and
+`model.lora`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -36,7 +37,9 @@ BOUNDS: Mapping[str, Bound] = {
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), at_least_1("row")),
     **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation"), at_least_1("micro-batch")),
     **dict.fromkeys(("torch_empty_cache_steps", "ref_model_sync_steps", "num_iterations"), at_least_1("step")),
-    **dict.fromkeys(("max_completion_length", "max_new_tokens", "vllm_max_model_length", "pad_to_multiple_of"), at_least_1("token")),
+    **dict.fromkeys(
+        ("max_completion_length", "max_new_tokens", "vllm_max_model_length", "pad_to_multiple_of"), at_least_1("token")
+    ),
     **dict.fromkeys(("num_generations", "num_generations_eval", "generation_batch_size"), at_least_1("completion")),
     **dict.fromkeys(("dataset_num_proc", "vllm_tensor_parallel_size"), at_least_1("process")),
     "logging_steps": (
@@ -55,18 +58,36 @@ BOUNDS: Mapping[str, Bound] = {
     "r": at_least_1("dimension"),
     **dict.fromkeys(("vllm_server_port", "vllm_group_port"), PORT),
     **dict.fromkeys(("label_smoothing_factor", "label_smoothing", "lora_dropout"), PART),
-    **dict.fromkeys(("ld_alpha", "ref_model_mixup_alpha", "min_p", "top_entropy_quantile", "gamma", "lam", "lmbda"), SHARE),
+    **dict.fromkeys(
+        ("ld_alpha", "ref_model_mixup_alpha", "min_p", "top_entropy_quantile", "gamma", "lam", "lmbda"), SHARE
+    ),
     **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), SHARE_ABOVE_0),
-    **dict.fromkeys(("temperature", "repetition_penalty", "half_life", "sapo_temperature_neg", "sapo_temperature_pos"), ABOVE_0),
-    **dict.fromkeys(("beta", "epsilon", "epsilon_high", "delta", "neftune_noise_alpha", "router_aux_loss_coef"), AT_LEAST_0),
-    **dict.fromkeys(("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"), AT_LEAST_0),
+    **dict.fromkeys(
+        ("temperature", "repetition_penalty", "half_life", "sapo_temperature_neg", "sapo_temperature_pos"), ABOVE_0
+    ),
+    **dict.fromkeys(
+        ("beta", "epsilon", "epsilon_high", "delta", "neftune_noise_alpha", "router_aux_loss_coef"), AT_LEAST_0
+    ),
+    **dict.fromkeys(
+        ("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"), AT_LEAST_0
+    ),
 }
-"""The numbers that Hugging Face's classes accept outside these bounds, and fail on later or treat in an unexpected way."""
-LORA_IS_SET = {"peft_type", "task_type", "inference_mode", "base_model_name_or_path", "auto_mapping", "peft_version", "revision"}
+"""The numbers that Hugging Face's classes accept outside these bounds, and fail on later or treat in an unexpected
+way."""
+LORA_IS_SET = {
+    "peft_type",
+    "task_type",
+    "inference_mode",
+    "base_model_name_or_path",
+    "auto_mapping",
+    "peft_version",
+    "revision",
+}
 
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
-    """Check the keys of `training:` and `model.lora`, and give whole numbers and paths the form that Hugging Face wants."""
+    """Check the keys of `training:` and `model.lora`, and give whole numbers and paths the form that Hugging Face
+    wants."""
     training, lora = node_at(root, ("training",)), node_at(root, ("model", "lora"))
     if training is not None and isinstance(training.value, dict):
         config = config_of_stage(root)
@@ -133,7 +154,9 @@ def check_training_key(key: str, node: Node, root: Node, config: str, mistakes: 
     location = ("training", key)
     if key in MOVED:
         mistakes.add(node.place, same_knob(key, node, root))
-    elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config in STAGE_CONFIGS.values() else None):
+    elif reason := NO_EFFECT.get(key) or (
+        NO_EFFECT_ON_EXAMPLES.get(key) if config in STAGE_CONFIGS.values() else None
+    ):
         mistakes.add(node.place, f"`{dotted(location)}` would have no effect: {reason}. Remove it")
     elif key in REMOVED and key not in keys_of_config(config):
         mistakes.add(node.place, f"`{dotted(location)}` is gone from transformers: {REMOVED[key]}")
@@ -150,7 +173,10 @@ def same_knob(key: str, node: Node, root: Node) -> str:
         return f"`training.{key}` is not written here: write {new_home(key)}"
     there = f"line {ours.place.line}" if ours.place.file == node.place.file and ours.place.line else str(ours.place)
     here = f"line {node.place.line}" if node.place.line else "the command line"
-    return f"one knob is set twice: `{dotted(MOVED[key])}` ({there}) and `training.{key}` ({here}). Keep `{dotted(MOVED[key])}`"
+    return (
+        f"one knob is set twice: `{dotted(MOVED[key])}` ({there}) and `training.{key}` ({here}). Keep"
+        f" `{dotted(MOVED[key])}`"
+    )
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
@@ -162,7 +188,13 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
         return
     problem = wrong_value(node, keys[key])
     is_known = config in (*STAGE_CONFIGS.values(), config_of_method({})) or key in keys_of_config(STAGE_CONFIGS["cpt"])
-    if problem is None and is_known and key in BOUNDS and kind_of(node.value) in ("int", "float") and not BOUNDS[key][1](node.value):
+    if (
+        problem is None
+        and is_known
+        and key in BOUNDS
+        and kind_of(node.value) in ("int", "float")
+        and not BOUNDS[key][1](node.value)
+    ):
         problem = f"expected {BOUNDS[key][0]}, got {in_yaml(node.value)}"
     if problem:
         mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
@@ -201,7 +233,9 @@ def hint(key: str, keys: Mapping[str, Key]) -> str:
     near = closest(key, [*usable, *MOVED])
     if near is None:
         return ""
-    return f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."
+    return (
+        f" Did you mean `{near}`?" if near in usable else f" Did you mean `{near}`? It is written as {new_home(near)}."
+    )
 
 
 def find_deepspeed_file(training: Node, mistakes: Mistakes) -> None:

@@ -45,7 +45,8 @@ class Mistakes:
         self.found.add((place, text))
 
     def raise_if_any(self) -> None:
-        """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; the command line's come last."""
+        """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; the command line's come
+        last."""
         if self.found:
             in_order = sorted(self.found, key=lambda mistake: (mistake[0].line == 0, *mistake))
             raise RecipeError("\n".join(f"{place}: {text}" for place, text in in_order))
@@ -71,7 +72,13 @@ def copied(node: Node) -> Node:
 
 def children(node: Node) -> list[Node]:
     """The nodes right below."""
-    return list(node.value.values()) if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else []
+    return (
+        list(node.value.values())
+        if isinstance(node.value, dict)
+        else node.value
+        if isinstance(node.value, list)
+        else []
+    )
 
 
 def holds_broken(node: Node) -> bool:

@@ -41,7 +41,11 @@ def expected(kinds: Iterable[str], got: object) -> str:
 
 def remedy(wanted: list[str], got: object) -> str:
     """What to write instead, where it is plain."""
-    if "bool" in wanted and isinstance(got, str) and got.lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}:
+    if (
+        "bool" in wanted
+        and isinstance(got, str)
+        and got.lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}
+    ):
         return ": write true or false"
     if "str" in wanted and set(wanted) <= {"str", "null"} and isinstance(got, bool | int | float):
         return ": put quotes around it"

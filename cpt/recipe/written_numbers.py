@@ -8,7 +8,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
 THOUSANDS = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-SIZES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SIZES = {
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 BINARY = {"k": 2**10, "K": 2**10, "M": 2**20}
 UNITS: dict[str, dict[str, int]] = {"tokens": THOUSANDS, "bytes": SIZES}
 """`unit` in a field's JSON schema -> what may follow the number."""
@@ -67,7 +77,9 @@ def steps_or_share(value: float) -> float:
 
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
 StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
-Tokens = Annotated[int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)]
+Tokens = Annotated[
+    int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), BeforeValidator(number_of_tokens)
+]
 Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), BeforeValidator(number_of_bytes)]
 Length = Annotated[int, Field(gt=0, le=LONGEST_ROW), BeforeValidator(number_of_positions)]
 Share = Annotated[float, Field(gt=0, lt=1)]

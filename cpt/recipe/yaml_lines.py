@@ -43,7 +43,9 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         data = path.read_bytes()
     except FileNotFoundError:
         there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
-        reason = f"no such file (looked from {Path.cwd()})." + (f" Did you mean {path.parent / there}?" if there else "")
+        reason = f"no such file (looked from {Path.cwd()})." + (
+            f" Did you mean {path.parent / there}?" if there else ""
+        )
     except IsADirectoryError:
         reason = "is a folder. Give the .yaml file."
     except OSError as problem:
@@ -214,14 +216,22 @@ class TreeBuilder:
 
     def line_of_first_control_character(self) -> int:
         """The line of what YAML does not allow in a text; the parser gives no usable position."""
-        before = re.split(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", self.text, maxsplit=1)[0]
+        before = re.split(
+            r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", self.text, maxsplit=1
+        )[0]
         return before.count("\n") + 1 if self.fixed_line is None else self.fixed_line
 
     def explain(self, problem: yaml.MarkedYAMLError) -> tuple[Place, str]:
         """The parser's complaint with the usual reason; what is never closed is shown where it was opened."""
         lines = self.text.split("\n")
-        marks = [mark for mark in (problem.problem_mark, problem.context_mark) if mark is not None and any(lines[mark.line :])]
+        marks = [
+            mark
+            for mark in (problem.problem_mark, problem.context_mark)
+            if mark is not None and any(lines[mark.line :])
+        ]
         number = marks[0].line if marks else 0
         said = ", ".join(part for part in (problem.context, problem.problem) if part)
         reason = "there is a tab in this line; indent with spaces" if "\t" in lines[number] else ""
-        return Place(self.shown, number + 1 if self.fixed_line is None else 0), f"not YAML: {f'{reason} ({said})' if reason else said}"
+        return Place(
+            self.shown, number + 1 if self.fixed_line is None else 0
+        ), f"not YAML: {f'{reason} ({said})' if reason else said}"

@@ -16,7 +16,8 @@ def write_yaml(values: Any) -> str:
 
 
 class Writer(yaml.SafeDumper):
-    """Quotes text that other readers (YAML 1.1: `no`) or ours (`1e-4`) would take for something else; writes no anchors."""
+    """Quotes text that other readers (YAML 1.1: `no`) or ours (`1e-4`) would take for something else; writes no
+    anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write shared values out each time."""

@@ -1,4 +1,5 @@
-"""The names that keys of a recipe take, each with what it does and its own options, read from the functions themselves."""
+"""The names that keys of a recipe take, each with what it does and its own options, read from the functions
+themselves."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -35,12 +36,23 @@ NAMED: dict[str, Mapping[str, Callable[..., Any]]] = {
 
 OF_ALL: dict[str, dict[str, tuple[Any, Any, str]]] = {
     "optimizer.name": {
-        "embedding_learning_rate": (OF_ALL_OPTIMIZERS["embedding_learning_rate"], None, "Of embeddings and head, where it is another one."),
-        "layer_decay": (OF_ALL_OPTIMIZERS["layer_decay"], None, "A layer's rate as a share of that of the layer above it."),
+        "embedding_learning_rate": (
+            OF_ALL_OPTIMIZERS["embedding_learning_rate"],
+            None,
+            "Of embeddings and head, where it is another one.",
+        ),
+        "layer_decay": (
+            OF_ALL_OPTIMIZERS["layer_decay"],
+            None,
+            "A layer's rate as a share of that of the layer above it.",
+        ),
         "release_gradients": (
             OF_ALL_OPTIMIZERS["release_gradients"],
             False,
-            "Update each parameter in the backward pass and drop its gradient at once, so that all gradients are never there together.",
+            (
+                "Update each parameter in the backward pass and drop its gradient at once, so that all gradients are"
+                " never there together."
+            ),
         ),
     },
     "safety.loss_guard": {

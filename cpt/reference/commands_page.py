@@ -20,7 +20,7 @@ BEGIN = """# Command reference
 What `cpt COMMAND --help` prints, for all commands. `key.path=value` behind a recipe changes any key of the
 [recipe](recipe.md). Exit codes: 0 done, 2 something that you can mend, 75 stopped by a signal after a checkpoint was saved; `cpt plan` ends
 with 3 where the run does not fit.
-"""
+"""  # noqa: E501
 
 PAGES = {
     "init": "init.md",
@@ -78,7 +78,9 @@ def described(command: Any, name: str, level: int) -> Iterator[str]:
         for below in command.list_commands(context):
             yield from described(command.get_command(context, below), f"{name} {below}", level + 1)
         return
-    shown = [parameter for parameter in command.params if not parameter.hidden and parameter.name not in ("help", "version")]
+    shown = [
+        parameter for parameter in command.params if not parameter.hidden and parameter.name not in ("help", "version")
+    ]
     arguments = [usage_of(parameter) for parameter in shown if parameter.param_type_name == "argument"]
     yield f"```text\n{' '.join([name, *arguments, '[OPTIONS]' if len(shown) > len(arguments) else '']).strip()}\n```\n"
     if shown:
@@ -114,10 +116,17 @@ def row(parameter: Any, function: Callable[..., Any]) -> str:
 def kind_of(hint: Any, default: Any) -> str:
     """`whole number from 1; default `1``; of a flag nothing, since it is given or not."""
     bare, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    kinds = [part for part in get_args(bare) if part is not NoneType] if get_origin(bare) in (Union, UnionType) else [bare]
+    kinds = (
+        [part for part in get_args(bare) if part is not NoneType] if get_origin(bare) in (Union, UnionType) else [bare]
+    )
     if kinds == [bool]:
         return ""
-    bounds = [f" {word} {limit:g}" for info in metadata for word, limit in (("from", info.min), ("to", info.max)) if limit is not None]
+    bounds = [
+        f" {word} {limit:g}"
+        for info in metadata
+        for word, limit in (("from", info.min), ("to", info.max))
+        if limit is not None
+    ]
     kind = type_in_words(Union[tuple(kinds)]) + "".join(bounds)  # noqa: UP007 - of types that are known only here
     if default is inspect.Parameter.empty:
         return f"{kind}; needed"

@@ -56,7 +56,7 @@ Every key that a recipe may have. [The recipe, line by line](../recipe.md) expla
   stand beside the name and are checked against the function's signature before anything is loaded: `{name: length, min_characters: 200}`.
 - On the command line each key is `section.key=value`: `cpt train RECIPE optimizer.learning_rate=2e-5 data.sources.0.weight=0.5`.
 - `cpt schema > recipe.schema.json` gives all of this to an editor; `cpt check RECIPE` finds every mistake.
-"""
+"""  # noqa: E501
 
 
 def recipe_page() -> str:
@@ -66,7 +66,11 @@ def recipe_page() -> str:
         CptError: a key has no description.
     """
     top = keys_of(Recipe)
-    own = {name: field for name, field in top.items() if not section_in(field.annotation) and name not in ("rewards", "training")}
+    own = {
+        name: field
+        for name, field in top.items()
+        if not section_in(field.annotation) and name not in ("rewards", "training")
+    }
     parts = [BEGIN, "## The top of a recipe\n"]
     parts += [key_of(name, field) for name, field in own.items()]
     for name, field in top.items():
@@ -107,14 +111,21 @@ def keys_below(name: str, inside: type[BaseModel]) -> Iterator[str]:
 def held_out_sets(name: str) -> str:
     """Their keys are a source's, which have their headings already."""
     keys = ", ".join(f"[`{key}`](#datasources{key})" for key in keys_of(DocumentSource))
-    return f"A set of [`{name}`](#{name.replace('.', '')}) has the keys of a source that say where documents come from: {keys}.\n"
+    return (
+        f"A set of [`{name}`](#{name.replace('.', '')}) has the keys of a source that say where documents come from:"
+        f" {keys}.\n"
+    )
 
 
 def key_of(key: str, field: FieldInfo) -> str:
     """One key under a heading of its own."""
     default = "needed" if field.is_required() else default_in_words(field.get_default(call_default_factory=True))
     kind = type_in_words(field.annotation, field.metadata)
-    lines = [f"### `{key}`\n", f"{kind[0].upper()}{kind[1:]}; {default}.\n", on_one_line(description_of(key, field)) + "\n"]
+    lines = [
+        f"### `{key}`\n",
+        f"{kind[0].upper()}{kind[1:]}; {default}.\n",
+        on_one_line(description_of(key, field)) + "\n",
+    ]
     return "\n".join([*lines, *names(key)])
 
 
@@ -125,7 +136,9 @@ def description_of(key: str, field: FieldInfo) -> str:
         CptError: nothing.
     """
     if not field.description:
-        raise CptError(f"`{key}` has no description. Write a docstring under it in cpt/recipe/schema.py or schema_data.py.")
+        raise CptError(
+            f"`{key}` has no description. Write a docstring under it in cpt/recipe/schema.py or schema_data.py."
+        )
     return field.description
 
 
@@ -135,7 +148,9 @@ def names(key: str) -> Iterator[str]:
     if found:
         yield "\n".join(["Built in:\n", *(told(one) for one in found), ""])
     if shared := options_of_all(key):
-        yield "\n".join(["Every one of them, and your own, also takes:\n", *(line_of(option, "") for option in shared), ""])
+        yield "\n".join(
+            ["Every one of them, and your own, also takes:\n", *(line_of(option, "") for option in shared), ""]
+        )
     if re.fullmatch(r"data\.sources\[\]\.(transforms|filters)", key):
         kind = key.rpartition(".")[2]
         yield f"Built in: those of [`data.{kind}`](#data{kind}).\n"
@@ -161,7 +176,9 @@ def example(name: str) -> Iterator[str]:
     """The section as a recipe that ships has it."""
     if name in EXAMPLES:
         path = EXAMPLES[name]
-        yield f"In [{path}](../../recipes/{path}):\n\n```yaml\n{section_text((RECIPES / path).read_text(), name)}\n```\n"
+        yield (
+            f"In [{path}](../../recipes/{path}):\n\n```yaml\n{section_text((RECIPES / path).read_text(), name)}\n```\n"
+        )
 
 
 def section_text(text: str, name: str) -> str:
@@ -175,7 +192,8 @@ def section_text(text: str, name: str) -> str:
 def stages() -> str:
     """What `stage` may be."""
     rows = [
-        f"| `{stage}` | {', '.join(f'`{column}`' for column in columns_of_stage(stage))} | `{config.replace(':', '.')}` |"
+        f"| `{stage}` | {', '.join(f'`{column}`' for column in columns_of_stage(stage))} |"
+        f" `{config.replace(':', '.')}` |"
         for stage, config in STAGE_CONFIGS.items()
     ]
     head = ["| stage | columns of an example | `training:` goes to |", "| --- | --- | --- |"]
@@ -188,7 +206,10 @@ def lora_methods() -> str:
     for method, why in UNFIT.items():
         reasons.setdefault(why, []).append(f"`{method}`")
     refused = [f"- {', '.join(methods)}: {why}." for why, methods in reasons.items()]
-    taken = f"Methods that were tried here: {LORA}, {OTHERS}. Any other that the installed peft registers is taken too, except:\n"
+    taken = (
+        f"Methods that were tried here: {LORA}, {OTHERS}. Any other that the installed peft registers is taken too,"
+        " except:\n"
+    )
     return "\n".join([taken, *refused, ""])
 
 
@@ -200,7 +221,10 @@ def training(field: FieldInfo) -> str:
         on_one_line(description_of("training", field)) + "\n",
         f"They are described in the manuals of [transformers]({TRANSFORMERS}) and [TRL]({TRL}).\n",
         *example("training"),
-        f"`auto` lets the plan choose, for the machine that the run is on: {automatic} ([planning](../planning.md)).\n",
+        (
+            f"`auto` lets the plan choose, for the machine that the run is on: {automatic}"
+            " ([planning](../planning.md)).\n"
+        ),
         "### Keys that are written elsewhere\n",
         "What cpt has a key for is an error under `training`, which names that key.\n",
         "| under `training` elsewhere | here |",

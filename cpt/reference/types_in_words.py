@@ -41,7 +41,11 @@ def simple_in_words(annotation: Any, origin: Any) -> str:
     """Of what is neither a choice nor a union."""
     kind = origin or annotation
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "`{name: ..., its options}`" if "name" in kind.model_fields and kind.model_config.get("extra") == "allow" else "section"
+        return (
+            "`{name: ..., its options}`"
+            if "name" in kind.model_fields and kind.model_config.get("extra") == "allow"
+            else "section"
+        )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "one of " + ", ".join(f"`{one.value}`" for one in kind)
     if isinstance(kind, type) and kind not in WORDS and issubclass(kind, Mapping):
@@ -71,7 +75,9 @@ def bounds_in_words(bounds: Iterable[Any]) -> str:
     """` above 0 and below 1`."""
     flat = [one for bound in bounds for one in (bound.metadata if isinstance(bound, FieldInfo) else [bound])]
     found = [
-        f"{word} {getattr(bound, attribute):g}" if getattr(bound, attribute) < 10**6 else f"{word} {getattr(bound, attribute):_}"
+        f"{word} {getattr(bound, attribute):g}"
+        if getattr(bound, attribute) < 10**6
+        else f"{word} {getattr(bound, attribute):_}"
         for kind, attribute, word in BOUNDS
         for bound in flat
         if isinstance(bound, kind)

@@ -23,7 +23,11 @@ def judge_archive(place: str) -> Finding:
     thread.start()
     thread.join(PATIENCE_SECONDS)
     remedy = "Mend it, set `checkpoints.archive` elsewhere, or to null"
-    return answers[0] if answers else bad("archive", ResourceError(f"{place} did not answer within {PATIENCE_SECONDS:.0f} s. {remedy}."))
+    return (
+        answers[0]
+        if answers
+        else bad("archive", ResourceError(f"{place} did not answer within {PATIENCE_SECONDS:.0f} s. {remedy}."))
+    )
 
 
 def probe(place: str) -> Finding:
@@ -44,5 +48,9 @@ def probe(place: str) -> Finding:
                 files.rm(target, recursive=True)
     except Exception as problem:  # of whatever storage it is
         text = f"`checkpoints.archive`: nothing can be copied to {place}: {type(problem).__name__}: {problem}"
-        return bad("archive", ResourceError(f"{text}. The run would go on without it: mend it, set it elsewhere, or to null."))
-    return good("archive", f"{PROBE_BYTES >> 20} MiB written to {place} and read back in {time.perf_counter() - began:.1f} s")
+        return bad(
+            "archive", ResourceError(f"{text}. The run would go on without it: mend it, set it elsewhere, or to null.")
+        )
+    return good(
+        "archive", f"{PROBE_BYTES >> 20} MiB written to {place} and read back in {time.perf_counter() - began:.1f} s"
+    )

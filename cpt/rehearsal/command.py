@@ -22,22 +22,29 @@ def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Processes on this machine: as many as the run will have.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the rehearsal's folder: checkpoint, export and logs.")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes on this machine: as many as the run will have.")
+    ] = 1,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the rehearsal's folder: checkpoint, export and logs.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
-    """Rehearse a run: longest rows, evaluation, save, verify, export, resume, disk. Exit code 2 where something would go wrong.
+    """Rehearse a run: longest rows, evaluation, save, verify, export, resume, disk. Exit code 2 where something would
+    go wrong.
 
-    It works in a folder of its own beside the run's, on the same disk, and touches nothing of the run. The folder is removed at the end,
-    unless something failed.
+    It works in a folder of its own beside the run's, on the same disk, and touches nothing of the run. The folder is
+    removed at the end, unless something failed.
 
     Example: cpt rehearse recipe.yaml --processes 2
     """
     if "RANK" in os.environ:
         raise LaunchError(
-            "a rehearsal starts the run's processes itself. Type `cpt rehearse RECIPE --processes N`, or with another launcher: "
-            '--launcher "accelerate launch --config_file FILE".'
+            "a rehearsal starts the run's processes itself. Type `cpt rehearse RECIPE --processes N`, or with another"
+            ' launcher: --launcher "accelerate launch --config_file FILE".'
         )
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
@@ -58,7 +65,10 @@ def command(
     if not json:
         words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
         if processes > 1 or launcher is not None:
-            words += ["--supervise", *(["--launcher", launcher] if launcher is not None else ["--processes", str(processes)])]
+            words += [
+                "--supervise",
+                *(["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]),
+            ]
         typer.echo(f"All that the run will do was done once.{where} Start it: {shlex.join(words)}")
 
 
@@ -83,5 +93,8 @@ def rehearsed(rehearsal: Rehearsal, *, silent: bool) -> list[Finding]:
         raise typer.Exit(130) from problem
     except OSError as problem:
         remove_scratch(rehearsal.scratch)
-        text = f"`output_dir`: the rehearsal could not write in {rehearsal.recipe.output_dir} ({problem}), and neither could the run"
+        text = (
+            f"`output_dir`: the rehearsal could not write in {rehearsal.recipe.output_dir} ({problem}), and neither"
+            " could the run"
+        )
         raise ResourceError(f"{text}: free some, or set output_dir to another disk.") from problem

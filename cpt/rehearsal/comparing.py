@@ -1,4 +1,5 @@
-"""A resumed run against the same run uninterrupted: losses and weights, bit for bit or, where the run says so itself, up to rounding."""
+"""A resumed run against the same run uninterrupted: losses and weights, bit for bit or, where the run says so itself,
+up to rounding."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,19 @@ from cpt.rehearsal.table import Finding, bad, good
 from cpt.stages.checkpointing.resuming import BIT_EXACT
 
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative, of losses
-STATE = "Something that decides the next step is kept outside of model, optimizer, schedule and random numbers: give it a state_dict"
+STATE = (
+    "Something that decides the next step is kept outside of model, optimizer, schedule and random numbers: give it a"
+    " state_dict"
+)
 
 
 def compared(
-    straight: Mapping[int, float], resumed: Mapping[int, float], exports: tuple[Path, Path], manifest: Manifest, *, half: bool
+    straight: Mapping[int, float],
+    resumed: Mapping[int, float],
+    exports: tuple[Path, Path],
+    manifest: Manifest,
+    *,
+    half: bool,
 ) -> Finding:
     """The row of the table.
 
@@ -36,7 +45,9 @@ def compared(
         return good("resume", f"{what}: the same {also}, bit for bit")
     apart = max((abs(resumed[step] / straight[step] - 1) for step in steps), default=0.0)
     allowed = ROUNDING_IN_16_BITS if half else ROUNDING
-    found = f"{what}: losses differ by {apart:.1e}" + (f", weights by {farthest(*exports):.1e} of the largest" if differs else "")
+    found = f"{what}: losses differ by {apart:.1e}" + (
+        f", weights by {farthest(*exports):.1e} of the largest" if differs else ""
+    )
     if manifest.exactness == BIT_EXACT:
         return bad("resume", CheckpointError(f"{found}, where they should be the same bit for bit. {STATE}."))
     if not apart <= allowed:  # NaN is not
@@ -48,7 +59,9 @@ def hashes(export: Path) -> dict[str, str] | None:
     """Of the weights' files; None where there is no export."""
     if not (export / MANIFEST).exists():
         return None
-    return {name: entry.xxh3_128 for name, entry in read_manifest(export).files.items() if name.endswith(".safetensors")}
+    return {
+        name: entry.xxh3_128 for name, entry in read_manifest(export).files.items() if name.endswith(".safetensors")
+    }
 
 
 def farthest(one: Path, other: Path) -> float:

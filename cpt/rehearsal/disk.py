@@ -1,4 +1,5 @@
-"""Whether the disks hold all that a run will keep: what a checkpoint takes was measured, what stays is asked of the recipe's own rule."""
+"""Whether the disks hold all that a run will keep: what a checkpoint takes was measured, what stays is asked of the
+recipe's own rule."""
 
 import shutil
 from dataclasses import dataclass
@@ -53,7 +54,9 @@ def judge_disk(section: Checkpoints, length: RunLength, sizes: Sizes, run: Path,
     weights = kept(section, length, weights_steps(section, length), is_archived=False)
     exports = sizes.export * (2 if section.average else 1)
     needed = full.at_once * sizes.checkpoint + weights.at_once * sizes.weights + exports + RESERVE
-    there = sum(size_of(path) for pattern in ("checkpoint-*", "weights-*", "final", "average") for path in run.glob(pattern))
+    there = sum(
+        size_of(path) for pattern in ("checkpoint-*", "weights-*", "final", "average") for path in run.glob(pattern)
+    )
     free = int(free_disk_gib(run) * GIB) + given_back + there
     archived = full.saves * sizes.checkpoint if section.archive is not None else 0
     beside = archive_folder(section)
@@ -63,12 +66,18 @@ def judge_disk(section: Checkpoints, length: RunLength, sizes: Sizes, run: Path,
     parts += [f"final {in_words(exports)}"]
     parts += [f"archive {in_words(archived)}"] if shares else []
     parts += [f"{in_words(RESERVE)} to spare"]
-    takes = f"{' + '.join(parts)} = {in_words(needed + shares * archived)} of {in_words(free)} free in {run.parent}{full.remark}"
+    takes = (
+        f"{' + '.join(parts)} = {in_words(needed + shares * archived)} of {in_words(free)} free in"
+        f" {run.parent}{full.remark}"
+    )
     if needed + shares * archived > free:
         return bad("disk", ResourceError(f"{takes}. {remedy(section, full)}"))
     if beside is not None and not shares:
         room = shutil.disk_usage(nearest_existing(beside)).free
-        takes += f"; archive: {full.saves} x {in_words(sizes.checkpoint)} = {in_words(archived)} of {in_words(room)} free in {beside}"
+        takes += (
+            f"; archive: {full.saves} x {in_words(sizes.checkpoint)} = {in_words(archived)} of {in_words(room)} free"
+            f" in {beside}"
+        )
         if archived > room:
             less = "save less often (`checkpoints.every_steps`), or set `checkpoints.archive` elsewhere"
             return bad("disk", ResourceError(f"{takes}. Nothing is ever removed there: {less}."))
@@ -94,11 +103,16 @@ def weights_steps(section: Checkpoints, length: RunLength) -> list[int]:
     if section.weights_every_steps is None:
         return []
     full = set(full_steps(section, length))
-    return [step for step in range(section.weights_every_steps, length.steps + 1, section.weights_every_steps) if step not in full]
+    return [
+        step
+        for step in range(section.weights_every_steps, length.steps + 1, section.weights_every_steps)
+        if step not in full
+    ]
 
 
 def kept(section: Checkpoints, length: RunLength, steps: list[int], *, is_archived: bool) -> Kept:
-    """Go through the saves of the run as its rule does; one of the user's own may want to see checkpoints that are not there yet."""
+    """Go through the saves of the run as its rule does; one of the user's own may want to see checkpoints that are not
+    there yet."""
     if section.kept is None:
         return Kept(len(steps), len(steps))
     rule, options = find_rule(section.kept), section.kept.options
@@ -106,14 +120,18 @@ def kept(section: Checkpoints, length: RunLength, steps: list[int], *, is_archiv
     there: list[Published] = []
     most = 0
     for step in steps:
-        metrics = {best: float(step)} if isinstance(best, str) else {}  # the first is the best: so one more than the last ones stays
+        metrics = (
+            {best: float(step)} if isinstance(best, str) else {}
+        )  # the first is the best: so one more than the last ones stays
         there.append(Published(step, step * length.tokens_per_step, Path(f"checkpoint-{step}"), metrics))
         most = max(most, len(there))
         try:
             chosen = {one.folder for one in rule(there, **options)} | {there[-1].folder}
         except Exception as problem:  # whatever it does
             cause = problem.__cause__ or problem
-            why = f"; all are counted, since `checkpoints.keep` cannot be asked ahead ({type(cause).__name__}: {cause})"
+            why = (
+                f"; all are counted, since `checkpoints.keep` cannot be asked ahead ({type(cause).__name__}: {cause})"
+            )
             return Kept(len(steps), len(steps), why)
         there = [one for one in there if one.folder in chosen]
     if is_archived:  # an archive that is slow still reads one, and two wait for it

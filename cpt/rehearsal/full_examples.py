@@ -13,7 +13,8 @@ ANSWERS = ("chosen_ids", "rejected_ids", "completion_ids")
 
 
 class FullExamples(Dataset[dict[str, Any]]):
-    """Endless pairs or judged answers, each as long as the recipe allows: behind a prompt of one token, so that all of it is scored.
+    """Endless pairs or judged answers, each as long as the recipe allows: behind a prompt of one token, so that all of
+    it is scored.
 
     Args:
         rows: of the run.
@@ -40,7 +41,9 @@ class LongestPrompts(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, rows: Dataset[dict[str, Any]], count: int) -> None:
-        self.longest = max((rows[number] for number in range(min(count, MOST_ROWS_READ))), key=lambda row: len(str(row["prompt"])))
+        self.longest = max(
+            (rows[number] for number in range(min(count, MOST_ROWS_READ))), key=lambda row: len(str(row["prompt"]))
+        )
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         return self.longest

@@ -1,4 +1,5 @@
-"""The longest rows that a run can meet: real tokens to the end of each row, no padding, every position with a label."""
+"""The longest rows that a run can meet: real tokens to the end of each row, no padding, every position with a
+label."""
 
 import torch
 from torch.utils.data import Dataset
@@ -11,8 +12,9 @@ MOST_ROWS_READ = 4096  # to fill one row; more of them hold next to nothing
 class FullRows(Dataset[Row]):
     """Endless rows as long as the recipe allows, of the tokens that its own rows hold.
 
-    Micro-batches take turns: rows that are one document, whose attention goes from end to end, and rows of two documents, which need a mask
-    that keeps them apart. Which of them takes more memory depends on the model's attention.
+    Micro-batches take turns: rows that are one document, whose attention goes from end to end, and rows of two
+    documents, which need a mask that keeps them apart. Which of them takes more memory depends on the model's
+    attention.
 
     Args:
         rows: of the run.
@@ -33,9 +35,16 @@ class FullRows(Dataset[Row]):
         else:
             half = self.length // 2
             begins, positions = [0, half], torch.cat([counting[:half], counting[: self.length - half]])
-        if "attention_mask" in first:  # a row of a token budget is a batch by itself: one document of the whole budget is its longest
+        if (
+            "attention_mask" in first
+        ):  # a row of a token budget is a batch by itself: one document of the whole budget is its longest
             labels[0] = IGNORED
-            row = {"input_ids": ids, "labels": labels, "position_ids": counting, "attention_mask": torch.ones_like(ids)}
+            row = {
+                "input_ids": ids,
+                "labels": labels,
+                "position_ids": counting,
+                "attention_mask": torch.ones_like(ids),
+            }
             return {name: values[None] for name, values in row.items()}
         labels[begins] = IGNORED
         return {"input_ids": ids, "labels": labels, "position_ids": positions}

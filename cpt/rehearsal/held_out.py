@@ -1,4 +1,5 @@
-"""A few documents of a held-out set, the longest ones, so that an evaluation takes as much memory as the whole would, and less time."""
+"""A few documents of a held-out set, the longest ones, so that an evaluation takes as much memory as the whole would,
+and less time."""
 
 import numpy as np
 

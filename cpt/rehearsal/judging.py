@@ -23,9 +23,17 @@ from cpt.rehearsal.table import Finding, bad, good, not_run
 from cpt.rehearsal.watching import HELD_OUT, LEFT_OUT, LENGTH, Memory
 from cpt.runs.events import read_events
 
-LESS_MEMORY = "Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile that offloads"
-LESS_TO_EVALUATE = "Set `training.per_device_eval_batch_size` lower: it is `per_device_train_batch_size` where the recipe does not say"
-LESS_HOST_MEMORY = "Set `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less"
+LESS_MEMORY = (
+    "Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile that"
+    " offloads"
+)
+LESS_TO_EVALUATE = (
+    "Set `training.per_device_eval_batch_size` lower: it is `per_device_train_batch_size` where the recipe does"
+    " not say"
+)
+LESS_HOST_MEMORY = (
+    "Set `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less"
+)
 
 
 def why(ended: Ended) -> tuple[str, str]:
@@ -35,10 +43,16 @@ def why(ended: Ended) -> tuple[str, str]:
         return LaunchError.__name__, f"{ended.stood_still}, and was ended. What it said is in {ended.log}."
     if ended.was_killed:
         took = f"the processes took {in_words(ended.memory.host)} of the host's {host_memory_gib():,.1f} GiB"
-        text = f"a process was killed (SIGKILL), as the system does where the host's memory ends: {took}. {LESS_HOST_MEMORY}."
+        text = (
+            f"a process was killed (SIGKILL), as the system does where the host's memory ends: {took}."
+            f" {LESS_HOST_MEMORY}."
+        )
         return ResourceError.__name__, f"{text} What it said before is in {ended.log}."
     if failure is None:
-        return LaunchError.__name__, f"ended with code {ended.code} without a word of its own. What the launcher said is in {ended.log}."
+        return (
+            LaunchError.__name__,
+            f"ended with code {ended.code} without a word of its own. What the launcher said is in {ended.log}.",
+        )
     ends = "OutOfMemory" in failure.error or "out of memory" in failure.message.lower()
     first = failure.message.partition("\n")[0][:400]
     if ends and failure.place == "evaluation":
@@ -62,16 +76,24 @@ def judge_longest_rows(ended: Ended, run: Path, recipe: Recipe) -> Finding:
     ends = [event for event in read_events(run) if event["kind"] == "out_of_memory"]
     if ends and ended.is_done:
         asked, fits = ends[0]["before"], ends[-1]["micro_batch"]
-        found = f"out of memory with micro-batches of {asked} full rows, in step {ends[0]['step']}; {fits} at a time fit"
+        found = (
+            f"out of memory with micro-batches of {asked} full rows, in step {ends[0]['step']}; {fits} at a time fit"
+        )
         write = f"`training.per_device_train_batch_size: {fits}`"
         if recipe.budget.global_batch_tokens is None:
             accumulation = asked // fits * int(recipe.training.get("gradient_accumulation_steps", 1))
             write += f" and `training.gradient_accumulation_steps: {accumulation}`"
-        return bad("longest rows", ResourceError(f"{found} ({memory_in_words(ended.memory)}). Write {write}: the same rows make a step."))
+        return bad(
+            "longest rows",
+            ResourceError(f"{found} ({memory_in_words(ended.memory)}). Write {write}: the same rows make a step."),
+        )
     if not ended.is_done:
         return failed("longest rows" if length is not None else judge_start(ended), ended)
     steps = [ended.seconds_before("step ends", step) or 0.0 for step in range(1, ended.number_of("step ends") + 1)]
-    rows = f"{length['micro_batch']} x {length['gradient_accumulation_steps']} rows of {recipe.data.sequence_length:,} tokens"
+    rows = (
+        f"{length['micro_batch']} x {length['gradient_accumulation_steps']} rows of {recipe.data.sequence_length:,}"
+        " tokens"
+    )
     of_process = length["micro_batch"] * length["gradient_accumulation_steps"] * recipe.data.sequence_length
     processes = length["tokens_per_step"] // of_process
     each = f" on each of {processes} processes" if processes > 1 else ""
@@ -87,7 +109,11 @@ def judge_start(ended: Ended) -> str:
 
 def memory_in_words(memory: Memory) -> str:
     """GPU and host."""
-    gpu = f"GPU {in_words(memory.allocated)} ({in_words(memory.reserved)} reserved) of {in_words(memory.of_gpu)}, " if memory.of_gpu else ""
+    gpu = (
+        f"GPU {in_words(memory.allocated)} ({in_words(memory.reserved)} reserved) of {in_words(memory.of_gpu)}, "
+        if memory.of_gpu
+        else ""
+    )
     return f"{gpu}host {in_words(memory.host)} of {host_memory_gib():,.1f} GiB"
 
 
@@ -95,8 +121,16 @@ def judge_first_steps(ended: Ended, run: Path) -> Finding:
     """Steps of the run's own rows."""
     made = losses(run)
     if not made:
-        return failed("first steps", ended) if not ended.is_done and is_of(ended, None) else not_run("first steps", "no step was made")
-    bad_ones = [str(event["message"]) for event in read_events(run) if event["kind"] in ("nan_skipped", "spike_skipped", "rolled_back")]
+        return (
+            failed("first steps", ended)
+            if not ended.is_done and is_of(ended, None)
+            else not_run("first steps", "no step was made")
+        )
+    bad_ones = [
+        str(event["message"])
+        for event in read_events(run)
+        if event["kind"] in ("nan_skipped", "spike_skipped", "rolled_back")
+    ]
     if bad_ones or not all(math.isfinite(loss) for loss in made.values()):
         text = bad_ones[0] if bad_ones else f"losses {', '.join(f'{loss:.4f}' for loss in made.values())}"
         remedy = "A run that begins so will not learn: set `optimizer.learning_rate` lower, look at the data"
@@ -107,7 +141,10 @@ def judge_first_steps(ended: Ended, run: Path) -> Finding:
         return bad("first steps", ResourceError(f"{ends[0]} Saves and evaluations take memory too. {LESS_MEMORY}."))
     said = ", ".join(f"{loss:.4f}" for loss in made.values())
     seconds = ended.seconds_before("step ends", max(made)) or 0.0
-    return good("first steps", f"loss {said}; {seconds:.2f} s for a step; with evaluation and save {memory_in_words(ended.memory)}")
+    return good(
+        "first steps",
+        f"loss {said}; {seconds:.2f} s for a step; with evaluation and save {memory_in_words(ended.memory)}",
+    )
 
 
 def is_of(ended: Ended, place: str | None) -> bool:
@@ -151,7 +188,10 @@ def judge_save(ended: Ended, run: Path, checkpoint: Path | None) -> Finding:
     if not ended.is_done and is_of(ended, "save"):
         kind, text = why(ended)
         if "no model could be loaded" in text:
-            text += '. ZeRO-3 needs "stage3_gather_16bit_weights_on_model_save": true; a stage of your own has to write all weights.'
+            text += (
+                '. ZeRO-3 needs "stage3_gather_16bit_weights_on_model_save": true; a stage of your own has to write'
+                " all weights."
+            )
         return bad("save", text, kind)
     if failures := [event for event in events if event["kind"] == "save_failed"]:
         remedy = " Free some, or set `output_dir` to another disk." if failures[-1]["reason"] == "storage" else ""
@@ -166,7 +206,9 @@ def judge_files(folders: Sequence[Path]) -> Finding:
     except CptError as problem:
         return bad("verify", problem)
     if damaged := [f"{one.folder.name}/{damage}" for one in found for damage in one.found]:
-        text = f"{'; '.join(damaged[:3])}. The disk does not hold what is written to it: set `output_dir` to another one."
+        text = (
+            f"{'; '.join(damaged[:3])}. The disk does not hold what is written to it: set `output_dir` to another one."
+        )
         return bad("verify", CheckpointError(text))
     files = sum(len(read_manifest(one.folder).files) for one in found)
     return good("verify", f"{files} files ({in_words(sum(one.num_bytes for one in found))}) are what was written")
@@ -175,7 +217,11 @@ def judge_files(folders: Sequence[Path]) -> Finding:
 def judge_export(ended: Ended, export: Path, recipe: Recipe) -> Finding:
     """Whether plain transformers loads what the run would hand over."""
     if not (export / "config.json").exists():
-        return failed("export", ended) if not ended.is_done and is_of(ended, "export") else not_run("export", "the run did not come to it")
+        return (
+            failed("export", ended)
+            if not ended.is_done and is_of(ended, "export")
+            else not_run("export", "the run did not come to it")
+        )
     size = in_words(size_of(export))
     if recipe.model.trust_remote_code:
         return good("export", f"{size}; not loaded here, since it needs code of its own")
@@ -192,7 +238,9 @@ def judge_export(ended: Ended, export: Path, recipe: Recipe) -> Finding:
     return good("export", f"{size}; plain transformers loads it, its logits are finite")
 
 
-def judge_resume(ended: Ended, straight: dict[int, float], run: Path, checkpoint: Path, exports: tuple[Path, Path], half: bool) -> Finding:
+def judge_resume(
+    ended: Ended, straight: dict[int, float], run: Path, checkpoint: Path, exports: tuple[Path, Path], half: bool
+) -> Finding:
     """Whether new processes go on from the checkpoint as if nothing had been.
 
     Args:
@@ -204,12 +252,16 @@ def judge_resume(ended: Ended, straight: dict[int, float], run: Path, checkpoint
     if not ended.is_done and not ends_alike:
         kind, text = why(ended)
         if "holds more than tensors" in text:
-            text += " Better: have optimizer, schedule and callbacks keep tensors, numbers, texts, lists and dicts only."
+            text += (
+                " Better: have optimizer, schedule and callbacks keep tensors, numbers, texts, lists and dicts only."
+            )
         return bad("resume", text, kind)
     began: int = ended.moments[0]["step"] if ended.moments else 0
     manifest = read_manifest(checkpoint)
     if began != manifest.step:
-        return bad("resume", CheckpointError(f"the run began at step {began} instead of going on from {checkpoint.name}."))
+        return bad(
+            "resume", CheckpointError(f"the run began at step {began} instead of going on from {checkpoint.name}.")
+        )
     return compared(straight, losses(run), exports, manifest, half=half)
 
 

@@ -1,4 +1,5 @@
-"""One part of a rehearsal, started by any launcher: `part.py PART RECIPE REPORTS`; `cpt rehearse` starts them one after the other.
+"""One part of a rehearsal, started by any launcher: `part.py PART RECIPE REPORTS`; `cpt rehearse` starts them one
+after the other.
 
 Its folder must not be first on the path that modules are looked for on: see `starting.py`.
 """
@@ -42,7 +43,9 @@ class EndsAfter(TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After the update."""
         if state.global_step >= min(self.step, state.max_steps):
             raise EnoughRehearsed(f"{state.global_step} steps")
@@ -54,7 +57,9 @@ class SavesAndStops(TrainerCallback):
     def __init__(self, *, evaluates: bool) -> None:
         self.evaluates = evaluates
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """After the update."""
         if state.global_step == min(SAVED_STEP, max(1, state.max_steps - 1)):
             control.should_save, control.should_evaluate = True, self.evaluates
@@ -75,7 +80,9 @@ def longest_rows(trainer: CPTTrainer, reports: Path) -> None:
 def first_steps(trainer: CPTTrainer, reports: Path, *, evaluates: bool = True) -> None:
     """The run's own first steps, with a save in their middle and all that comes when a run ends."""
     sets, batch = trainer.held_out, trainer.args.per_device_eval_batch_size * trainer.args.world_size
-    trainer.held_out = {name: shortened_set(held_out, trainer.recipe.data.packing, batch) for name, held_out in sets.items()}
+    trainer.held_out = {
+        name: shortened_set(held_out, trainer.recipe.data.packing, batch) for name, held_out in sets.items()
+    }
     if is_main_process():
         counts = {name: [trainer.held_out[name].num_documents, of_set.num_documents] for name, of_set in sets.items()}
         write_json(reports / HELD_OUT, counts)
@@ -98,7 +105,9 @@ def command(
     part: Annotated[str, typer.Argument(help=f"One of {', '.join([*PARTS, TASKS])}.")],
     recipe: Annotated[Path, typer.Argument(help="The recipe as it is rehearsed.")],
     reports: Annotated[Path, typer.Argument(help="Folder for what the part tells of itself.")],
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
 ) -> None:
     """Run one part."""
     show_log()

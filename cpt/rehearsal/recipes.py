@@ -1,11 +1,13 @@
-"""The recipe as it is rehearsed: the same model, data, batch, optimizer and profile; saved when the rehearsal says so, told to nobody."""
+"""The recipe as it is rehearsed: the same model, data, batch, optimizer and profile; saved when the rehearsal says so,
+told to nobody."""
 
 from pathlib import Path
 from typing import Any
 
 from cpt.recipe.schema import Checkpoints, Component, Recipe
 
-STEP_OF_WEIGHTS = 3  # where the weights alone are published too, if the recipe ever does that; the step before it has a full checkpoint
+# where the weights alone are published too, if the recipe ever does that; the step before it has a full checkpoint
+STEP_OF_WEIGHTS = 3
 QUESTIONS = 2  # of each task
 NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy", "logging_steps")
 
@@ -21,8 +23,15 @@ def rehearsed(recipe: Recipe, folder: Path, name: str, **safety: Any) -> Recipe:
     """
     saves = {"every_tokens": None, "every_steps": None, "keep": Checkpoints().keep, "archive": None, "average": None}
     weights = STEP_OF_WEIGHTS if recipe.checkpoints.weights_every_steps else None
-    evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "retain": dict.fromkeys(recipe.evaluation.retain)}
-    evaluation |= {"prompts": recipe.evaluation.prompts[:1], "tasks": [shortened(task) for task in recipe.evaluation.tasks]}
+    evaluation: dict[str, Any] = {
+        "every_tokens": None,
+        "every_steps": None,
+        "retain": dict.fromkeys(recipe.evaluation.retain),
+    }
+    evaluation |= {
+        "prompts": recipe.evaluation.prompts[:1],
+        "tasks": [shortened(task) for task in recipe.evaluation.tasks],
+    }
     training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
     return recipe.model_copy(
         update={

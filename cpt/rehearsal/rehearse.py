@@ -63,7 +63,7 @@ class Rehearsal:
         self.try_longest_rows()
         return self.findings
 
-    # --- the parts ---------------------------------------------------------------------------------------------------------------------
+    # --- the parts ---------------------------------------------------------------------------------------------------
 
     def judge_recipe(self) -> Finding:
         """What `cpt check` says; disk and archive have rows of their own."""
@@ -118,7 +118,9 @@ class Rehearsal:
             self.found(judging.judge_files([checkpoint, *(folder for folder in (weights, export) if folder.exists())]))
         self.begin("export")
         self.found(judging.judge_export(ended, export, self.recipe))
-        if not ended.is_done and not any(self.has_failed(step) for step in ("first steps", "evaluation", "save", "export")):
+        if not ended.is_done and not any(
+            self.has_failed(step) for step in ("first steps", "evaluation", "save", "export")
+        ):
             self.found(judging.failed("end", ended))  # of something that has no row of its own
         sizes = Sizes(size_of(checkpoint) if checkpoint else 0, size_of(weights) or size_of(export), size_of(export))
         if checkpoint is None:
@@ -169,7 +171,7 @@ class Rehearsal:
             section = section.model_copy(update={"archive": None})
         self.found(judge_disk(section, RunLength(**length), sizes, run, size_of(self.scratch)))
 
-    # --- helpers -----------------------------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def run(self, part: str, name: str, **safety: object) -> Ended:
         """Write the part's recipe, and start it."""
@@ -219,7 +221,10 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
             elif lock is None or path.name != Path(lock.name).name:
                 path.unlink()
     except OSError as problem:
-        text = f"`output_dir`: nothing can be written in {recipe.output_dir}: {problem.strerror}. Set output_dir to a folder you can write."
+        text = (
+            f"`output_dir`: nothing can be written in {recipe.output_dir}: {problem.strerror}. Set output_dir to a"
+            " folder you can write."
+        )
         raise RecipeError(text) from problem
     try:
         yield folder
@@ -237,7 +242,9 @@ def only_rehearsal(folder: Path) -> IO[str] | None:
     try:
         return hold(folder)
     except LaunchError as problem:
-        raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for that to end, or end it.") from problem
+        raise LaunchError(
+            f"this recipe is being rehearsed already, in {folder}. Wait for that to end, or end it."
+        ) from problem
 
 
 def remove_scratch(folder: Path) -> None:

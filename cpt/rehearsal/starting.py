@@ -25,7 +25,9 @@ from cpt.runs.signs import forget_signs
 PROGRAM = Path(__file__).with_name("part.py")
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_RESTARTS = 12  # each halves the micro-batch
-KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # as torchrun, deepspeed and accelerate say it
+KILLED = re.compile(
+    r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9"
+)  # as torchrun, deepspeed and accelerate say it
 KILLED_CODES = (-9, 137)
 LAST_LINES = 200
 
@@ -90,9 +92,15 @@ def run_part(part: str, recipe: Path, run_folder: Path, scratch: Path, launch: L
         reports.mkdir()
         before = len(read_events(run_folder))
         ended = start(part, recipe, run_folder, reports, log, launch)
-        learned = [event for event in read_events(run_folder)[before:] if event["kind"] == "out_of_memory" and event.get("restart")]
+        learned = [
+            event
+            for event in read_events(run_folder)[before:]
+            if event["kind"] == "out_of_memory" and event.get("restart")
+        ]
         asked = ended.failure is not None and ended.failure.error == RestartNeeded.__name__
-        judged = ended.failure is not None and ended.failure.place == "evaluation"  # whose batch a smaller micro-batch does not change
+        judged = (
+            ended.failure is not None and ended.failure.place == "evaluation"
+        )  # whose batch a smaller micro-batch does not change
         if ended.is_done or judged or not (learned or asked):
             break
     return ended
@@ -106,7 +114,9 @@ def start(part: str, recipe: Path, run_folder: Path, reports: Path, log: Path, l
     forget_signs(run_folder)
     with log.open("ab") as output:
         try:
-            child = subprocess.Popen(words, env={**os.environ, **marks}, stdout=output, stderr=output, start_new_session=True)
+            child = subprocess.Popen(
+                words, env={**os.environ, **marks}, stdout=output, stderr=output, start_new_session=True
+            )
         except OSError as problem:
             raise LaunchError(f"--launcher: {words[0]} cannot be started: {problem.strerror}") from problem
         watch, stood_still, host = Watch(run_folder), None, 0

@@ -43,11 +43,17 @@ def shown(finding: Finding) -> str:
     """The row as lines of text."""
     said = f"{finding.error}: {finding.figure}" if finding.error else finding.figure
     indent = " " * (STEP + VERDICT)
-    lines = [line for part in said.splitlines() for line in textwrap.wrap(part, FIGURE, break_long_words=False, break_on_hyphens=False)]
+    lines = [
+        line
+        for part in said.splitlines()
+        for line in textwrap.wrap(part, FIGURE, break_long_words=False, break_on_hyphens=False)
+    ]
     return f"{finding.step:<{STEP}}{finding.verdict:<{VERDICT}}" + f"\n{indent}".join(lines)
 
 
 def as_json(findings: list[Finding], folder: str | None) -> str:
     """For programs."""
     passed = all(finding.verdict != "FAILED" for finding in findings)
-    return json.dumps({"passed": passed, "folder": folder, "findings": [asdict(finding) for finding in findings]}, indent=1)
+    return json.dumps(
+        {"passed": passed, "folder": folder, "findings": [asdict(finding) for finding in findings]}, indent=1
+    )

@@ -1,4 +1,5 @@
-"""What a rehearsed part tells of itself: when each thing began and ended, how much memory each process took, and what went wrong where."""
+"""What a rehearsed part tells of itself: when each thing began and ended, how much memory each process took, and what
+went wrong where."""
 
 import json
 import os
@@ -70,7 +71,8 @@ class Memory:
 
 
 class Measuring(TrainerCallback):
-    """Writes moments (the main process) and memory (each process) into a folder, so that they are there too when a process is killed."""
+    """Writes moments (the main process) and memory (each process) into a folder, so that they are there too when a
+    process is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,21 +84,29 @@ class Measuring(TrainerCallback):
             with (self.folder / MOMENTS).open("a") as file:
                 file.write(json.dumps({"what": what, "step": step, "time": time.time()}) + "\n")
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """All is built, or loaded."""
         self.note("train begins", state.global_step)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The first micro-batch of a step."""
         self.note("step begins", state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """An update is made."""
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         self.note("step ends", state.global_step)
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The model was measured."""
         self.note("evaluated", state.global_step)
 
@@ -108,7 +118,9 @@ class Measuring(TrainerCallback):
         """A save has returned; in the background it may still write."""
         self.note("saved", state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """No step comes any more."""
         self.note("train ends", state.global_step)
 

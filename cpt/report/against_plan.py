@@ -8,7 +8,12 @@ from cpt.runs.page import Part, Section, Table
 from cpt.runs.plots import Bars
 
 PEAK = "gpu_memory_peak_gib"
-GPU, HOST, SPEED, TIME = "GPU memory, peak (GiB)", "host memory (GiB)", "tokens per second", "time in training steps (s)"
+GPU, HOST, SPEED, TIME = (
+    "GPU memory, peak (GiB)",
+    "host memory (GiB)",
+    "tokens per second",
+    "time in training steps (s)",
+)
 
 
 def against_plan(record: Record) -> Section:
@@ -27,7 +32,10 @@ def against_plan(record: Record) -> Section:
     ]
     parts.append(Table(("", "planned", "measured", "measured / planned"), rows))
     if assumed := number(record.plan, "assumed_mfu"):
-        parts.append(f"The planned speed takes {told_share(assumed)} of the GPU's peak for granted; it is an estimate, not a measurement.")
+        parts.append(
+            f"The planned speed takes {told_share(assumed)} of the GPU's peak for granted; it is an estimate, not a"
+            " measurement."
+        )
     return Section("Memory and speed against the plan", parts)
 
 
@@ -70,7 +78,14 @@ def bars(record: Record, measured: dict[str, float]) -> list[Bars]:
     moment = text(record.plan, "moment")
     note = f"Planned: the moment that takes most, {moment}." if moment else ""
     return [
-        Bars("Memory of one GPU", "GiB", ["planned", "measured peak"], {**series, "measured peak": [None, peak]}, stacked=True, note=note)
+        Bars(
+            "Memory of one GPU",
+            "GiB",
+            ["planned", "measured peak"],
+            {**series, "measured peak": [None, peak]},
+            stacked=True,
+            note=note,
+        )
     ]
 
 

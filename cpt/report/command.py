@@ -32,5 +32,7 @@ def command(
         write_whole(path, page)
     except (OSError, ValueError) as problem:  # such as an empty name
         why = problem.strerror if isinstance(problem, OSError) else problem
-        raise ResourceError(f"{path}: cannot write the page: {why}. Name another place: --output FILE.html") from problem
+        raise ResourceError(
+            f"{path}: cannot write the page: {why}. Name another place: --output FILE.html"
+        ) from problem
     typer.echo(f"{path} ({len(page.encode()) / 1e6:.1f} MB)")

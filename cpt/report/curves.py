@@ -1,4 +1,5 @@
-"""Plots of what was logged while the run trained: loss, speed, memory, hardware, and what a stage of examples logs besides."""
+"""Plots of what was logged while the run trained: loss, speed, memory, hardware, and what a stage of examples logs
+besides."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,11 @@ SPEED = (
     Drawn(
         "GPU memory",
         "GiB",
-        {"gpu_memory_peak_gib": "peak", "gpu_memory_reserved_gib": "reserved", "gpu_memory_allocated_gib": "allocated"},
+        {
+            "gpu_memory_peak_gib": "peak",
+            "gpu_memory_reserved_gib": "reserved",
+            "gpu_memory_allocated_gib": "allocated",
+        },
     ),
     Drawn("Host memory", "GiB", {"host_memory_gib": "host memory"}),
     Drawn("GPU use", "%", {"gpu_utilization_percent": "GPU use"}),
@@ -58,7 +63,18 @@ SPEED = (
     Drawn("Network", "MiB/s", {"network_received_mib_per_second": "received", "network_sent_mib_per_second": "sent"}),
 )
 KNOWN = {name for drawn in (*TRAINING, *SPEED) for name in drawn.figures} | {
-    *("step", "tokens", "epoch", "loss", "loss_smoothed", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go"),
+    *(
+        "step",
+        "tokens",
+        "epoch",
+        "loss",
+        "loss_smoothed",
+        "num_tokens",
+        "total_flos",
+        "seconds_to_go",
+        "cost",
+        "cost_to_go",
+    ),
 }
 NOT_CURVES = ("eval_", "share_", "tokens_", "loss_", "train_")
 FIRST = "reward"
@@ -72,7 +88,8 @@ def training(record: Record) -> Section:
 
 
 def stage_figures(record: Record) -> Section:
-    """What only some stages log: rewards, margins, accuracies, KL, lengths. Figures of one family stand in one plot."""
+    """What only some stages log: rewards, margins, accuracies, KL, lengths. Figures of one family stand in one
+    plot."""
     families: dict[str, list[str]] = {}
     names = [name for name in record.metrics.names if name not in KNOWN and not name.startswith(NOT_CURVES)]
     for name in sorted(names, key=lambda name: not name.startswith(FIRST)):
@@ -80,10 +97,14 @@ def stage_figures(record: Record) -> Section:
         is_apart = not family or any(word in figure for word in APART)
         families.setdefault(name if is_apart else family, []).append(name)
     groups = [
-        (family, names[first : first + MOST_IN_ONE]) for family, names in families.items() for first in range(0, len(names), MOST_IN_ONE)
+        (family, names[first : first + MOST_IN_ONE])
+        for family, names in families.items()
+        for first in range(0, len(names), MOST_IN_ONE)
     ]
     drawn = [Drawn(family, "", {name: name.removeprefix(f"{family}/") for name in names}) for family, names in groups]
-    left_out = [f"Not drawn: {', '.join(one.title for one in drawn[MOST_OTHERS:])}."] if len(drawn) > MOST_OTHERS else []
+    left_out = (
+        [f"Not drawn: {', '.join(one.title for one in drawn[MOST_OTHERS:])}."] if len(drawn) > MOST_OTHERS else []
+    )
     return Section("Figures of this stage", [*drawn_plots(record, drawn[:MOST_OTHERS]), *left_out])
 
 
@@ -136,7 +157,11 @@ def smoothed(values: Floats) -> Floats:
 def source_losses(record: Record) -> Iterator[Plot]:
     """Of each source, where the run logged it."""
     names = [name for name in record.metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
-    curves = [Curve(name.removeprefix("loss_"), *record.metrics.curve(name)) for name in names if len(record.metrics.curve(name)[0])]
+    curves = [
+        Curve(name.removeprefix("loss_"), *record.metrics.curve(name))
+        for name in names
+        if len(record.metrics.curve(name)[0])
+    ]
     if curves:
         yield Plot("Training loss of each source", "tokens", loss_unit(record), curves)
 

@@ -1,4 +1,5 @@
-"""What a reader asks first: how the run stands, what was trained from what, on how much, where, and with which code."""
+"""What a reader asks first: how the run stands, what was trained from what, on how much, where, and with which
+code."""
 
 import shlex
 from collections.abc import Iterator
@@ -27,12 +28,20 @@ def facts(record: Record) -> Facts:
 def what(record: Record) -> Iterator[tuple[str, str]]:
     """Model, base and stage."""
     yield "state", told_state(record) if record.verdict else ""
-    yield "model", text(record.verdict, "model") or (str(record.folder / "final") if (record.folder / "final").is_dir() else "")
-    from_scratch = record.recipe.get("model") is not None and mapping(record.recipe, "model").get("from_scratch") is True
+    yield (
+        "model",
+        text(record.verdict, "model") or (str(record.folder / "final") if (record.folder / "final").is_dir() else ""),
+    )
+    from_scratch = (
+        record.recipe.get("model") is not None and mapping(record.recipe, "model").get("from_scratch") is True
+    )
     yield "base", "new weights" if from_scratch else text(record.recipe, "model", "path")
     yield "stage", text(record.recipe, "stage")
     lora = mapping(record.recipe, "model", "lora")
-    yield "adapter", ", ".join(f"{name} {value}" for name, value in lora.items() if isinstance(value, str | int | float))
+    yield (
+        "adapter",
+        ", ".join(f"{name} {value}" for name, value in lora.items() if isinstance(value, str | int | float)),
+    )
     yield "description", text(record.recipe, "description")
     yield "tags", ", ".join(texts(record.recipe, "tags"))
     optimizer, rate = text(record.recipe, "optimizer", "name"), number(record.recipe, "optimizer", "learning_rate")
@@ -59,7 +68,8 @@ def how_far(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def seconds_in_steps(record: Record) -> float:
-    """Each stretch of tokens at its logged speed; what the lines do not cover counts at the speed of the line before."""
+    """Each stretch of tokens at its logged speed; what the lines do not cover counts at the speed of the line
+    before."""
     tokens, speeds = record.metrics.curve("tokens_per_second")
     before, seconds = 0.0, 0.0
     for place, speed in zip(tokens.tolist(), speeds.tolist(), strict=True):
@@ -85,10 +95,15 @@ def where(record: Record) -> Iterator[tuple[str, str]]:
     memory = number(environment, "hardware", "host_memory_gib")
     yield (
         "GPU",
-        ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)) or ("none" if environment.get("hardware") else ""),
+        ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus))
+        or ("none" if environment.get("hardware") else ""),
     )
     cores = cores or number(environment, "processors")
-    machine = [processor, f"{cores:.0f} core{'s' if cores != 1 else ''}" if cores else "", f"{memory:.0f} GiB" if memory else ""]
+    machine = [
+        processor,
+        f"{cores:.0f} core{'s' if cores != 1 else ''}" if cores else "",
+        f"{memory:.0f} GiB" if memory else "",
+    ]
     yield "machine", ", ".join(part for part in machine if part)
     yield "platform", text(environment, "platform")
     processes = number(environment, "processes")

@@ -1,4 +1,5 @@
-"""Look into the content of files that may be incomplete, of another version, or rubbish: what is not of the kind asked for is not there."""
+"""Look into the content of files that may be incomplete, of another version, or rubbish: what is not of the kind asked
+for is not there."""
 
 import math
 from collections.abc import Mapping
@@ -50,4 +51,6 @@ def number(content: object, *keys: str) -> float | None:
 
 def numbers(content: object, *keys: str) -> dict[str, float]:
     """The finite numbers of a mapping, by name."""
-    return {name: value for name, one in mapping(content, *keys).items() if (value := number({"": one}, "")) is not None}
+    return {
+        name: value for name, one in mapping(content, *keys).items() if (value := number({"": one}, "")) is not None
+    }

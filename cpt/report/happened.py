@@ -36,7 +36,11 @@ def events(record: Record) -> Section:
     left_out = len(record.events) - len(shown)
     more = f" The table leaves out {left_out:,} in the middle." if left_out else ""
     return Section(
-        "Events", [f"{len(record.events):,} in all: {summary}.{more}", Table(("time (UTC)", "step", "kind", "what happened"), rows)]
+        "Events",
+        [
+            f"{len(record.events):,} in all: {summary}.{more}",
+            Table(("time (UTC)", "step", "kind", "what happened"), rows),
+        ],
     )
 
 

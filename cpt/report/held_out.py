@@ -1,4 +1,5 @@
-"""Held-out text before, during and after: what was gained against what was forgotten, each set's course, and intervals."""
+"""Held-out text before, during and after: what was gained against what was forgotten, each set's course, and
+intervals."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,15 @@ from cpt.runs.page import Part, Section, Table
 from cpt.runs.plots import Curve, Intervals, Plot
 
 FIGURE, BITS, LOSS = "eval_", "_bits_per_byte", "_loss"
-SECOND = ("rewards/accuracies", "_accuracy", "rewards/margins", "_margin", "_reward", "rewards/chosen", "rewards/rejected")
+SECOND = (
+    "rewards/accuracies",
+    "_accuracy",
+    "rewards/margins",
+    "_margin",
+    "_reward",
+    "rewards/chosen",
+    "rewards/rejected",
+)
 MOST_SETS = 10
 
 
@@ -37,12 +46,16 @@ def frontier(record: Record) -> Iterator[Plot]:
     if not general or not domain:
         return
     columns = record.metrics.columns
-    forgotten, learnt = (np.mean([columns[f"{FIGURE}{one}{BITS}"] for one in names], axis=0) for names in (general, domain))
+    forgotten, learnt = (
+        np.mean([columns[f"{FIGURE}{one}{BITS}"] for one in names], axis=0) for names in (general, domain)
+    )
     both = np.isfinite(forgotten) & np.isfinite(learnt)
     x, y, tokens = forgotten[both], learnt[both], columns["tokens"][both]
     if len(x) < 2:
         return
-    told_points = [f"after {told_count(t)} tokens: general {a:.4f}, domain {b:.4f}" for t, a, b in zip(tokens, x, y, strict=True)]
+    told_points = [
+        f"after {told_count(t)} tokens: general {a:.4f}, domain {b:.4f}" for t, a, b in zip(tokens, x, y, strict=True)
+    ]
     first = "before" if tokens[0] == 0 else f"after {told_count(tokens[0])} tokens"
     curves = [
         Curve("on the way", x, y, symbol="circle", hover=told_points),
@@ -61,7 +74,11 @@ def frontier(record: Record) -> Iterator[Plot]:
 def differences(record: Record) -> Iterator[Intervals]:
     """How much each set changed, with its interval."""
     judged_sets = [(one, mapping(one, "difference")) for one in mappings(record.verdict, "sets")]
-    rows = [(text(one, "name"), *interval) for one, difference in judged_sets if (interval := relative_interval(difference))]
+    rows = [
+        (text(one, "name"), *interval)
+        for one, difference in judged_sets
+        if (interval := relative_interval(difference))
+    ]
     for name, key in (("all domain sets", "domain"), ("all general sets", "general")):
         if (interval := relative_interval(mapping(record.verdict, key))) and len(rows) > 2:
             rows.append((name, *interval))
@@ -71,15 +88,22 @@ def differences(record: Record) -> Iterator[Intervals]:
 
 
 def courses(record: Record) -> Iterator[Plot]:
-    """Each set over the run, beside a pale line at what it was before; of examples the loss, and how often the better answer wins."""
+    """Each set over the run, beside a pale line at what it was before; of examples the loss, and how often the better
+    answer wins."""
     bits = evaluated(record)
     if bits:
-        yield from course("Bits per byte of held-out text", "bits per byte", record, {one: f"{FIGURE}{one}{BITS}" for one in bits})
+        yield from course(
+            "Bits per byte of held-out text", "bits per byte", record, {one: f"{FIGURE}{one}{BITS}" for one in bits}
+        )
     others = [one for one in evaluated(record, LOSS) if one not in bits]
     if others:
         yield from course("Loss of held-out examples", "loss", record, {one: f"{FIGURE}{one}{LOSS}" for one in others})
         for suffix in SECOND:
-            figures = {name[len(FIGURE) :]: name for name in record.metrics.names if name.startswith(FIGURE) and name.endswith(suffix)}
+            figures = {
+                name[len(FIGURE) :]: name
+                for name in record.metrics.names
+                if name.startswith(FIGURE) and name.endswith(suffix)
+            }
             yield from course(f"Held-out examples: {suffix.strip('_')}", "", record, figures)
 
 
@@ -102,7 +126,9 @@ def sets_table(record: Record) -> Iterator[Table]:
     rows = [set_row(record, one) for one in evaluated(record)]
     if rows:
         yield Table(
-            ("set", "kind", "documents", "before", "after", "change", "95 % interval", "judged"), rows, "Bits per byte, lower is better"
+            ("set", "kind", "documents", "before", "after", "change", "95 % interval", "judged"),
+            rows,
+            "Bits per byte, lower is better",
         )
 
 
@@ -117,7 +143,16 @@ def set_row(record: Record, name: str) -> Sequence[str]:
     spread = f"{interval[1]:+.1f} to {interval[2]:+.1f} %" if interval else "none"
     kind = "general" if name in record.general_sets else "domain"
     documents = told_count(number(found, "documents"))
-    return name, kind, documents, bits(before), bits(after), change, spread, judged(mapping(found, "difference"), higher_is_better=False)
+    return (
+        name,
+        kind,
+        documents,
+        bits(before),
+        bits(after),
+        change,
+        spread,
+        judged(mapping(found, "difference"), higher_is_better=False),
+    )
 
 
 def bits(value: float | None) -> str:

@@ -30,7 +30,11 @@ def files(record: Record) -> Iterator[str]:
             yield f"{name}: {why}."
     if not (folder / PLAN).is_file() and mapping(record.environment, "hardware"):
         has_gpu = texts(record.environment, "hardware", "gpus")
-        why = "memory and speed have no plan to be held against" if has_gpu else "memory has no plan to be held against: the run had no GPU"
+        why = (
+            "memory and speed have no plan to be held against"
+            if has_gpu
+            else "memory has no plan to be held against: the run had no GPU"
+        )
         yield f"{PLAN}: {why}."
     if not (folder / METRICS).is_file():
         yield f"{METRICS}: there are no curves."

@@ -17,7 +17,9 @@ from cpt.runs.plots import Bars, Curve, Plot
 
 SHARE = "share_"
 PLACES = 100  # of the curve of what was asked, where it changes
-UNKNOWN = "What the recipe asks for cannot be told here: its phases follow the learning rate, or it is of another version."
+UNKNOWN = (
+    "What the recipe asks for cannot be told here: its phases follow the learning rate, or it is of another version."
+)
 
 
 def mixture(record: Record) -> Section:
@@ -33,7 +35,10 @@ def mixture(record: Record) -> Section:
     series = {"realised": [percent(had.get(name)) for name in names]}
     if wanted:
         series = {"asked": [percent(wanted.get(name)) for name in names], **series}
-    rows = [(name, told_share(wanted.get(name)), told_share(had.get(name)), difference(wanted.get(name), had.get(name))) for name in names]
+    rows = [
+        (name, told_share(wanted.get(name)), told_share(had.get(name)), difference(wanted.get(name), had.get(name)))
+        for name in names
+    ]
     table = Table(("source", "asked", "realised", "difference"), rows)
     bars = Bars("Share of the tokens", "share (%)", names, series)
     return Section(title, [bars, *course(record, names, changes, data), table, *([] if wanted else [UNKNOWN])])
@@ -58,12 +63,16 @@ def source_names(record: Record, data: Data | None) -> list[str]:
 def realised(record: Record, names: list[str]) -> dict[str, float]:
     """The last shares that were logged, else those that the run meant to read."""
     logged = {name: share for name in names if (share := record.metrics.last(f"{SHARE}{name}")) is not None}
-    return logged or {name: share for name in names if (share := number(record.inputs, "data", "sources", name, "share")) is not None}
+    return logged or {
+        name: share for name in names if (share := number(record.inputs, "data", "sources", name, "share")) is not None
+    }
 
 
 def changes_of(record: Record, data: Data) -> Changes:
     """The shares asked for that hold from each row on; empty where they cannot be told."""
-    tokens = [number(record.inputs, "data", "sources", reported_name(source), "tokens") or 0 for source in data.sources]
+    tokens = [
+        number(record.inputs, "data", "sources", reported_name(source), "tokens") or 0 for source in data.sources
+    ]
     if data.temperature is not None and not all(tokens):
         return []
     try:
@@ -90,7 +99,13 @@ def course(record: Record, names: list[str], changes: Changes, data: Data | None
             curves.append(Curve(f"{name}, asked", places, wanted, faint=True))
         curves.append(Curve(name, tokens, 100 * shares))
     if curves:
-        yield Plot("Share of the tokens so far", "tokens", "share (%)", curves, note="Pale: what the recipe asks for." if changes else "")
+        yield Plot(
+            "Share of the tokens so far",
+            "tokens",
+            "share (%)",
+            curves,
+            note="Pale: what the recipe asks for." if changes else "",
+        )
 
 
 def percent(share: float | None) -> float | None:

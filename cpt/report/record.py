@@ -60,7 +60,8 @@ def read_record(folder: Path) -> Record:
     if not any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
         why = "has neither recipe.yaml nor status.json nor metrics.jsonl" if folder.is_dir() else "is no folder"
         raise CheckpointError(
-            f"{folder} {why}, so it is no run. Name the folder of one: output_dir/name of its recipe; `cpt runs` lists them."
+            f"{folder} {why}, so it is no run. Name the folder of one: output_dir/name of its recipe; `cpt runs` lists"
+            " them."
         )
     unreadable: list[str] = []
     read_object(folder / STATUS, unreadable)  # for what is wrong with it

@@ -17,7 +17,9 @@ def scores(record: Record) -> Section:
     found = [*mappings(record.verdict, "domain_test"), *mappings(record.verdict, "tasks")]
     if not found:
         return Section("Domain test and benchmarks", [])
-    return Section("Domain test and benchmarks", [*interval_plot(found), Table(COLUMNS, [score_row(one) for one in found])])
+    return Section(
+        "Domain test and benchmarks", [*interval_plot(found), Table(COLUMNS, [score_row(one) for one in found])]
+    )
 
 
 def score_row(score: dict[str, Any]) -> tuple[str, ...]:

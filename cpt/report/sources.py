@@ -1,4 +1,5 @@
-"""Where the training data came from: documents, tokens, licences, what was left out, and what was found of the evaluation in them."""
+"""Where the training data came from: documents, tokens, licences, what was left out, and what was found of the
+evaluation in them."""
 
 from typing import Any
 
@@ -53,17 +54,24 @@ def contamination(verdict: dict[str, Any]) -> list[Part]:
     found = mapping(verdict, "contamination")
     if not found:
         return []
-    counted = {(source, one): count for source in mapping(found, "counts") for one, count in numbers(found, "counts", source).items()}
+    counted = {
+        (source, one): count
+        for source in mapping(found, "counts")
+        for one, count in numbers(found, "counts", source).items()
+    }
     read, judged = sum(numbers(found, "documents").values()), number(found, "judged")
-    head = f"Contamination: {told_count(sum(counted.values()))} of {told_count(read)} training documents hold half or more of one of "
+    head = (
+        f"Contamination: {told_count(sum(counted.values()))} of {told_count(read)} training documents hold half or"
+        " more of one of "
+    )
     head += f"{told_count(judged) or 'the'} evaluation documents, or are half made of one."
     if touched := number(found, "touched"):
         head += f" {told_count(touched)} more share a phrase with one."
     rows = [(source, one, told_count(count)) for (source, one), count in counted.items() if count]
     parts: list[Part] = [head, *([Table(("source", "evaluation set", "documents"), rows)] if rows else [])]
     hits = [
-        f"{text(hit, 'where')} ({text(hit, 'source')}) holds {told_share(number(hit, 'share'))} of {text(hit, 'set_name')}, "
-        f"{text(hit, 'evaluation_document')}."
+        f"{text(hit, 'where')} ({text(hit, 'source')}) holds {told_share(number(hit, 'share'))} of"
+        f" {text(hit, 'set_name')}, {text(hit, 'evaluation_document')}."
         for hit in mappings(found, "hits")[:HITS_SHOWN]
     ]
     return [*parts, *([Listing(hits)] if hits else [])]
@@ -78,5 +86,7 @@ def files(record: Record) -> str:
     ]
     if tokenizer := text(record.inputs, "tokenizer", "xxh3"):
         lines.append(f"tokenizer  {text(record.inputs, 'tokenizer', 'path')}  xxh3 {tokenizer}")
-    lines += [f"weights  {name}  sha256 {digest}" for name, digest in mapping(record.inputs, "weights", "sha256").items()]
+    lines += [
+        f"weights  {name}  sha256 {digest}" for name, digest in mapping(record.inputs, "weights", "sha256").items()
+    ]
     return "\n".join(lines)

@@ -19,7 +19,10 @@ def told_state(record: Record) -> str:
     if state == "running":
         return f"Running{far}."
     if state == DIED:
-        return f"Died without a word{far}: its process is gone. It goes on from its newest checkpoint: cpt train {record.folder / RECIPE}"
+        return (
+            f"Died without a word{far}: its process is gone. It goes on from its newest checkpoint: cpt train"
+            f" {record.folder / RECIPE}"
+        )
     return f"How the run stands is not known{': it came to' + far.removeprefix(' after') if far else ''}."
 
 

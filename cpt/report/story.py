@@ -13,7 +13,22 @@ from cpt.report.sources import sources
 from cpt.report.texts import kept, not_run, samples, use
 from cpt.runs.page import Section, html_page
 
-ORDER = (held_out, scores, training, stage_figures, mixture, speed, against_plan, events, samples, sources, not_run, missing, use, kept)
+ORDER = (
+    held_out,
+    scores,
+    training,
+    stage_figures,
+    mixture,
+    speed,
+    against_plan,
+    events,
+    samples,
+    sources,
+    not_run,
+    missing,
+    use,
+    kept,
+)
 
 
 def report_page(record: Record) -> str:
@@ -23,5 +38,7 @@ def report_page(record: Record) -> str:
         ResourceError: plotly is not installed.
     """
     return html_page(
-        record.folder.resolve().name, [Section("", [facts(record)]), *(section(record) for section in ORDER)], headline(record)
+        record.folder.resolve().name,
+        [Section("", [facts(record)]), *(section(record) for section in ORDER)],
+        headline(record),
     )

@@ -1,4 +1,5 @@
-"""What is read rather than drawn: samples before and after, what was not run, how to serve the model, and the run's record."""
+"""What is read rather than drawn: samples before and after, what was not run, how to serve the model, and the run's
+record."""
 
 import json
 from pathlib import Path
@@ -16,7 +17,8 @@ PROFILES_SHOWN = 5
 def samples(record: Record) -> Section:
     """Prompt by prompt: what was written before the first and after the last step."""
     rows = [
-        [shortened(text(one, key)) or "(nothing)" for key in ("prompt", "before", "after")] for one in mappings(record.verdict, "samples")
+        [shortened(text(one, key)) or "(nothing)" for key in ("prompt", "before", "after")]
+        for one in mappings(record.verdict, "samples")
     ]
     rows = rows or rows_of_samples(record)
     return Section("What it writes", [Table(("prompt", "before", "after"), rows, has_texts=True)] if rows else [])
@@ -37,7 +39,9 @@ def rows_of_samples(record: Record) -> list[list[str]]:
 
 def shortened(content: str) -> str:
     """Not more than a reader compares."""
-    return content if len(content) <= LONGEST else f"{content[:LONGEST]} ... ({len(content) - LONGEST:,} more characters)"
+    return (
+        content if len(content) <= LONGEST else f"{content[:LONGEST]} ... ({len(content) - LONGEST:,} more characters)"
+    )
 
 
 def not_run(record: Record) -> Section:
@@ -55,9 +59,9 @@ def use(record: Record) -> Section:
 
 def profiles(folder: Path) -> str:
     """The profiler's tables."""
-    return "\n\n".join(f"{path.name}\n{text_of(path)}" for path in sorted((folder / "profile").glob("*.txt"))[:PROFILES_SHOWN])[
-        :LONGEST_TEXT
-    ]
+    return "\n\n".join(
+        f"{path.name}\n{text_of(path)}" for path in sorted((folder / "profile").glob("*.txt"))[:PROFILES_SHOWN]
+    )[:LONGEST_TEXT]
 
 
 def kept(record: Record) -> Section:

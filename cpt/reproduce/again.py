@@ -26,14 +26,20 @@ OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # whose numbers mean nothing on another o
 
 
 def repetition_of(record: Record) -> Recipe:
-    """The recipe to run: the run's own, with the values that were chosen where it said `auto`; told to nobody, archived nowhere."""
+    """The recipe to run: the run's own, with the values that were chosen where it said `auto`; told to nobody,
+    archived nowhere."""
     recipe = record.recipe
     chosen: Mapping[str, Any] = record.inputs.get("training", {})
     training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
     if chosen.get("deepspeed"):  # its content: the file may have changed, or accelerate's own config have named it
         training["deepspeed"] = chosen["deepspeed"]
     model, dtype = recipe.model, record.inputs.get("weights", {}).get("dtype")
-    if model.dtype == "auto" and model.lora is None and dtype is not None and not (training.get("deepspeed") or training.get("fsdp")):
+    if (
+        model.dtype == "auto"
+        and model.lora is None
+        and dtype is not None
+        and not (training.get("deepspeed") or training.get("fsdp"))
+    ):
         model = model.model_copy(update={"dtype": dtype})
     if record.environment.get("hardware", {}).get("gpus") == []:
         training["use_cpu"] = True
@@ -43,7 +49,9 @@ def repetition_of(record: Record) -> Recipe:
             "output_dir": record.folder.resolve().parent,
             "tags": [*recipe.tags, f"{TAG}{record.folder.resolve().name}"],
             "monitoring": type(recipe.monitoring)(),
-            "checkpoints": recipe.checkpoints.model_copy(update={"archive": None, "weights_every_steps": None, "average": None}),
+            "checkpoints": recipe.checkpoints.model_copy(
+                update={"archive": None, "weights_every_steps": None, "average": None}
+            ),
             "training": training,
             "model": model,
         }
@@ -69,7 +77,9 @@ def folder_for(recipe: Recipe) -> Path:
     return folder
 
 
-def run_again(record: Record, recipe: Recipe, *, steps: int | None, processes: int, launcher: str | None, quiet: bool = False) -> Run:
+def run_again(
+    record: Record, recipe: Recipe, *, steps: int | None, processes: int, launcher: str | None, quiet: bool = False
+) -> Run:
     """Run it to its end, or to the log of a step.
 
     Args:
@@ -104,7 +114,11 @@ def waited_for(words: Sequence[str], record: Record, *, quiet: bool) -> int:
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         child = subprocess.Popen(
-            words, cwd=record.place, env=environment_of(record), start_new_session=True, stdout=sys.stderr if quiet else None
+            words,
+            cwd=record.place,
+            env=environment_of(record),
+            start_new_session=True,
+            stdout=sys.stderr if quiet else None,
         )
         try:
             return child.wait()

@@ -30,19 +30,29 @@ DIFFERS = 3  # the exit code: 2 is a mistake of the user's
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     steps: Annotated[int | None, typer.Option(help="How many of its steps; by default all.", min=1)] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="How many processes; by default as many as it had.")] = None,
-    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the repetition, RUN-reproduced, also where it is the same.")] = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many processes; by default as many as it had.")
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the repetition, RUN-reproduced, also where it is the same.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
 ) -> None:
-    """Run a run again from its record. Exit code 3 where its losses are others; then it says which of code, versions or hardware are.
+    """Run a run again from its record. Exit code 3 where its losses are others; then it says which of code, versions
+    or hardware are.
 
     Data, tokenizer and weights must be what they were: each file that is not is named, and nothing is run.
 
     Example: cpt reproduce runs/my-run --steps 100
     """
     if "RANK" in os.environ:
-        raise LaunchError("a repetition starts its processes itself: type `cpt reproduce RUN`, with --launcher where it needs another.")
+        raise LaunchError(
+            "a repetition starts its processes itself: type `cpt reproduce RUN`, with --launcher where it needs"
+            " another."
+        )
     refuse_ignored({"--processes": processes is not None and launcher is not None}, BY_THE_LAUNCHER)
     record = read_record(run)
     number = processes or record.processes
@@ -55,12 +65,17 @@ def command(
         differences = differing_surroundings(record.environment, {**describe_environment(), "processes": number})
     if not json:
         if end != steps and end is not None:
-            tell(f"The loss was logged at step {end} and not at {steps}, as a mean since the log before: {end} steps are run.")
+            tell(
+                f"The loss was logged at step {end} and not at {steps}, as a mean since the log before: {end} steps"
+                " are run."
+            )
         for difference in differences:
             tell(f"Other than then: {difference}.")
     again = run_again(record, repetition_of(record), steps=end, processes=number, launcher=launcher, quiet=json)
     differences += [*of_rows(record.inputs, again.folder), *changes_on_the_way(record.environment, record.starts)]
-    comparison = compare_runs(record.lines, lines_of(again.folder / METRICS), (record.folder / EXPORT, again.folder / EXPORT))
+    comparison = compare_runs(
+        record.lines, lines_of(again.folder / METRICS), (record.folder / EXPORT, again.folder / EXPORT)
+    )
     kept = keep or not comparison.is_bit_equal
     if not kept:
         shutil.rmtree(again.folder)
@@ -83,15 +98,20 @@ def refuse_too_few_gpus(record: Record, processes: int, *, given: bool) -> None:
     here = len(find_gpus()) if on_gpus and not given else processes
     if here < processes:
         raise LaunchError(
-            f"{record.folder.name} ran on {processes} GPUs, and here are {here}. With --processes {max(1, here)} its losses are the same "
-            "up to rounding only; with --launcher it can be started over several machines."
+            f"{record.folder.name} ran on {processes} GPUs, and here are {here}. With --processes {max(1, here)} its"
+            " losses are the same up to rounding only; with --launcher it can be started over several machines."
         )
 
 
 def of_rows(inputs: Mapping[str, Any], again: Path) -> list[Difference]:
-    """Rows that are others although the files are the same: they were filtered, tokenised or ordered in another way."""
+    """Rows that are others although the files are the same: they were filtered, tokenised or ordered in another
+    way."""
     then, now = (found.get("data", {}).get("fingerprint") for found in (inputs, contents(again / INPUTS)))
-    return [] if then == now else [Difference("data", "the rows made of the same files (fingerprint)", str(then), str(now))]
+    return (
+        []
+        if then == now
+        else [Difference("data", "the rows made of the same files (fingerprint)", str(then), str(now))]
+    )
 
 
 def told(comparison: Comparison, differences: list[Difference], run: Path, kept: Path | None) -> list[str]:
@@ -106,16 +126,19 @@ def told(comparison: Comparison, differences: list[Difference], run: Path, kept:
     if (first := comparison.difference) is not None:
         lines.append(f"NOT the same: {first.figure} of step {first.step} was {first.then} and is {first.now}.")
     elif comparison.weights_differ:
-        lines.append(f"NOT the same: the losses are, but not the final weights: {', '.join(comparison.weights_differ)}.")
+        lines.append(
+            f"NOT the same: the losses are, but not the final weights: {', '.join(comparison.weights_differ)}."
+        )
     else:
         lines.append("NOT compared: the repetition logged no loss at a step where the run did.")
     if differences:
         lines += ["What differs from then:", *(f"  {difference}" for difference in differences)]
     else:
         lines.append(
-            "Code, data, versions and hardware are the same. What is left: kernels that add up in no fixed order (`training: "
-            "{full_determinism: true}` makes them repeatable, at a cost), a change of processes or of the micro-batch on the way (see "
-            "starts.jsonl and events.jsonl), or code of your own that draws numbers by itself."
+            "Code, data, versions and hardware are the same. What is left: kernels that add up in no fixed order"
+            " (`training: {full_determinism: true}` makes them repeatable, at a cost), a change of processes or of the"
+            " micro-batch on the way (see starts.jsonl and events.jsonl), or code of your own that draws numbers by"
+            " itself."
         )
     return [*lines, where.strip()]
 

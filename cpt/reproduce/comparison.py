@@ -39,7 +39,9 @@ class Comparison:
         return self.logs > 0 and self.difference is None and not self.weights_differ
 
 
-def compare_runs(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], models: tuple[Path, Path]) -> Comparison:
+def compare_runs(
+    then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], models: tuple[Path, Path]
+) -> Comparison:
     """Line by line, as far as both go.
 
     Args:

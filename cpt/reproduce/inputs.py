@@ -27,7 +27,10 @@ def refuse_changed_inputs(record: Record) -> None:
     changed = [*changed_data(record.recipe, record.inputs), *changed_tokenizer(record), *changed_weights(record)]
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
-        raise DataError(f"{record.folder} cannot be repeated: what it read is not there as it was.\n{listing}\nPut it back, then again.")
+        raise DataError(
+            f"{record.folder} cannot be repeated: what it read is not there as it was.\n{listing}\nPut it back, then"
+            " again."
+        )
 
 
 def changed_data(recipe: Recipe, inputs: Mapping[str, Any]) -> list[str]:
@@ -36,14 +39,17 @@ def changed_data(recipe: Recipe, inputs: Mapping[str, Any]) -> list[str]:
     training, held_out = recorded.get("sources", {}), recorded.get("held_out", {})
     lines = []
     for number, source in enumerate(recipe.data.sources):
-        lines += changed_files(source, f"data.sources[{number}]", training.get(reported_name(source), {}).get("files", {}))
+        lines += changed_files(
+            source, f"data.sources[{number}]", training.get(reported_name(source), {}).get("files", {})
+        )
     for number, judge in enumerate(recipe.evaluation.perplexity):
         lines += changed_files(judge, f"evaluation.perplexity[{number}]", held_out.get(reported_name(judge), {}))
     return lines
 
 
 def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
-    """Of one source. Where it moved as a whole its files are known by their names; one that was never read to its end has no record."""
+    """Of one source. Where it moved as a whole its files are known by their names; one that was never read to its end
+    has no record."""
     if not recorded:
         return []
     try:
@@ -54,7 +60,13 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         return []
     pairs = paired(list(recorded), list(versions))
     with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-        hashes = dict(zip(pairs.values(), pool.map(lambda name: version_of(name, versions[name], key), pairs.values()), strict=True))
+        hashes = dict(
+            zip(
+                pairs.values(),
+                pool.map(lambda name: version_of(name, versions[name], key), pairs.values()),
+                strict=True,
+            )
+        )
     changed = [
         f"{key}: {now} has changed (xxh3-128 {recorded[then]} then, {hashes[now]} now)"
         for then, now in pairs.items()
@@ -89,7 +101,11 @@ def changed_tokenizer(record: Record) -> list[str]:
         tokenizer = load_tokenizer(record.recipe.tokenizer, record.recipe.model)
     except CptError as problem:
         return [f"tokenizer: {problem}"]
-    return [] if recorded.get("xxh3") in (None, hash_of_tokenizer(tokenizer)) else [f"tokenizer: {recorded.get('path')} gives other ids"]
+    return (
+        []
+        if recorded.get("xxh3") in (None, hash_of_tokenizer(tokenizer))
+        else [f"tokenizer: {recorded.get('path')} gives other ids"]
+    )
 
 
 def changed_weights(record: Record) -> list[str]:
@@ -109,5 +125,8 @@ def changed_weights(record: Record) -> list[str]:
             lines.append(f"{part}: {recorded['path']} cannot be read ({problem.strerror})")
             continue
         differing = [name for name in {**hashes, **now} if hashes.get(name) != now.get(name)]
-        lines += [f"{part}: {Path(recorded['path']) / name} {'is gone' if name not in now else 'has changed'}" for name in differing]
+        lines += [
+            f"{part}: {Path(recorded['path']) / name} {'is gone' if name not in now else 'has changed'}"
+            for name in differing
+        ]
     return lines

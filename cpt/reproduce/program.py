@@ -1,4 +1,5 @@
-"""The run that repeats another one, started by any launcher: `program.py RECIPE [--steps N]`; `cpt reproduce` starts it.
+"""The run that repeats another one, started by any launcher: `program.py RECIPE [--steps N]`; `cpt reproduce` starts
+it.
 
 Its folder must not be first on the path that modules are looked for on, whose files could hide others.
 """
@@ -40,7 +41,9 @@ class EndsAtLog(TrainerCallback):
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe of the repetition.")],
     steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")] = None,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+    ] = None,
 ) -> None:
     """Run it."""
     show_log()

@@ -56,7 +56,9 @@ def read_record(folder: Path) -> Record:
     environment, inputs = contents(folder / ENVIRONMENT), contents(folder / INPUTS)
     lines = lines_of(folder / METRICS)
     if not any("loss" in line for line in lines):
-        raise CheckpointError(f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log.")
+        raise CheckpointError(
+            f"{folder / METRICS} holds no loss, so there is nothing to compare with. Let the run make its first log."
+        )
     recipe, starts = (folder / RECIPE).resolve(), read_objects(folder / STARTS, [])
     with contextlib.chdir(place_of(environment)):
         return Record(folder, load_recipe(recipe), environment, inputs, lines, starts)
@@ -77,7 +79,9 @@ def contents(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
-        raise CheckpointError(f"{path} cannot be read ({problem}): without it nobody knows what the run consisted of.") from problem
+        raise CheckpointError(
+            f"{path} cannot be read ({problem}): without it nobody knows what the run consisted of."
+        ) from problem
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is no record of a run: it holds no object.")
     return content

@@ -33,7 +33,8 @@ def differing_surroundings(then: Mapping[str, Any], now: Mapping[str, Any]) -> l
 
 
 def changes_on_the_way(first: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Where the run itself did not keep its surroundings: what its later starts (lines of starts.jsonl) had otherwise."""
+    """Where the run itself did not keep its surroundings: what its later starts (lines of starts.jsonl) had
+    otherwise."""
     return [
         replace(difference, what=f"{difference.what}, from the run's own start at {start.get('started')} on:")
         for start in starts

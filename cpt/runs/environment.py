@@ -1,4 +1,5 @@
-"""What a run ran on: versions, git state, code, machine and command, so that it can be understood and repeated later."""
+"""What a run ran on: versions, git state, code, machine and command, so that it can be understood and repeated
+later."""
 
 import os
 import platform
@@ -37,9 +38,22 @@ PACKAGES = (
 )
 DECIDING_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"),
-    *("CUBLAS_", "CUDNN_", "NVIDIA_TF32", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_"),
+    *(
+        "CUBLAS_",
+        "CUDNN_",
+        "NVIDIA_TF32",
+        "NCCL_",
+        "PYTORCH_",
+        "TORCH_",
+        "TORCHINDUCTOR_",
+        "ATEN_",
+        "MKL_",
+        "DNNL_",
+        "ONEDNN_",
+    ),
 )
-"""Variables, or what they begin with, that can change figures or speed; the others are nobody's business, and some are secret."""
+"""Variables, or what they begin with, that can change figures or speed; the others are nobody's business, and some are
+secret."""
 OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
 """Those among them that launchers and build tools set."""
 
@@ -93,12 +107,17 @@ def name_of_processor() -> str:
 
 def deciding_variables() -> dict[str, str]:
     """Of this process's environment."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(DECIDING_VARIABLES) and name not in OF_LAUNCHERS}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(DECIDING_VARIABLES) and name not in OF_LAUNCHERS
+    }
 
 
 @lru_cache
 def hash_of_code() -> str:
-    """xxh3-128 of all source files of this package: git tells nothing of one that was installed, or of files that it does not know."""
+    """xxh3-128 of all source files of this package: git tells nothing of one that was installed, or of files that it
+    does not know."""
     package = Path(__file__).resolve().parents[1]
     digest = xxh3_128()
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,5 @@
-"""What happened to a run besides its training, in one file: each skipped batch, roll-back, restart, damaged checkpoint, full disk."""
+"""What happened to a run besides its training, in one file: each skipped batch, roll-back, restart, damaged
+checkpoint, full disk."""
 
 import json
 import logging
@@ -19,8 +20,8 @@ OPENED: dict[Path, LinesFile] = {}  # by run: the lines that wait for room must 
 def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
     """Append one line to the run's events.jsonl, and log the sentence.
 
-    Any process may call it, several at once too. A disk that takes no more lines ends nothing: they wait for the next event, or for
-    `write_waiting_events`.
+    Any process may call it, several at once too. A disk that takes no more lines ends nothing: they wait for the next
+    event, or for `write_waiting_events`.
 
     Args:
         folder: of the run.
@@ -35,12 +36,15 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
 def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
     """As `record_event`, without the log."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = json.dumps({"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str)
+    line = json.dumps(
+        {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}, default=str
+    )
     OPENED.setdefault(folder, LinesFile(folder / FILE_NAME)).add(line)
 
 
 class EventHandler(logging.Handler):
-    """Makes an event of a run of each log record that has an `event`: its kind. For code that knows nothing of runs."""
+    """Makes an event of a run of each log record that has an `event`: its kind. For code that knows nothing of
+    runs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

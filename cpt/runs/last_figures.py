@@ -1,4 +1,5 @@
-"""The newest figures of a run, read from the end of its metrics.jsonl, so that a list of runs does not read all that they ever logged."""
+"""The newest figures of a run, read from the end of its metrics.jsonl, so that a list of runs does not read all that
+they ever logged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ MOST_BYTES = 32 * 2**20  # an evaluation further back than this is not looked fo
 
 
 def last_figures(folder: Path) -> dict[str, float]:
-    """`step`, `tokens`, `loss`, `tokens_per_second`, and each set's `eval_<set>_bits_per_byte` of the newest evaluation, if there are."""
+    """`step`, `tokens`, `loss`, `tokens_per_second`, and each set's `eval_<set>_bits_per_byte` of the newest
+    evaluation, if there are."""
     found: dict[str, float] = {}
     evaluated: dict[str, float] = {}
     for line in lines_from_the_end(folder / FILE_NAME):
@@ -28,7 +30,9 @@ def last_figures(folder: Path) -> dict[str, float]:
         figures = {name: value for name in logged if (value := as_number(logged[name])) == value}
         found = {name: figures[name] for name in WANTED if name in figures} | found
         if is_evaluation:
-            evaluated = {name: value for name, value in figures.items() if name.startswith(EVALUATED) and name.endswith(UNIT)}
+            evaluated = {
+                name: value for name, value in figures.items() if name.startswith(EVALUATED) and name.endswith(UNIT)
+            }
     return found | evaluated
 
 

@@ -22,10 +22,12 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def command(
     folder: Annotated[Path, typer.Argument(help="Where the runs lie: `output_dir` of their recipes.")] = Path("runs"),
     where: Annotated[
-        list[str] | None, typer.Option(help="Only runs with state=finished, tag=x, loss<2.5, name~pattern ...; may be given again.")
+        list[str] | None,
+        typer.Option(help="Only runs with state=finished, tag=x, loss<2.5, name~pattern ...; may be given again."),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(help="A column: loss for the smallest first, -loss for the largest; else the newest first.")
+        str | None,
+        typer.Option(help="A column: loss for the smallest first, -loss for the largest; else the newest first."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON list.")] = False,
 ) -> None:
@@ -86,7 +88,11 @@ def step_of(values: dict[str, Any]) -> str:
 
 def held_out(values: dict[str, Any]) -> str:
     """Each set with its name where there are several."""
-    sets = {key.removeprefix(EVALUATED).removesuffix(UNIT): value for key, value in values.items() if key.startswith(EVALUATED)}
+    sets = {
+        key.removeprefix(EVALUATED).removesuffix(UNIT): value
+        for key, value in values.items()
+        if key.startswith(EVALUATED)
+    }
     if len(sets) == 1:
         return decimal(next(iter(sets.values())))
     return escape("  ".join(f"{name} {decimal(value)}" for name, value in sets.items()))

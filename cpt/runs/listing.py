@@ -21,7 +21,19 @@ from cpt.runs.standing import read_status
 
 OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)
 NOT_ENTERED = ("checkpoint-*", EXPORT, "held_out", "heartbeats", ".*", "__pycache__")
-COLUMNS = ("name", "stage", "state", "step", "steps", "tokens", "loss", "bits_per_byte", "tokens_per_second", "age", "tags")
+COLUMNS = (
+    "name",
+    "stage",
+    "state",
+    "step",
+    "steps",
+    "tokens",
+    "loss",
+    "bits_per_byte",
+    "tokens_per_second",
+    "age",
+    "tags",
+)
 CONDITION = re.compile(r"\s*([\w/.:-]+?)\s*(<=|>=|!=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 COMPARED: dict[str, Callable[[float, float], bool]] = {
     "<": lambda value, bound: value < bound,
@@ -37,7 +49,8 @@ class ListedRun:
 
     folder: Path
     values: dict[str, Any]
-    """By COLUMNS, and by `eval_<set>_bits_per_byte`: text, number, a list of tags, or None where it is not known. Age in seconds."""
+    """By COLUMNS, and by `eval_<set>_bits_per_byte`: text, number, a list of tags, or None where it is not known. Age
+    in seconds."""
 
 
 def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = None) -> list[ListedRun]:
@@ -52,7 +65,9 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
         RecipeError: a column or a condition does not exist.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder. Name the one that holds the runs (`output_dir` of their recipes): cpt runs FOLDER")
+        raise CheckpointError(
+            f"{folder} is no folder. Name the one that holds the runs (`output_dir` of their recipes): cpt runs FOLDER"
+        )
     runs = sorted((listed(run, folder) for run in runs_below(folder)), key=lambda run: run.values["age"])
     known = list(dict.fromkeys([*COLUMNS, *(name for run in runs for name in run.values)]))
     for condition in conditions:
@@ -115,7 +130,9 @@ def condition_of(text: str, known: Sequence[str]) -> Callable[[ListedRun], bool]
     """
     match = CONDITION.fullmatch(text)
     if not match:
-        raise RecipeError(f"--where {text!r}: write column, sign and value: state=finished, state!=died, tag=x, loss<2.5, name~demo*")
+        raise RecipeError(
+            f"--where {text!r}: write column, sign and value: state=finished, state!=died, tag=x, loss<2.5, name~demo*"
+        )
     column, sign, value = match.groups()
     column = checked_column("tags" if column == "tag" else column, known, "--where")
     if sign in ("=", "!="):
@@ -125,7 +142,9 @@ def condition_of(text: str, known: Sequence[str]) -> Callable[[ListedRun], bool]
     try:
         bound = float(value.replace("_", ""))
     except ValueError as problem:
-        raise RecipeError(f"--where {text!r}: {sign} compares numbers, and `{value}` is none. For texts: = != ~") from problem
+        raise RecipeError(
+            f"--where {text!r}: {sign} compares numbers, and `{value}` is none. For texts: = != ~"
+        ) from problem
 
     def is_beyond(run: ListedRun) -> bool:
         number = run.values.get(column)
@@ -190,7 +209,11 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
     likely = closest(asked.name, near)
     hint = "`cpt runs FOLDER` lists the runs below a folder."
     if near:
-        hint = f"Did you mean {near[likely]}?" if likely else f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
+        hint = (
+            f"Did you mean {near[likely]}?"
+            if likely
+            else f"Runs there: {', '.join(map(str, list(near.values())[:8]))}."
+        )
     raise CheckpointError(f"{text} is no run: it {why}. {hint}")
 
 

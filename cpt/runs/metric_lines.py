@@ -1,8 +1,8 @@
 """Parse JSON lines of numbers into columns: many lines at once where they are alike, one by one where they are not.
 
-Nearly all lines of a log have the same keys in the same order, written by Python's json. Then the commas alone tell where each figure
-stands, so Arrow's CSV reader finds them in half the time that a JSON reader needs, and skips figures that are not wanted. Lines of another
-form, such as evaluations, come back from it and are read by themselves.
+Nearly all lines of a log have the same keys in the same order, written by Python's json. Then the commas alone tell
+where each figure stands, so Arrow's CSV reader finds them in half the time that a JSON reader needs, and skips figures
+that are not wanted. Lines of another form, such as evaluations, come back from it and are read by themselves.
 """
 
 import math
@@ -120,7 +120,9 @@ def numbers_of(cells: Any, name: str, place: int, num_keys: int) -> Floats:
     start = f'{" " if place else "{"}"{name}": '
     if not pyarrow.compute.all(pyarrow.compute.starts_with(cells, pattern=start)).as_py():
         raise OtherForm
-    texts = pyarrow.compute.binary_replace_slice(cells, 0, len(start), "")  # nine times as fast as utf8_slice_codeunits
+    texts = pyarrow.compute.binary_replace_slice(
+        cells, 0, len(start), ""
+    )  # nine times as fast as utf8_slice_codeunits
     if place == num_keys - 1:
         texts = pyarrow.compute.utf8_rtrim(texts, "}")
     values: Floats = pyarrow.compute.cast(texts, pa.float64()).to_numpy()
@@ -130,20 +132,28 @@ def numbers_of(cells: Any, name: str, place: int, num_keys: int) -> Floats:
 def inserted(columns: Columns, length: int, places: list[int], others: Columns) -> Columns:
     """With the values of other lines put between them."""
     nothing, none = np.full(length, math.nan), np.full(len(places), math.nan)
-    return {name: np.insert(columns.get(name, nothing), places, others.get(name, none)) for name in dict.fromkeys(chain(columns, others))}
+    return {
+        name: np.insert(columns.get(name, nothing), places, others.get(name, none))
+        for name in dict.fromkeys(chain(columns, others))
+    }
 
 
 def line_by_line(lines: Iterable[bytes | str], names: Collection[str] | None) -> Columns:
     """What can be read, whatever the lines are; figures that some line has."""
     read = [content for line in lines if (content := object_of(line)) is not None]
     found = [name for name in dict.fromkeys(chain.from_iterable(read)) if is_wanted(name, names)]
-    columns = {name: np.array([as_number(content.get(name)) for content in read], dtype=np.float64) for name in (*ALWAYS, *found)}
+    columns = {
+        name: np.array([as_number(content.get(name)) for content in read], dtype=np.float64)
+        for name in (*ALWAYS, *found)
+    }
     return {name: values for name, values in columns.items() if name in ALWAYS or not np.isnan(values).all()}
 
 
 def is_wanted(name: str, names: Collection[str] | None) -> bool:
     """By itself, or by a pattern."""
-    return names is None or name in ALWAYS or name in names or any(fnmatchcase(name, one) for one in names if "*" in one)
+    return (
+        names is None or name in ALWAYS or name in names or any(fnmatchcase(name, one) for one in names if "*" in one)
+    )
 
 
 def object_of(line: bytes | str) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ class Metrics:
         return [name for name, values in self.columns.items() if not np.isnan(values).all()]
 
     def curve(self, name: str) -> tuple[Floats, Floats]:
-        """Tokens and values, in the order of tokens, where there is a value; both empty for a figure that was never logged."""
+        """Tokens and values, in the order of tokens, where there is a value; both empty for a figure that was never
+        logged."""
         return self.over("tokens", name)
 
     def over(self, axis: str, name: str) -> tuple[Floats, Floats]:
@@ -56,11 +57,13 @@ class Metrics:
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     """Read the metrics of a run; without lines where there is no such file, or none that can be read.
 
-    A value that is no finite number counts as not logged; a line that a crash cut off, or that is no JSON, is left out.
+    A value that is no finite number counts as not logged; a line that a crash cut off, or that is no JSON, is left
+    out.
 
     Args:
         folder: of the run.
-        names: the figures that are wanted, `eval_*` for all that begin so; all of them by default. The fewer, the faster.
+        names: the figures that are wanted, `eval_*` for all that begin so; all of them by default. The fewer, the
+            faster.
     """
     try:
         with (folder / FILE_NAME).open("rb") as file:
@@ -68,7 +71,9 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     except OSError:
         parts = []
     found = dict.fromkeys(chain(ALWAYS, *parts))
-    return Metrics({name: np.concatenate([np.empty(0), *(part.get(name, lacking(part)) for part in parts)]) for name in found})
+    return Metrics(
+        {name: np.concatenate([np.empty(0), *(part.get(name, lacking(part)) for part in parts)]) for name in found}
+    )
 
 
 def parsed_by_threads(file: BufferedReader, names: Collection[str] | None) -> list[Columns]:
@@ -77,7 +82,9 @@ def parsed_by_threads(file: BufferedReader, names: Collection[str] | None) -> li
     lock = Lock()
 
     def work() -> None:
-        room = memoryview(bytearray(BLOCK + LONGEST_LINE))  # used again and again: memory that is new costs more than what is read into it
+        room = memoryview(
+            bytearray(BLOCK + LONGEST_LINE)
+        )  # used again and again: memory that is new costs more than what is read into it
         while True:
             with lock:
                 place, length = file.tell(), file.readinto(room[:BLOCK])
@@ -87,7 +94,9 @@ def parsed_by_threads(file: BufferedReader, names: Collection[str] | None) -> li
             end = length + len(rest)
             if end <= len(room):
                 room[length:end] = rest
-            parts[place] = columns_of(room[:end] if end <= len(room) else memoryview(bytes(room[:length]) + rest), names)
+            parts[place] = columns_of(
+                room[:end] if end <= len(room) else memoryview(bytes(room[:length]) + rest), names
+            )
 
     num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(num_threads) as threads:

@@ -1,4 +1,5 @@
-"""A self-contained HTML page of sections: text, facts, tables and plots, read without a network, in light and dark, on a phone too."""
+"""A self-contained HTML page of sections: text, facts, tables and plots, read without a network, in light and dark, on
+a phone too."""
 
 import re
 from collections.abc import Sequence
@@ -74,7 +75,10 @@ def html_page(title: str, sections: Sequence[Section], lead: str = "") -> str:
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">',
+            (
+                '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme"'
+                ' content="light dark">'
+            ),
             f"<title>{as_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header><h1>{as_text(title)}</h1>",
             f'<p class="lead">{as_text(lead)}</p>' if lead else "",
             f"<nav>{links}</nav>" if links else "",
@@ -126,8 +130,12 @@ def fact_html(name: str, value: str) -> str:
 def table_html(table: Table) -> str:
     """In a box of its own, which a narrow screen moves sideways."""
     box = "texts" if table.has_texts else "table"
-    head = "".join(f"<th{alignment(table, place)}>{as_text(column)}</th>" for place, column in enumerate(table.columns))
-    rows = "".join(f"<tr>{''.join(cell_html(table, place, cell) for place, cell in enumerate(row))}</tr>" for row in table.rows)
+    head = "".join(
+        f"<th{alignment(table, place)}>{as_text(column)}</th>" for place, column in enumerate(table.columns)
+    )
+    rows = "".join(
+        f"<tr>{''.join(cell_html(table, place, cell) for place, cell in enumerate(row))}</tr>" for row in table.rows
+    )
     caption = f"<caption>{as_text(table.caption)}</caption>" if table.caption else ""
     return f'<div class="{box}"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
@@ -148,5 +156,8 @@ def drawing_html(drawing: Drawing) -> str:
     """A place for plotly, with the figure beside it."""
     note = f"<small>{as_text(drawing.note)}</small>" if drawing.note else ""
     title = as_text(drawing.title)
-    place = f'<div class="plot" role="img" aria-label="{title}"></div><script type="application/json">{figure_json(drawing)}</script>'
+    place = (
+        f'<div class="plot" role="img" aria-label="{title}"></div><script'
+        f' type="application/json">{figure_json(drawing)}</script>'
+    )
     return f"<figure><figcaption>{title}</figcaption>{place}{note}</figure>"

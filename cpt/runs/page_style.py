@@ -1,4 +1,5 @@
-"""How a page looks, and the lines of JavaScript that let plotly draw its figures in the colours of the reader's theme."""
+"""How a page looks, and the lines of JavaScript that let plotly draw its figures in the colours of the reader's
+theme."""
 
 STYLE = """
 :root { --paper: #ffffff; --ground: #f5f6f8; --ink: #1c2330; --quiet: #5b6575; --line: #dfe3e9; --accent: #2767a8; }
@@ -49,7 +50,7 @@ summary { cursor: pointer; color: var(--accent); }
   header, main { padding-left: 10px; padding-right: 10px; } section { padding: 14px 12px; }
   .lead { font-size: 1.25rem; } dl { grid-template-columns: 1fr 1fr; gap: 10px 14px; } }
 @media print { body { background: #fff; } section { break-inside: avoid; border: 0; padding: 0; } nav { display: none; } }
-"""
+"""  # noqa: E501
 
 DRAW = """
 (function () {
@@ -78,4 +79,4 @@ DRAW = """
   draw();
   dark.addEventListener("change", draw);
 })();
-"""
+"""  # noqa: E501

@@ -1,4 +1,5 @@
-"""Plots of a run's page as plotly draws them: curves thinned out with their extremes kept, bars, and differences with intervals."""
+"""Plots of a run's page as plotly draws them: curves thinned out with their extremes kept, bars, and differences with
+intervals."""
 
 import html
 import math
@@ -98,7 +99,12 @@ def figure_json(drawing: Drawing) -> str:
         traces, layout = bars_figure(drawing)
     else:
         traces, layout = intervals_figure(drawing)
-    shared = {"template": "none", "colorway": COLORS, "margin": {"l": 64, "r": 16, "t": 12, "b": 48}, "font": {"size": 12}}
+    shared = {
+        "template": "none",
+        "colorway": COLORS,
+        "margin": {"l": 64, "r": 16, "t": 12, "b": 48},
+        "font": {"size": 12},
+    }
     text: str = Figure(traces, {**shared, **layout}).to_json()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -129,14 +135,22 @@ def plot_figure(plot: Plot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_IN_A_PLOT // max(1, len(plot.curves))))
     for curve in plot.curves:
         has_few = len(plot.curves) <= 2
-        traces.append(curve_trace(curve, most) | {"legendgroup": "" if has_few else str(color), "showlegend": has_few or not curve.faint})
+        traces.append(
+            curve_trace(curve, most)
+            | {"legendgroup": "" if has_few else str(color), "showlegend": has_few or not curve.faint}
+        )
         traces[-1]["line"]["color"] = traces[-1]["marker"]["color"] = COLORS[color % len(COLORS)]
         color += not curve.faint
     zero = {"rangemode": "tozero"} if plot.from_zero else {}
     highest = max((abs(value) for trace in traces for value in trace["y"] if value is not None), default=0.0)
     layout: dict[str, Any] = {
         "xaxis": axis(plot.x_title),
-        "yaxis": axis(plot.y_title, type="log" if plot.log_y else "linear", exponentformat="B" if highest > SMALL else "e", **zero),
+        "yaxis": axis(
+            plot.y_title,
+            type="log" if plot.log_y else "linear",
+            exponentformat="B" if highest > SMALL else "e",
+            **zero,
+        ),
         "hovermode": "closest" if len(traces) > 8 or any(curve.hover for curve in plot.curves) else "x unified",
         "showlegend": len(traces) + bool(plot.marks) > 1,
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
@@ -168,7 +182,8 @@ def curve_trace(curve: Curve, most: int) -> dict[str, Any]:
 
 
 def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
-    """At most `most` points: of each stretch of the curve its lowest and its highest, and both ends; what is not finite is left out."""
+    """At most `most` points: of each stretch of the curve its lowest and its highest, and both ends; what is not
+    finite is left out."""
     kept = np.isfinite(x) & np.isfinite(y)
     x, y = x[kept], y[kept]
     if len(x) <= most:
@@ -184,7 +199,10 @@ def marks_trace(marks: Sequence[tuple[float, str]]) -> dict[str, Any]:
     told: dict[float, list[str]] = {}
     for x, text in marks:
         told.setdefault(x, []).append(as_text(text))
-    texts = ["<br>".join([*lines[:5], *([f"and {len(lines) - 5} more"] if len(lines) > 5 else [])]) for lines in told.values()]
+    texts = [
+        "<br>".join([*lines[:5], *([f"and {len(lines) - 5} more"] if len(lines) > 5 else [])])
+        for lines in told.values()
+    ]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -232,10 +250,24 @@ def intervals_figure(intervals: Intervals) -> tuple[list[dict[str, Any]], dict[s
         "x": rounded(values),
         "y": [as_text(name) for name in names],
         "marker": {"size": 10},
-        "error_x": {"type": "data", "symmetric": False, "array": rounded(above), "arrayminus": rounded(below), "thickness": 2},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": rounded(above),
+            "arrayminus": rounded(below),
+            "thickness": 2,
+        },
         "hovertemplate": "%{y}: %{x:.3~g}<extra></extra>",
     }
-    zero = {"type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "paper", "line": {"color": "#888888", "width": 1, "dash": "dash"}}
+    zero = {
+        "type": "line",
+        "x0": 0,
+        "x1": 0,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": {"color": "#888888", "width": 1, "dash": "dash"},
+    }
     return [trace], {
         "xaxis": axis(intervals.x_title, rangemode="tozero"),
         "yaxis": {"type": "category", "automargin": True, "range": [-0.5, len(names) - 0.5]},
@@ -251,12 +283,14 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def as_text(text: str) -> str:
-    """Text that stays text, in HTML and for plotly, which takes tags for mark-up; what no file can hold, half of a pair, becomes `?`."""
+    """Text that stays text, in HTML and for plotly, which takes tags for mark-up; what no file can hold, half of a
+    pair, becomes `?`."""
     return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def rounded(values: ArrayLike | Sequence[float | None], digits: int = DIGITS) -> list[float | None]:
     """Significant digits, enough to be read off; None where there is no number."""
     return [
-        float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None for value in np.asarray(values, dtype=object)
+        float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
+        for value in np.asarray(values, dtype=object)
     ]

@@ -1,4 +1,5 @@
-"""The small files of a run's folder, read as far as they can be: one may be missing, cut off, rubbish, or of another version."""
+"""The small files of a run's folder, read as far as they can be: one may be missing, cut off, rubbish, or of another
+version."""
 
 import json
 import logging
@@ -14,7 +15,8 @@ log = logging.getLogger("cpt")
 
 
 def read_object(path: Path, unreadable: list[str]) -> Content:
-    """A JSON object; empty where there is none, with a sentence in `unreadable` where the file is there all the same."""
+    """A JSON object; empty where there is none, with a sentence in `unreadable` where the file is there all the
+    same."""
     try:
         content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -31,7 +33,8 @@ def read_object(path: Path, unreadable: list[str]) -> Content:
 
 
 def read_objects(path: Path, unreadable: list[str]) -> list[Content]:
-    """The objects of a JSONL file; lines that are none, such as one that a crash cut off, are left out and counted in `unreadable`."""
+    """The objects of a JSONL file; lines that are none, such as one that a crash cut off, are left out and counted in
+    `unreadable`."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -39,7 +42,9 @@ def read_objects(path: Path, unreadable: list[str]) -> list[Content]:
     except OSError as problem:
         unreadable.append(f"{path} cannot be read: {problem.strerror}")
         return []
-    found = [object_of(line) for line in text.split("\n") if line.strip()]  # splitlines also cuts at U+2028, which a text may hold
+    found = [
+        object_of(line) for line in text.split("\n") if line.strip()
+    ]  # splitlines also cuts at U+2028, which a text may hold
     if lost := found.count({}):
         unreadable.append(f"{path}: {lost:,} line{'s' if lost > 1 else ''} cannot be read")
     return [content for content in found if content]

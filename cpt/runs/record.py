@@ -31,7 +31,13 @@ from cpt.runs.signs import forget_signs
 from cpt.runs.small_files import LinesFile, write_whole
 from cpt.runs.writable import refuse_unwritable
 
-ENVIRONMENT, STARTS, INPUTS, PLAN, METRICS = "environment.json", "starts.jsonl", "inputs.json", "plan.json", "metrics.jsonl"
+ENVIRONMENT, STARTS, INPUTS, PLAN, METRICS = (
+    "environment.json",
+    "starts.jsonl",
+    "inputs.json",
+    "plan.json",
+    "metrics.jsonl",
+)
 LOCK = ".lock"
 SECONDS_BETWEEN_ASKING = 0.2
 
@@ -76,7 +82,9 @@ class Run:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             progress = {key: value for key, value in self.status().items() if key in PROGRESS}
-            write_json(self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+            write_json(
+                self.folder / STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details}
+            )
         except OSError as problem:  # a full disk ends no run
             log.warning("%s cannot be written: %s.", self.folder / STATUS, problem.strerror)
 
@@ -95,14 +103,15 @@ class Run:
         known = None if recorded is None else recorded["data"]["fingerprint"]
         if known not in (None, fingerprint):
             raise CheckpointError(
-                f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or filters changed "
-                f"since. Put them back, or start anew with --new. What it began with is in {path}."
+                f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
+                f" filters changed since. Put them back, or start anew with --new. What it began with is in {path}."
             )
         if known is None and is_main_process():
             write_whole(path, sealed(describe(), indent=2) + "\n")
 
     def record_plan(self, plan: dict[str, Any] | None) -> None:
-        """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing was."""
+        """Keep what was planned for this start, for whoever compares it with what was measured; None where nothing
+        was."""
         if plan is not None and is_main_process():
             try:
                 write_json(self.folder / PLAN, plan)
@@ -118,7 +127,13 @@ class Run:
             with self.lock or nullcontext(), logged_events(self.folder):
                 yield
         except BaseException as problem:
-            code = problem.exit_code if isinstance(problem, CptError) else 130 if isinstance(problem, KeyboardInterrupt) else 1
+            code = (
+                problem.exit_code
+                if isinstance(problem, CptError)
+                else 130
+                if isinstance(problem, KeyboardInterrupt)
+                else 1
+            )
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
             self.write_status(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
@@ -169,7 +184,8 @@ def command_to_continue(words: Sequence[str], name: str, recipe_name: str) -> st
 
 
 def record_start(folder: Path) -> None:
-    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from the first."""
+    """Write environment.json at the first start; each later start adds a line to starts.jsonl with what differs from
+    the first."""
     if not (folder / STATUS).exists():
         with refused_where_unwritable(folder):
             write_json(folder / ENVIRONMENT, describe_environment())
@@ -181,7 +197,8 @@ def record_start(folder: Path) -> None:
 
 
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """The run's lock: two trainings of one run would overwrite each other's checkpoints. The kernel frees it when this process dies.
+    """The run's lock: two trainings of one run would overwrite each other's checkpoints. The kernel frees it when this
+    process dies.
 
     Args:
         patience: seconds after which it is asked for the last time.
@@ -196,8 +213,8 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     except (BlockingIOError, PermissionError) as problem:
         lock.seek(0)
         raise LaunchError(
-            f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or end it; "
-            "for another run beside it: --new, or a name of its own."
+            f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or end it;"
+            " for another run beside it: --new, or a name of its own."
         ) from problem
     except OSError:  # a file system without locks
         lock.close()
@@ -236,9 +253,9 @@ def claim_folder(recipe: Recipe) -> Path:
     if differences:
         listing = "\n".join(f"  {line}" for line in differences)
         raise RecipeError(
-            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\n"
-            "Give this run a name of its own (name=...), or add --new to start it beside the other one. If nothing was changed, "
-            f"{saved} is damaged: delete it."
+            f"{folder} belongs to a run of another recipe. What differs (there -> here):\n{listing}\nGive this run a"
+            " name of its own (name=...), or add --new to start it beside the other one. If nothing was changed,"
+            f" {saved} is damaged: delete it."
         )
     return folder
 
@@ -256,13 +273,17 @@ def mend_record(recipe: Recipe, folder: Path, problem: RecipeError) -> Path:
         saved.replace(damaged)
         write_whole(saved, dump_recipe(recipe))
         reason = str(problem).partition("\n")[0]
-        message = f"{saved} was damaged and is written again from the recipe of this start. The old file is {damaged}: {reason}"
+        message = (
+            f"{saved} was damaged and is written again from the recipe of this start. The old file is {damaged}:"
+            f" {reason}"
+        )
         record_event(folder, DAMAGED, message)
     return folder
 
 
 def claim_new_folder(recipe: Recipe) -> Path:
-    """The first of output_dir/name, name-2, name-3, ... that is free; ranks after the main one find it by its recipe."""
+    """The first of output_dir/name, name-2, name-3, ... that is free; ranks after the main one find it by its
+    recipe."""
     number = 1
     while True:
         name = recipe.name if number == 1 else f"{recipe.name}-{number}"

@@ -22,7 +22,8 @@ class Sign:
     pid: int
     host: str
     phase: Phase
-    """Starting: before the first step. Between: after a step that is followed by an evaluation or a save. Ending: after the last."""
+    """Starting: before the first step. Between: after a step that is followed by an evaluation or a save. Ending:
+    after the last."""
     step: int
     beats: int
     """Counts on as long as there is progress; whoever watches needs no clock of this machine."""

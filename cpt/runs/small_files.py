@@ -1,4 +1,5 @@
-"""Small files that a run writes while it trains: a disk that is full or read-only costs a warning, never the run and never the file."""
+"""Small files that a run writes while it trains: a disk that is full or read-only costs a warning, never the run and
+never the file."""
 
 import errno
 import json
@@ -82,7 +83,9 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: it is not, or there is no right to write.
     """
-    beside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")  # in containers all hosts have the same few numbers
+    beside = path.with_name(
+        f".{path.name}.{socket.gethostname()}-{os.getpid()}"
+    )  # in containers all hosts have the same few numbers
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)

@@ -26,7 +26,8 @@ def refuse_unwritable(folder: Path) -> None:
         renamed.unlink()
     except OSError as problem:
         raise RecipeError(
-            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Mend that, or set output_dir to a folder you can write."
+            f"`output_dir`: nothing can be saved in {folder}: {problem.strerror}. Mend that, or set output_dir to a"
+            " folder you can write."
         ) from problem
     finally:
         if probe.exists():

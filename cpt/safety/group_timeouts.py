@@ -10,18 +10,22 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 class GroupTimeouts(TrainerCallback):
     """Sets the timeout of all groups when training begins, and again after the first step, for which some are made.
 
-    DeepSpeed's groups would wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says: a host that is lost in silence would hold
-    the others for as long. torch has no public way to do this.
+    DeepSpeed's groups would wait 30 minutes over gloo and 10 with NCCL, whatever the recipe says: a host that is lost
+    in silence would hold the others for as long. torch has no public way to do this.
     """
 
     def __init__(self) -> None:
         self.is_first_step = True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The model is in the hands of its engine."""
         set_timeouts(args)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A step is done."""
         if self.is_first_step:
             self.is_first_step = False

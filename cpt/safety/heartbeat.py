@@ -1,4 +1,5 @@
-"""Signs of life of each process, for whoever watches the run from outside: what it does, and that it goes on doing it."""
+"""Signs of life of each process, for whoever watches the run from outside: what it does, and that it goes on doing
+it."""
 
 import faulthandler
 import math
@@ -33,15 +34,18 @@ SIGNAL_FOR_STACKS = signal.SIGUSR2
 
 
 class Heartbeat(TrainerCallback):
-    """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes count no beats on.
+    """Writes `heartbeats/rank-N.json` at most once in a second, where there was progress; hung processes count no
+    beats on.
 
-    A thread writes it every two seconds at least, so that others see that the process is there, whatever it waits for. At the end of its
-    context the process says there which error of its own ended it.
+    A thread writes it every two seconds at least, so that others see that the process is there, whatever it waits for.
+    At the end of its context the process says there which error of its own ended it.
 
-    Progress is a step, a micro-batch, a batch of an evaluation. Before the first step and after the last, while its context is open, it
-    is the processor's time: hashing checkpoints, converting them, tokenising, compiling and merging take as long as they need.
+    Progress is a step, a micro-batch, a batch of an evaluation. Before the first step and after the last, while its
+    context is open, it is the processor's time: hashing checkpoints, converting them, tokenising, compiling and
+    merging take as long as they need.
 
-    SIGUSR2 makes the process write the stacks of all its threads to `stacks/rank-N.txt`, also when it hangs in a library.
+    SIGUSR2 makes the process write the stacks of all its threads to `stacks/rank-N.txt`, also when it hangs in a
+    library.
 
     Args:
         folder: of the run.
@@ -65,12 +69,17 @@ class Heartbeat(TrainerCallback):
 
     def __enter__(self) -> "Heartbeat":
         """Show from here on that the process is there, and look at the processor's time."""
-        self.threads = [threading.Thread(target=work, name="cpt-heartbeat", daemon=True) for work in (self.watch_work, self.give_pulse)]
+        self.threads = [
+            threading.Thread(target=work, name="cpt-heartbeat", daemon=True)
+            for work in (self.watch_work, self.give_pulse)
+        ]
         for thread in self.threads:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """The run is over."""
         self.is_over.set()
         for thread in self.threads:
@@ -88,7 +97,8 @@ class Heartbeat(TrainerCallback):
     def watch_work(self) -> None:
         """Beat where this process, or one that it started, works; one that waits for others takes next to no time.
 
-        The system is asked for other processes only where this one is idle: each of some hundred questions would wait for Python's lock.
+        The system is asked for other processes only where this one is idle: each of some hundred questions would wait
+        for Python's lock.
         """
         own, below = time.process_time(), None
         while not self.is_over.wait(SECONDS_BETWEEN_LOOKS):
@@ -107,25 +117,36 @@ class Heartbeat(TrainerCallback):
                 if works and self.phase == phase:
                     self.write(phase, self.step)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A step's forward begins."""
         self.step_began = time.perf_counter()
         self.beat("training", state.global_step)
 
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A micro-batch is done."""
         self.beat("training", state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A step is done."""
         self.seconds.append(time.perf_counter() - self.step_began)
         self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A batch of an evaluation is done, or a sample; those before the first step and after the last are part of start and end."""
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A batch of an evaluation is done, or a sample; those before the first step and after the last are part of
+        start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The model will be exported."""
         self.beat("ending", state.global_step)
 
@@ -149,9 +170,24 @@ class Heartbeat(TrainerCallback):
         self.written, self.pulse = time.perf_counter(), self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Of all devices, since another thread's current device is 0 on every rank. This process uses one of them.
-        peaks = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())) if torch.cuda.is_initialized() else ()
+        peaks = (
+            map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
+            if torch.cuda.is_initialized()
+            else ()
+        )
         peak = max((round(peak / GIB, 3) for peak in peaks), default=None)
-        sign = Sign(rank(), os.getpid(), socket.gethostname(), self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
+        sign = Sign(
+            rank(),
+            os.getpid(),
+            socket.gethostname(),
+            self.phase,
+            self.step,
+            self.beats,
+            median,
+            peak,
+            self.pulse,
+            self.ended,
+        )
         write_sign(self.folder, sign)
 
 

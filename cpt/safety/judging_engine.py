@@ -1,7 +1,8 @@
 """Judge steps under DeepSpeed, which makes its update inside `backward`: its own way to skip a step is told when to.
 
-ZeRO looks at the norm of the whole gradient before it updates, asks the host whether it is finite, and otherwise leaves the update out and
-cleans up. What it looks at is handed over here: infinite where the step is judged to be skipped. So nothing waits that did not before.
+ZeRO looks at the norm of the whole gradient before it updates, asks the host whether it is finite, and otherwise
+leaves the update out and cleans up. What it looks at is handed over here: infinite where the step is judged to be
+skipped. So nothing waits that did not before.
 """
 
 import logging
@@ -23,7 +24,8 @@ class JudgingEngine(DeepSpeedEngineWrapper):
 
     Args:
         judge: called once in a step, on all ranks with the same figures.
-        scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule waits, as ever.
+        scales_loss: fp16, whose gradients may be infinite until the scale of the loss is found; then the schedule
+            waits, as ever.
     """
 
     def __init__(self, engine: Any, judge: Judge, *, scales_loss: bool) -> None:
@@ -36,7 +38,9 @@ class JudgingEngine(DeepSpeedEngineWrapper):
 
     def hand_over(self) -> None:
         """Stand between ZeRO and the norms that it looks at."""
-        from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3  # DeepSpeed is imported by runs that use it
+        from deepspeed.runtime.zero.stage3 import (
+            DeepSpeedZeroOptimizer_Stage3,
+        )  # DeepSpeed is imported by runs that use it
         from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
         optimizer: Any = self.engine.optimizer
@@ -49,7 +53,10 @@ class JudgingEngine(DeepSpeedEngineWrapper):
             optimizer.check_grad_overflow = True  # a profile may turn off what skips
         else:
             self.knows_norms = False
-            log.warning(f"safety.loss_guard: DeepSpeed's {type(optimizer).__name__} cannot be told to skip a step. ZeRO-2 and 3 can.")
+            log.warning(
+                f"safety.loss_guard: DeepSpeed's {type(optimizer).__name__} cannot be told to skip a step. ZeRO-2 and"
+                " 3 can."
+            )
 
     def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **options: Any) -> None:
         """As accelerate's: the last micro-batch's makes the update."""
@@ -69,7 +76,9 @@ class JudgingEngine(DeepSpeedEngineWrapper):
         norms = [torch.as_tensor(norm, device=self.figures_device) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms])
         # -1 stands for a norm that is not finite
-        whole = torch.where((together < 0).any(), torch.full_like(together[0], math.inf), torch.linalg.vector_norm(together))
+        whole = torch.where(
+            (together < 0).any(), torch.full_like(together[0], math.inf), torch.linalg.vector_norm(together)
+        )
         skip = self.skips(whole)
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
 

@@ -1,7 +1,8 @@
-"""Judge each step before its update: are its loss and its gradient finite, and of the size that the last accepted ones had?
+"""Judge each step before its update: are its loss and its gradient finite, and of the size that the last accepted ones
+had?
 
-All of it happens on the device where loss and gradient are. The host reads a verdict two steps later, when the device is done with it, so
-that no step waits for the host.
+All of it happens on the device where loss and gradient are. The host reads a verdict two steps later, when the device
+is done with it, so that no step waits for the host.
 """
 
 import math
@@ -20,10 +21,14 @@ from cpt.recipe.schema import Component
 STEPS_BEHIND = 2  # that the host may read a verdict later than the device came to it
 FEWEST = 5  # accepted steps; with fewer, the limit is that of one step: about 11 times the loss
 YOUTH = 4.0  # the limit is (1 + YOUTH / steps) times as high: the spread of few values is an uncertain one
-# Of the loss of a uniform guess, ln(vocabulary size). Models start near it; a model with badly scaled initial weights is a few times above.
+# Of the loss of a uniform guess, ln(vocabulary size). Models start near it; a model with badly scaled initial weights
+# is a few times above.
 HIGHEST_LOSS = 10.0
 SIGMA_OF_MAD = 1.4826  # of normally distributed values
-HARMLESS_LOSS, HARMLESS_NORM = 0.08, 0.7  # of the logarithm; gradients are clipped, so only a much larger one does harm
+HARMLESS_LOSS, HARMLESS_NORM = (
+    0.08,
+    0.7,
+)  # of the logarithm; gradients are clipped, so only a much larger one does harm
 LEAST_NORM = 1e-6  # gradients are small numbers; below this their size tells nothing
 SMALL, HARMLESS = (1.0, LEAST_NORM), (HARMLESS_LOSS, HARMLESS_NORM)
 
@@ -34,7 +39,8 @@ FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}
 
 @cache
 def scales(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made once."""
+    """What is small, and what is harmless, of loss and gradient norm; on a GPU making these waits, so they are made
+    once."""
     return torch.tensor(SMALL, device=device), torch.tensor(HARMLESS, device=device)
 
 
@@ -68,12 +74,14 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of them count."""
+    """The value of each row with so many smaller ones, [rows, 1]; torch's own median would ask the host how many of
+    them count."""
     return values.sort(dim=1).values.gather(1, place)
 
 
 def robust_on_host(step: list[float], history: list[list[float]], count: int, *, sigmas: float = 6.0) -> list[bool]:
-    """The same in plain Python, for a run on the CPU, where torch's many small operations take several times as long."""
+    """The same in plain Python, for a run on the CPU, where torch's many small operations take several times as
+    long."""
     if count == 0:
         return [False, False]
     limit, middle, spikes = sigmas + sigmas * YOUTH / (1 if count < FEWEST else count), count // 2, []
@@ -163,7 +171,8 @@ class LossGuard:
         return skip
 
     def decide(self, figures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The verdict alone: whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells the host."""
+        """The verdict alone: whether to skip, and [2], whether loss and gradient norm are spikes; `note` then tells
+        the host."""
         if self.on_host is not None:
             is_skipped, by_both = self.decide_on_host(figures.tolist())
             return torch.tensor(is_skipped), torch.tensor(by_both)
@@ -180,7 +189,10 @@ class LossGuard:
         """The same where the device is the host."""
         assert self.on_host is not None
         accepted = int(self.accepted.numpy())
-        values = [math.asinh(figure / small) / harmless for figure, small, harmless in zip(figures, SMALL, HARMLESS, strict=True)]
+        values = [
+            math.asinh(figure / small) / harmless
+            for figure, small, harmless in zip(figures, SMALL, HARMLESS, strict=True)
+        ]
         spikes = self.on_host(values, self.history.tolist(), min(accepted, self.window))
         spikes[0] = spikes[0] or figures[0] > self.highest_loss
         skip = any(spikes) or not all(math.isfinite(value) for value in values)
@@ -257,4 +269,7 @@ def check_loss_guard(section: Component | None) -> None:
     least = {"window": FEWEST, "skips": 0, "rollbacks": 0}
     for option, value in section.options.items():
         if value < least.get(option, -math.inf) if option in least else option == "sigmas" and value <= 0:
-            raise RecipeError(f"`safety.loss_guard.{option}` must be {f'at least {least[option]}' if option in least else 'more than 0'}.")
+            raise RecipeError(
+                f"`safety.loss_guard.{option}` must be"
+                f" {f'at least {least[option]}' if option in least else 'more than 0'}."
+            )

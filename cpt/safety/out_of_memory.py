@@ -1,4 +1,5 @@
-"""Out of memory: what counts as it, which micro-batch comes next, what the next start must know of it, and how all ranks agree."""
+"""Out of memory: what counts as it, which micro-batch comes next, what the next start must know of it, and how all
+ranks agree."""
 
 import logging
 from pathlib import Path
@@ -51,7 +52,8 @@ def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
 
 
 class MemoryVote:
-    """Asks all ranks, once in a step and before their gradients meet, whether any is out of memory. Over gloo: no GPU waits for it."""
+    """Asks all ranks, once in a step and before their gradients meet, whether any is out of memory. Over gloo: no GPU
+    waits for it."""
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo")

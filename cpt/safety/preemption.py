@@ -1,4 +1,5 @@
-"""Stop a run that is told to stop where it can go on exactly: at the end of a step and after a save, all processes together."""
+"""Stop a run that is told to stop where it can go on exactly: at the end of a step and after a save, all processes
+together."""
 
 import logging
 import os
@@ -29,7 +30,8 @@ LAUNCHER_GONE = signal.SIGHUP  # what it counts as
 
 @dataclass
 class Pace:
-    """How often all processes ask each other: each time where that is 0.1 s or more after the last, else each so many times."""
+    """How often all processes ask each other: each time where that is 0.1 s or more after the last, else each so many
+    times."""
 
     calls_between: int = 1
     """The same number on all of them."""
@@ -44,16 +46,20 @@ class Pace:
 
 
 class Preemption(TrainerCallback):
-    """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a save.
+    """Takes SIGTERM, SIGINT, SIGUSR1 and SIGHUP while its context is open; as a callback it ends the training after a
+    save.
 
-    One process that got the signal is enough: all of them agree on it at a step's end, or after a batch of an evaluation, over gloo and
-    not over the GPUs, each time where steps take longer than 0.1 s and else each so many of them. An evaluation that is due or under way
-    is left to the next start: whoever sent the signal does not wait for it. Before and after the training there is nothing to save, and
-    the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the process on the spot, whatever it waits for.
-    Where a launcher started this process and is gone, that counts as a signal too: torchrun leaves its processes behind when SIGUSR1
-    kills it. A SIGHUP that was ignored from the start (nohup) stays ignored.
+    One process that got the signal is enough: all of them agree on it at a step's end, or after a batch of an
+    evaluation, over gloo and not over the GPUs, each time where steps take longer than 0.1 s and else each so many of
+    them. An evaluation that is due or under way
+    is left to the next start: whoever sent the signal does not wait for it. Before and after the training there is
+    nothing to save, and the signal raises Interrupted at once. A second SIGINT, a second or more later, ends the
+    process on the spot, whatever it waits for. Where a launcher started this process and is gone, that counts as a
+    signal too: torchrun leaves its processes behind when SIGUSR1 kills it. A SIGHUP that was ignored from the start
+    (nohup) stays ignored.
 
-    A thread reads the signals from a pipe, since Python's own handlers wait for a main thread that may wait for other processes.
+    A thread reads the signals from a pipe, since Python's own handlers wait for a main thread that may wait for other
+    processes.
     """
 
     def __init__(self) -> None:
@@ -68,12 +74,13 @@ class Preemption(TrainerCallback):
         self.steps, self.batches = Pace(), Pace()
         self.previous: dict[int, Any] = {}
 
-    # --- the context -------------------------------------------------------------------------------------------------------------------
+    # --- the context -------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Preemption":
         """Take the signals.
 
-        Python has them only in the main thread; elsewhere (a notebook's server, a user's own program) they are left alone.
+        Python has them only in the main thread; elsewhere (a notebook's server, a user's own program) they are left
+        alone.
         """
         if threading.current_thread() is not threading.main_thread():
             return self
@@ -91,7 +98,9 @@ class Preemption(TrainerCallback):
         self.watcher.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the signals back."""
         if not self.previous:
             return
@@ -108,10 +117,13 @@ class Preemption(TrainerCallback):
     def at_signal(self, number: int, _: FrameType | None) -> None:
         """What Python calls in the main thread; the thread that watches has noted the signal already, or will."""
         if not self.is_training and self.stopped_by is None:
-            raise Interrupted(f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues.")
+            raise Interrupted(
+                f"{signal.Signals(number).name} came while nothing was being trained. {same_command()} continues."
+            )
 
     def leave_child_alone(self) -> None:
-        """Workers end when they are told to, and do not speak for this process; Ctrl-C is for the main one, which ends them."""
+        """Workers end when they are told to, and do not speak for this process; Ctrl-C is for the main one, which ends
+        them."""
         if self.previous:
             signal.set_wakeup_fd(-1)
             for number in self.previous:
@@ -138,22 +150,30 @@ class Preemption(TrainerCallback):
                 os._exit(CODE_OF_SECOND_INTERRUPT)
             self.interrupted_at = self.interrupted_at or now
 
-    # --- the callback ------------------------------------------------------------------------------------------------------------------
+    # --- the callback ------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """From here on signals wait for the end of a step."""
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
-            dist.barrier(group=self.group)  # connected now, while the launcher is there to introduce the processes to each other
+            dist.barrier(
+                group=self.group
+            )  # connected now, while the launcher is there to introduce the processes to each other
         self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Stop here if any process was told to."""
         if self.is_told_to_stop(self.steps):
             control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
 
-    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Leave the evaluation.
 
         Raises:
@@ -164,7 +184,9 @@ class Preemption(TrainerCallback):
         if self.stopped_by is not None:
             raise Interrupted(f"stopped by {self.stopped_by} in an evaluation")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Nothing is being trained any more."""
         self.is_training = False
 

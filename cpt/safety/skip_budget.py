@@ -1,4 +1,5 @@
-"""How many steps a run may skip before it goes back to a checkpoint, and how often it does: counted on the host, alike on all ranks."""
+"""How many steps a run may skip before it goes back to a checkpoint, and how often it does: counted on the host, alike
+on all ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

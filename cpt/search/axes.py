@@ -121,7 +121,10 @@ def read_axis(written: str, node: Node, mistakes: Mistakes) -> Axis | None:
     elif keys:
         mistakes.add(node.place, f"`{key}` is a section: write the keys below it with dots, `{key}.{keys[0]}: ...`")
     else:
-        text = f"`{key}`: expected `{{low: 1e-6, high: 1e-3, log: true}}` or a list of values, got {in_words(plain(node))}"
+        text = (
+            f"`{key}`: expected `{{low: 1e-6, high: 1e-3, log: true}}` or a list of values, got"
+            f" {in_words(plain(node))}"
+        )
         mistakes.add(node.place, text)
     return None
 
@@ -141,7 +144,10 @@ def read_range(key: str, node: Node, mistakes: Mistakes) -> Range | None:
     entries: dict[str, Node] = node.value
     for name, child in entries.items():
         if name not in OF_A_RANGE:
-            text = f"`{key}.{name}` is nothing that a range has.{did_you_mean(name, OF_A_RANGE)} It has: {', '.join(OF_A_RANGE)}"
+            text = (
+                f"`{key}.{name}` is nothing that a range has.{did_you_mean(name, OF_A_RANGE)} It has:"
+                f" {', '.join(OF_A_RANGE)}"
+            )
             mistakes.add(child.place, text)
             return None
     found: dict[str, Any] = {name: whole_number(entries[name].value) for name in OF_A_RANGE if name in entries}
@@ -150,13 +156,19 @@ def read_range(key: str, node: Node, mistakes: Mistakes) -> Range | None:
         return None
     kinds = kinds_of(annotation_at(tuple(int(step) if step.isdigit() else step for step in steps_of(key))))
     numbers = [number for name, number in found.items() if name != "log"]
-    is_whole = kinds == ["int"] or kinds != ["float"] and all(isinstance(entries[name].value, int) for name in found if name != "log")
+    is_whole = (
+        kinds == ["int"]
+        or kinds != ["float"]
+        and all(isinstance(entries[name].value, int) for name in found if name != "log")
+    )
     if is_whole and not all(isinstance(number, int) for number in numbers):
         mistakes.add(node.place, f"`{key}` holds whole numbers: give whole bounds and a whole `step`")
         return None
     convert = int if is_whole else float
     step = convert(found["step"]) if "step" in found else None
-    return Range(key, node.place, convert(found["low"]), convert(found["high"]), found.get("log", False), step, is_whole)
+    return Range(
+        key, node.place, convert(found["low"]), convert(found["high"]), found.get("log", False), step, is_whole
+    )
 
 
 def wrong_bounds(found: Mapping[str, Any]) -> str | None:
@@ -185,5 +197,8 @@ def wrong_step(low: float, high: float, step: float, log: bool) -> str | None:
         return f"`step` must be more than 0, got {in_yaml(step)}"
     steps = (high - low) / step
     if abs(steps - round(steps)) > NEAR * max(1.0, steps):
-        return f"`high` is not reached from `low` in steps of {in_yaml(step)}: the last one is {in_yaml(low + int(steps) * step)}"
+        return (
+            f"`high` is not reached from `low` in steps of {in_yaml(step)}: the last one is"
+            f" {in_yaml(low + int(steps) * step)}"
+        )
     return None

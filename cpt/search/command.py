@@ -1,4 +1,5 @@
-"""`cpt search RECIPE --space SPACE.yaml`: better values of a recipe's keys; or --learning-rates LOW HIGH, a range test."""
+"""`cpt search RECIPE --space SPACE.yaml`: better values of a recipe's keys; or --learning-rates LOW HIGH, a range
+test."""
 
 import os
 import shlex
@@ -22,18 +23,29 @@ STEPS = 200
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe, for all trials.")] = None,
-    space: Annotated[Path | None, typer.Option(help="YAML file: keys of the recipe and what they may be, and `search:`.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, any key of the recipe, for all trials.")
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(help="YAML file: keys of the recipe and what they may be, and `search:`.")
+    ] = None,
     learning_rates: Annotated[
-        tuple[float, float] | None, typer.Option(help="Lowest and highest: one run whose learning rate grows from one to the other.")
+        tuple[float, float] | None,
+        typer.Option(help="Lowest and highest: one run whose learning rate grows from one to the other."),
     ] = None,
     steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
-    parallel: Annotated[int, typer.Option(min=1, help="Trials at once on this machine; each gets GPUs of its own.")] = 1,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Trials at once on this machine; each gets GPUs of its own.")
+    ] = 1,
     processes: Annotated[int, typer.Option(min=1, help="Processes of each trial, on this machine.")] = 1,
-    launcher: Annotated[str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help='The launcher to start them with, such as "accelerate launch".')
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Run the trials on a Ray cluster, with Ray Tune.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Start beside a search of the same name (appends -2).")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the space and the recipes at its ends; start nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the space and the recipes at its ends; start nothing.")
+    ] = False,
 ) -> None:
     """Search for better values of a recipe's keys; each trial is a run. Give the same command again to go on.
 
@@ -43,15 +55,21 @@ def command(
     """
     show_log()
     if "RANK" in os.environ:
-        raise LaunchError("a search starts its trials' processes itself: type `cpt search RECIPE --space FILE`, with --processes N.")
+        raise LaunchError(
+            "a search starts its trials' processes itself: type `cpt search RECIPE --space FILE`, with --processes N."
+        )
     if (space is None) == (learning_rates is None):
         raise RecipeError("give either --space SPACE.yaml, or --learning-rates LOW HIGH.")
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    refuse_ignored({"--parallel": parallel > 1 and ray}, "with --ray: `search:` of the space says how many trials run at once")
+    refuse_ignored(
+        {"--parallel": parallel > 1 and ray}, "with --ray: `search:` of the space says how many trials run at once"
+    )
     if learning_rates is None:
         refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
     else:
-        refuse_ignored({"--parallel": parallel > 1, "--ray": ray, "--dry-run": dry_run}, "with --learning-rates, which is one run")
+        refuse_ignored(
+            {"--parallel": parallel > 1, "--ray": ray, "--dry-run": dry_run}, "with --learning-rates, which is one run"
+        )
     loaded, root = load_with_places(recipe, overrides or ())
     if learning_rates is not None:
         module = import_module("cpt.search.range_test")  # with numpy
@@ -67,6 +85,8 @@ def command(
     record = claim(loaded, root, wanted, new=new)
     search = import_module("cpt.search.on_ray").search_with_ray if ray else partial(search_here, parallel=parallel)
     options = {"--parallel": parallel, "--processes": processes, "--launcher": launcher}
-    given = [word for name, value in options.items() if value not in (1, None) for word in (name, str(value))] + ["--ray"] * ray
+    given = [word for name, value in options.items() if value not in (1, None) for word in (name, str(value))] + [
+        "--ray"
+    ] * ray
     again = shlex.join(["cpt", "search", str(recipe), *(overrides or ()), "--space", str(space), *given])
     search(record, again, processes=processes, launcher=launcher)

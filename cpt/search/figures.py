@@ -20,7 +20,8 @@ LOGGING_STEPS = 10  # where the recipe says nothing
 
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
-    """Find out before the first trial that none would log the figure; stages of examples log what TRL names, which only a run can tell.
+    """Find out before the first trial that none would log the figure; stages of examples log what TRL names, which
+    only a run can tell.
 
     Raises:
         RecipeError: no run of the recipe logs it, or it is logged too rarely for the pruner to compare.
@@ -31,20 +32,23 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     is_evaluated = settings.metric.startswith("eval_")
     if is_evaluated and not sets:
         raise RecipeError(
-            f"{place}: `search.metric` is `{settings.metric}`, but the recipe holds nothing out. Give it `evaluation.held_out_share`, or a "
-            "set under `evaluation.perplexity`."
+            f"{place}: `search.metric` is `{settings.metric}`, but the recipe holds nothing out. Give it"
+            " `evaluation.held_out_share`, or a set under `evaluation.perplexity`."
         )
-    if settings.metric not in known and (recipe.stage in TEXT_STAGES or is_evaluated and not of_a_set(settings.metric, sets)):
+    if settings.metric not in known and (
+        recipe.stage in TEXT_STAGES or is_evaluated and not of_a_set(settings.metric, sets)
+    ):
         raise RecipeError(
-            f"{place}: `search.metric`: no run of this recipe logs `{settings.metric}`.{did_you_mean(settings.metric, known)} "
-            f"There is: {', '.join(known)}"
+            f"{place}: `search.metric`: no run of this recipe logs"
+            f" `{settings.metric}`.{did_you_mean(settings.metric, known)} There is: {', '.join(known)}"
         )
     if not is_evaluated and (silent := never_logged(recipe)):
         raise RecipeError(f"{place}: `search.metric`: no run of this recipe logs `{settings.metric}`: {silent}")
     if is_evaluated and "pruner" in settings.model_fields_set and not is_compared_on_the_way(settings, recipe):
         raise RecipeError(
-            f"{place}: `search.pruner: {settings.pruner.name}` compares trials on their way, but `{settings.metric}` is measured before "
-            "and after alone. Give the recipe `evaluation.every_tokens` (or `every_steps`), or take `pruner: none`."
+            f"{place}: `search.pruner: {settings.pruner.name}` compares trials on their way, but `{settings.metric}`"
+            " is measured before and after alone. Give the recipe `evaluation.every_tokens` (or `every_steps`), or"
+            " take `pruner: none`."
         )
 
 
@@ -97,7 +101,11 @@ class Tail:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self.place += len(whole)
-        found = [point for line in whole.decode(errors="replace").splitlines() if (point := point_of(line, self.metric)) is not None]
+        found = [
+            point
+            for line in whole.decode(errors="replace").splitlines()
+            if (point := point_of(line, self.metric)) is not None
+        ]
         if found:
             self.last = found[-1][1]
         return [(tokens, value) for tokens, value in found if math.isfinite(value)]

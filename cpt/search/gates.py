@@ -29,7 +29,9 @@ def mistakes_of(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
         ended = subprocess.run([sys.executable, __file__, scratch], capture_output=True, text=True)
         if ended.returncode != 0 or not (folder / FOUND).exists():
             told = (ended.stderr.strip() or f"exit code {ended.returncode}").splitlines()[-1]
-            raise RecipeError(f"the recipes of the space could not be checked: {told}. Look at one by itself: cpt check RECIPE")
+            raise RecipeError(
+                f"the recipes of the space could not be checked: {told}. Look at one by itself: cpt check RECIPE"
+            )
         found: dict[str, list[str]] = json.loads((folder / FOUND).read_text())
     return found
 

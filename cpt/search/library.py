@@ -14,6 +14,8 @@ def optuna() -> Any:
     try:
         import optuna
     except ImportError as problem:
-        raise ResourceError("`cpt search` draws its values with Optuna. Install it: pip install 'cpt[search]'") from problem
+        raise ResourceError(
+            "`cpt search` draws its values with Optuna. Install it: pip install 'cpt[search]'"
+        ) from problem
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -23,7 +23,8 @@ def environments(parallel: int, processes: int) -> list[dict[str, str]]:
         return [{}] * parallel
     if len(gpus) < parallel * processes:
         raise ResourceError(
-            f"--parallel {parallel} with {processes} process(es) each needs {parallel * processes} GPUs, and there are {len(gpus)}."
+            f"--parallel {parallel} with {processes} process(es) each needs {parallel * processes} GPUs, and there are"
+            f" {len(gpus)}."
         )
     share = len(gpus) // parallel
     return [{VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)]

@@ -1,4 +1,5 @@
-"""The same search on a cluster: Ray Tune places the trials, Optuna draws their values, each is a run in processes of its own."""
+"""The same search on a cluster: Ray Tune places the trials, Optuna draws their values, each is a run in processes of
+its own."""
 
 import json
 import os
@@ -29,7 +30,8 @@ FOLDER, EXPERIMENT = "ray", "tune"
 TOKENS, NUMBER = "tokens", "trial_number"
 SECONDS_BETWEEN_LOOKS = 0.5
 REDUCTION_FACTOR = 3
-# Set before Ray is imported: it tells nobody that it is used, and little here; recipes' paths stay what they are, and Ctrl-C is ours.
+# Set before Ray is imported: it tells nobody that it is used, and little here; recipes' paths stay what they are, and
+# Ctrl-C is ours.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -111,8 +113,8 @@ def scheduler_of(settings: Settings, total_tokens: int | None) -> Any:
         grace = max(1, options.get("least_tokens") or total // factor**3)
         return schedulers.ASHAScheduler(time_attr=TOKENS, max_t=total, grace_period=grace, reduction_factor=factor)
     raise RecipeError(
-        f"`search.pruner: {name}`{' with these options' if options else ''} is not for --ray. It has: none; median (startup_trials, "
-        "warmup_tokens); halving and hyperband (least_tokens, reduction_factor)."
+        f"`search.pruner: {name}`{' with these options' if options else ''} is not for --ray. It has: none; median"
+        " (startup_trials, warmup_tokens); halving and hyperband (least_tokens, reduction_factor)."
     )
 
 
@@ -122,7 +124,11 @@ def config_of(space: Space, scheduler: Any) -> Any:
     optuna()
     mode = "min" if settings.direction == "minimize" else "max"
     search = tune.search.optuna.OptunaSearch(
-        space=partial(draw_all, space), metric=settings.metric, mode=mode, sampler=build_sampler(space, 0), study_name=EXPERIMENT
+        space=partial(draw_all, space),
+        metric=settings.metric,
+        mode=mode,
+        sampler=build_sampler(space, 0),
+        study_name=EXPERIMENT,
     )
     return tune.TuneConfig(
         metric=settings.metric,
@@ -195,7 +201,9 @@ def trainable_of(record: SearchRecord, processes: int, launcher: str | None) -> 
             number = config[NUMBER]
             values = {axis.key: axis.value_of(config[axis.key]) for axis in record.space.axes}
             words = command_of_attempt([str(record.write_trial(number, values))], processes, launcher)
-            self.watched = Watched(TrialRun(record.run_of(number), words, record.space.settings.metric, record.log_of(number)))
+            self.watched = Watched(
+                TrialRun(record.run_of(number), words, record.space.settings.metric, record.log_of(number))
+            )
 
         def step(self) -> dict[str, Any]:
             """The figure's next value, or the last one."""
@@ -226,5 +234,14 @@ def results_of_runs(record: SearchRecord) -> list[Result]:
         points, state = tail.new_values(), states.get(str(status.get("state")), "under way")
         tokens = points[-1][0] if points and state != "complete" else None
         reason = str(status.get("message", "")) if state == "failed" else ""
-        results.append(Result(config[NUMBER], state, {axis.key: config[axis.key] for axis in record.space.axes}, tail.last, tokens, reason))
+        results.append(
+            Result(
+                config[NUMBER],
+                state,
+                {axis.key: config[axis.key] for axis in record.space.axes},
+                tail.last,
+                tokens,
+                reason,
+            )
+        )
     return results

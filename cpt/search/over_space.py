@@ -27,7 +27,9 @@ NO_PRUNER = Component(name="none")
 BASE = "the recipe itself"
 
 
-def search_here(record: SearchRecord, again: str, *, parallel: int = 1, processes: int = 1, launcher: str | None = None) -> None:
+def search_here(
+    record: SearchRecord, again: str, *, parallel: int = 1, processes: int = 1, launcher: str | None = None
+) -> None:
     """Run all trials that are not over, and show what they found.
 
     Args:
@@ -43,7 +45,14 @@ def search_here(record: SearchRecord, again: str, *, parallel: int = 1, processe
 
     def start(draw: Draw) -> TrialRun:
         words = command_of_attempt([str(record.write_trial(draw.number, draw.values))], processes, launcher)
-        return TrialRun(record.run_of(draw.number), words, metric, record.log_of(draw.number), shares[draw.slot], pruned=draw.pruned)
+        return TrialRun(
+            record.run_of(draw.number),
+            words,
+            metric,
+            record.log_of(draw.number),
+            shares[draw.slot],
+            pruned=draw.pruned,
+        )
 
     study = open_study(record.folder, record.space, record.recipe.budget.tokens)
     search = Search(study, start, parallel, lambda: tidy(record, study))
@@ -69,7 +78,10 @@ def fitting_space(path: Path, recipe: Recipe) -> Space:
     refuse_unlogged_metric(space, recipe)
     if "pruner" in space.settings.model_fields_set or is_compared_on_the_way(space.settings, recipe):
         return space
-    tell(f"No trial is ended early: `{space.settings.metric}` is measured before and after alone. With `evaluation.every_tokens` it is.")
+    tell(
+        f"No trial is ended early: `{space.settings.metric}` is measured before and after alone. With"
+        " `evaluation.every_tokens` it is."
+    )
     return replace(space, settings=space.settings.model_copy(update={"pruner": NO_PRUNER}))
 
 
@@ -86,7 +98,9 @@ def refuse_mistakes(space: Space, recipe: Recipe, root: Node) -> None:
     found = mistakes_of({BASE: recipe, **{told: changed for told, (_, changed) in at_ends.items()}})
     if found[BASE]:
         raise RecipeError("\n".join(f"{BASE}: {mistake}" for mistake in found[BASE]))
-    wrong = [f"{at_ends[told][0].place}: with {told}: {mistake}" for told, mistakes in found.items() for mistake in mistakes]
+    wrong = [
+        f"{at_ends[told][0].place}: with {told}: {mistake}" for told, mistakes in found.items() for mistake in mistakes
+    ]
     if wrong:
         raise RecipeError("\n".join(wrong))
 

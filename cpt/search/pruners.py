@@ -61,7 +61,8 @@ def halving(total_tokens: int | None, *, least_tokens: int | None = None, reduct
 
 
 def hyperband(total_tokens: int | None, *, least_tokens: int | None = None, reduction_factor: int = 3) -> Any:
-    """Successive halving from several first rungs at once, for who does not know when trials can be told apart (arXiv 1603.06560).
+    """Successive halving from several first rungs at once, for who does not know when trials can be told apart (arXiv
+    1603.06560).
 
     Args:
         least_tokens: the earliest first rung; by default a 27th of the run.
@@ -78,7 +79,9 @@ def length(total_tokens: int | None, pruner: str) -> int:
         RecipeError: it is not known in tokens.
     """
     if total_tokens is None:
-        raise RecipeError(f"`search.pruner: {pruner}` counts in tokens: write the recipe's `budget.tokens`, or take another pruner.")
+        raise RecipeError(
+            f"`search.pruner: {pruner}` counts in tokens: write the recipe's `budget.tokens`, or take another pruner."
+        )
     return total_tokens
 
 

@@ -1,4 +1,5 @@
-"""What a range test's losses say about the learning rate: the smoothed curve, where it falls, where it diverges, and its picture."""
+"""What a range test's losses say about the learning rate: the smoothed curve, where it falls, where it diverges, and
+its picture."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ WINDOW = 1 / 20  # of the test, over which losses are smoothed
 RISE = 0.1  # above the lowest smoothed loss: diverged
 SHARE_OF_LOWEST = 0.1
 RULE = (
-    "a tenth of the learning rate where the smoothed loss was lowest before it rose (fastai's lr_find, arXiv 2002.04688, on the range test "
-    "of arXiv 1506.01186)"
+    "a tenth of the learning rate where the smoothed loss was lowest before it rose (fastai's lr_find, arXiv"
+    " 2002.04688, on the range test of arXiv 1506.01186)"
 )
 
 Numbers = NDArray[np.float64]
@@ -48,8 +49,11 @@ class RangeCurve:
 
     @property
     def suggested(self) -> float | None:
-        """The peak to begin with; None where the test did not come to rates that are too high, so that nothing is known of them."""
-        return None if self.diverges is None else round_to_two(SHARE_OF_LOWEST * float(self.learning_rates[self.lowest]))
+        """The peak to begin with; None where the test did not come to rates that are too high, so that nothing is
+        known of them."""
+        return (
+            None if self.diverges is None else round_to_two(SHARE_OF_LOWEST * float(self.learning_rates[self.lowest]))
+        )
 
 
 def curve_of(learning_rates: Numbers, losses: Numbers, steps: int) -> RangeCurve:

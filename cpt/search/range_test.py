@@ -51,9 +51,18 @@ class Range:
 
 
 def range_test(
-    recipe: Recipe, root: Node, low: float, high: float, *, steps: int, processes: int = 1, launcher: str | None = None, new: bool = False
+    recipe: Recipe,
+    root: Node,
+    low: float,
+    high: float,
+    *,
+    steps: int,
+    processes: int = 1,
+    launcher: str | None = None,
+    new: bool = False,
 ) -> RangeCurve:
-    """Run the test, or read what it found before; tell where the loss falls, where it diverges, and the peak to begin with.
+    """Run the test, or read what it found before; tell where the loss falls, where it diverges, and the peak to begin
+    with.
 
     Raises:
         Interrupted: it was told to stop; the same command begins it anew.
@@ -68,7 +77,10 @@ def range_test(
     run = Run(tested.output_dir / tested.name)
     if (run.folder / RECIPE).exists() and (differing := differing_keys(load_recipe(run.folder / RECIPE), tested)):
         listing = "\n".join(f"  {line}" for line in differing)
-        raise RecipeError(f"{run.folder} holds another range test. What differs (there -> here):\n{listing}\nStart anew beside it: --new.")
+        raise RecipeError(
+            f"{run.folder} holds another range test. What differs (there -> here):\n{listing}\nStart anew beside it:"
+            " --new."
+        )
     if not (run.folder / RESULT).exists():
         if mistakes := mistakes_of({"": tested})[""]:
             raise RecipeError("\n".join(mistakes))
@@ -85,15 +97,19 @@ def tokens_per_step(recipe: Recipe, processes: int) -> int:
     if recipe.budget.global_batch_tokens is not None:
         return recipe.budget.global_batch_tokens
     factors = [
-        recipe.training.get(key, default) for key, default in (("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1))
+        recipe.training.get(key, default)
+        for key, default in (("per_device_train_batch_size", 8), ("gradient_accumulation_steps", 1))
     ]
     if not all(isinstance(factor, int) for factor in factors):
-        raise RecipeError("a range test needs to know the tokens of a step: write `budget.global_batch_tokens` into the recipe.")
+        raise RecipeError(
+            "a range test needs to know the tokens of a step: write `budget.global_batch_tokens` into the recipe."
+        )
     return recipe.data.sequence_length * processes * math.prod(factors)
 
 
 def recipe_of_test(recipe: Recipe, root: Node, wanted: Range, *, new: bool) -> Recipe:
-    """The recipe with a growing learning rate and without all that would hide what it does: guard, curriculum, evaluation, saves.
+    """The recipe with a growing learning rate and without all that would hide what it does: guard, curriculum,
+    evaluation, saves.
 
     Raises:
         RecipeError: it does not pass the gates of shape and sense.
@@ -145,9 +161,13 @@ def watched(run: Run, recipe: Recipe, wanted: Range, processes: int, launcher: s
         tell("Interrupted. The same command begins the range test anew.")
         raise typer.Exit(130)
     if signals.first:
-        raise Interrupted(f"{signal.Signals(signals.first).name}: the range test was stopped; the same command begins it anew.")
+        raise Interrupted(
+            f"{signal.Signals(signals.first).name}: the range test was stopped; the same command begins it anew."
+        )
     if len(points) < FEWEST or not (is_hopeless or ending.state in ("complete", "failed")):
-        raise TrainingError(f"the range test ended after {len(points)} steps: {ending.reason or ending.state}. Its output: {trial.log}")
+        raise TrainingError(
+            f"the range test ended after {len(points)} steps: {ending.reason or ending.state}. Its output: {trial.log}"
+        )
     file.unlink(missing_ok=True)
     for path in (run.export_folder, *run.folder.glob("checkpoint-*")):  # of a model that was spoilt on purpose
         shutil.rmtree(path, ignore_errors=True)
@@ -169,12 +189,22 @@ def told(run: Run, wanted: Range) -> RangeCurve:
     tokens, losses = (np.array(column, dtype=np.float64) for column in zip(*found["losses"], strict=True))
     curve = curve_of(np.array([wanted.learning_rate(at) for at in tokens]), losses, wanted.steps)
     plot_curve(curve, run.folder / PICTURE)
-    for name, index in {"falls fastest": curve.steepest, "is lowest": curve.lowest, "is a tenth above that": curve.diverges}.items():
+    for name, index in {
+        "falls fastest": curve.steepest,
+        "is lowest": curve.lowest,
+        "is a tenth above that": curve.diverges,
+    }.items():
         if index is not None:
             tell(f"The smoothed loss {name} at {curve.learning_rates[index]:.1e}: {curve.smoothed[index]:.4g}")
     tell(f"The curve: {run.folder / PICTURE}")
     if curve.suggested is None:
-        tell(f"It did not diverge up to {wanted.high:g}, so no peak can be suggested: repeat the test with a higher one, and --new.")
+        tell(
+            f"It did not diverge up to {wanted.high:g}, so no peak can be suggested: repeat the test with a higher"
+            " one, and --new."
+        )
     else:
-        tell(f"Suggested peak: {curve.suggested:g}, {RULE}. Take it over: optimizer.learning_rate={in_yaml(curve.suggested)}")
+        tell(
+            f"Suggested peak: {curve.suggested:g}, {RULE}. Take it over:"
+            f" optimizer.learning_rate={in_yaml(curve.suggested)}"
+        )
     return curve

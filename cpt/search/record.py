@@ -1,4 +1,5 @@
-"""The search's folder: what is searched, so that the same command goes on and another one is refused; and each trial's recipe."""
+"""The search's folder: what is searched, so that the same command goes on and another one is refused; and each trial's
+recipe."""
 
 import json
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class SearchRecord:
     def write_trial(self, number: int, values: dict[str, Any]) -> Path:
         """The trial's recipe as a file.
 
-        Tasks that are measured when a run has ended are left to the run of the best recipe: they would judge each trial's base anew.
+        Tasks that are measured when a run has ended are left to the run of the best recipe: they would judge each
+        trial's base anew.
 
         Raises:
             RecipeError: the values do not fit together.
@@ -59,7 +61,9 @@ class SearchRecord:
         named = {
             "name": trial_name(number),
             "output_dir": self.folder,
-            "description": f"A trial of {self.folder.name}. {recipe.description}".strip(),  # the same for all: only values differ
+            "description": (
+                f"A trial of {self.folder.name}. {recipe.description}".strip()
+            ),  # the same for all: only values differ
             "tags": [*recipe.tags, "trial", self.folder.name],
             "evaluation": evaluation,
         }
@@ -89,7 +93,9 @@ def claim(recipe: Recipe, root: Node, space: Space, *, new: bool = False) -> Sea
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder)
     except LaunchError as problem:
-        raise LaunchError(f"another process searches in {folder} right now. Wait for it or end it; beside it: --new.") from problem
+        raise LaunchError(
+            f"another process searches in {folder} right now. Wait for it or end it; beside it: --new."
+        ) from problem
     except OSError as problem:
         raise RecipeError(
             f"`output_dir`: cannot write into {folder}: {problem.strerror}. Set output_dir to a folder you can write."
@@ -97,7 +103,9 @@ def claim(recipe: Recipe, root: Node, space: Space, *, new: bool = False) -> Sea
     if (folder / RECORD).exists():
         refuse_another(folder, recipe, space)
     elif any(path.name not in (".lock", SEARCHED) for path in folder.iterdir()):
-        raise RecipeError(f"{folder} is there already and holds no search. Give the search another name: `search: {{name: ...}}`.")
+        raise RecipeError(
+            f"{folder} is there already and holds no search. Give the search another name: `search: {{name: ...}}`."
+        )
     write_whole(folder / SEARCHED, dump_recipe(recipe))
     write_json(folder / RECORD, described(space))
     return SearchRecord(folder, space, recipe, root, lock)
@@ -151,6 +159,6 @@ def refuse_another(folder: Path, recipe: Recipe, space: Space) -> None:
     if found:
         listing = "\n".join(f"  {line}" for line in found)
         raise RecipeError(
-            f"{folder} belongs to another search. What differs (there -> here):\n{listing}\n"
-            "Put it back, start anew beside it with --new, or give this search a name of its own: `search: {name: ...}`."
+            f"{folder} belongs to another search. What differs (there -> here):\n{listing}\nPut it back, start anew"
+            " beside it with --new, or give this search a name of its own: `search: {name: ...}`."
         )

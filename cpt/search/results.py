@@ -76,9 +76,17 @@ def table_of(space: Space, results: Sequence[Result]) -> Table:
     reasons = ["reason"] if any(one.state == "failed" for one in results) else []
     table = Table("trial", "state", space.settings.metric, *keys, *reasons)
     for one in sorted(results, key=lambda one: (IN_ORDER.index(one.state), rank(space.settings, one))):
-        value = "" if one.value is None else f"{one.value:.5g}" + (f" at {one.tokens:,}" if one.tokens is not None else "")
+        value = (
+            "" if one.value is None else f"{one.value:.5g}" + (f" at {one.tokens:,}" if one.tokens is not None else "")
+        )
         reason = shortened(one.reason.partition("\n")[0]) if one.state == "failed" else ""
-        table.add_row(trial_name(one.number), one.state, value, *(short(one.values.get(key)) for key in keys), *[reason][: len(reasons)])
+        table.add_row(
+            trial_name(one.number),
+            one.state,
+            value,
+            *(short(one.values.get(key)) for key in keys),
+            *[reason][: len(reasons)],
+        )
     return table
 
 
@@ -88,7 +96,8 @@ def short(value: Any) -> str:
 
 
 def importance_of(study: Study) -> dict[str, float]:
-    """Share of each key in how much the figures of complete trials differ (PED-ANOVA, arXiv 2304.10255); empty where it cannot be told."""
+    """Share of each key in how much the figures of complete trials differ (PED-ANOVA, arXiv 2304.10255); empty where
+    it cannot be told."""
     complete = [one.value for one in results_of(study) if one.state == "complete"]
     if len(complete) < FEWEST or len(set(complete)) < 2 or len(study.space.axes) < 2:
         return {}
@@ -114,10 +123,15 @@ def write_results(record: SearchRecord, results: Sequence[Result], importance: M
 def write_best(record: SearchRecord, best: Result, results: Sequence[Result]) -> Path:
     """The recipe with the best trial's values, which says where they are from."""
     values = {axis.key: axis.value_of(best.values[axis.key]) for axis in record.space.axes}
-    recipe = recipe_with(record.root, values, record.space.root.place).model_copy(update={"name": f"{record.folder.name}-best"})
+    recipe = recipe_with(record.root, values, record.space.root.place).model_copy(
+        update={"name": f"{record.folder.name}-best"}
+    )
     complete = sum(one.state == "complete" for one in results)
     told = [
-        f"# The best of {len(results)} trials of {record.folder} ({complete} came to their end): {trial_name(best.number)},",
+        (
+            f"# The best of {len(results)} trials of {record.folder} ({complete} came to their end):"
+            f" {trial_name(best.number)},"
+        ),
         f"# {record.space.settings.metric} {best.value:.6g}, with",
         *(f"#   {key} = {in_yaml(value)}" for key, value in values.items()),
     ]
@@ -126,7 +140,9 @@ def write_best(record: SearchRecord, best: Result, results: Sequence[Result]) ->
     return path
 
 
-def show_results(record: SearchRecord, results: Sequence[Result], importance: Mapping[str, float], launched: Sequence[str] = ()) -> None:
+def show_results(
+    record: SearchRecord, results: Sequence[Result], importance: Mapping[str, float], launched: Sequence[str] = ()
+) -> None:
     """The trials, what mattered, and the best recipe with the command that runs it.
 
     Args:

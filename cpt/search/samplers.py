@@ -15,8 +15,8 @@ from cpt.search.space import Space
 def build_sampler(space: Space, number: int) -> Any:
     """The sampler for trial `number`.
 
-    It is made anew for each trial, from the search's seed and the trial's number: so a search that was killed draws what it would have
-    drawn, since all else that samplers know is in the study.
+    It is made anew for each trial, from the search's seed and the trial's number: so a search that was killed draws
+    what it would have drawn, since all else that samplers know is in the study.
 
     Raises:
         RecipeError: no such sampler, an option it does not take, or a space that it cannot draw from.
@@ -29,7 +29,8 @@ def build_sampler(space: Space, number: int) -> Any:
 
 
 def tpe(space: Space, seed: int, *, startup_trials: int | None = None, multivariate: bool = True) -> Any:
-    """Tree-structured Parzen estimators: values like those of the better trials, unlike those of the others (arXiv 2304.11127).
+    """Tree-structured Parzen estimators: values like those of the better trials, unlike those of the others (arXiv
+    2304.11127).
 
     Args:
         startup_trials: drawn at random before; by default a quarter of all, 4 to 10.
@@ -39,7 +40,9 @@ def tpe(space: Space, seed: int, *, startup_trials: int | None = None, multivari
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna().exceptions.ExperimentalWarning)
         return optuna().samplers.TPESampler(
-            n_startup_trials=quarter if startup_trials is None else startup_trials, multivariate=multivariate, seed=seed
+            n_startup_trials=quarter if startup_trials is None else startup_trials,
+            multivariate=multivariate,
+            seed=seed,
         )
 
 
@@ -58,7 +61,8 @@ def grid(space: Space, seed: int) -> Any:
     if values is None:
         endless = [axis for axis in space.axes if axis.grid is None]
         raise RecipeError(
-            f"{endless[0].place}: `sampler: grid` needs values that can be counted: give `{endless[0].key}` a `step` or a list."
+            f"{endless[0].place}: `sampler: grid` needs values that can be counted: give `{endless[0].key}` a `step`"
+            " or a list."
         )
 
     class Grid(optuna().samplers.GridSampler):  # type: ignore[misc]
@@ -67,7 +71,9 @@ def grid(space: Space, seed: int) -> Any:
         def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
             """Nothing."""
 
-    return Grid(values, seed=space.settings.seed)  # which shuffles the points: the study remembers them by their places
+    return Grid(
+        values, seed=space.settings.seed
+    )  # which shuffles the points: the study remembers them by their places
 
 
 def qmc(space: Space, seed: int) -> Any:

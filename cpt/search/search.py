@@ -82,7 +82,10 @@ class Search:
             told = ", ".join(f"{key} = {in_yaml(value)}" for key, value in values.items())
             tell(f"trial {trial.number} of {self.study.space.num_trials}: {told}")
             try:
-                self.running[slot] = trial, self.start(Draw(trial.number, values, slot, trial.user_attrs.get(PRUNED, "")))
+                self.running[slot] = (
+                    trial,
+                    self.start(Draw(trial.number, values, slot, trial.user_attrs.get(PRUNED, ""))),
+                )
             except RecipeError as problem:  # each value is right by itself, and together they are not
                 self.end(trial, Ending("failed", reason=str(problem), is_of_values=True))
                 return True
@@ -97,7 +100,9 @@ class Search:
             if ending is None:
                 if worse and PRUNED not in trial.user_attrs and not self.signals.first:
                     tokens, value = worse[-1]
-                    reason = f"trial {trial.number} is ended at {tokens:,} tokens: {value:.4g} is not among the better ones"
+                    reason = (
+                        f"trial {trial.number} is ended at {tokens:,} tokens: {value:.4g} is not among the better ones"
+                    )
                     trial.set_user_attr(TOKENS, tokens)
                     trial.set_user_attr(PRUNED, reason)
                     run.prune(reason)
@@ -117,7 +122,10 @@ class Search:
         """
         self.study.end(trial, ending.state, ending.value, ending.reason)
         if ending.state != "pruned":  # which was told when it was decided
-            tell(f"trial {trial.number} {ending.state}: {ending.reason if ending.value is None else f'{ending.value:.6g}'}")
+            tell(
+                f"trial {trial.number} {ending.state}:"
+                f" {ending.reason if ending.value is None else f'{ending.value:.6g}'}"
+            )
         self.ended()
         if ending.state != "failed" or ending.is_of_values:
             self.failures.clear()
@@ -125,7 +133,9 @@ class Search:
         self.failures.append(ending.reason)
         most = self.study.space.settings.failures
         if len(self.failures) >= most and len({without_figures(reason) for reason in self.failures[-most:]}) == 1:
-            raise TrainingError(f"{most} trials in a row failed with the same error, so the others would too: {ending.reason}")
+            raise TrainingError(
+                f"{most} trials in a row failed with the same error, so the others would too: {ending.reason}"
+            )
 
     def pass_on(self, stopped: str) -> None:
         """What the search was told, its trials are told, once; a second Ctrl-C ends them at once."""

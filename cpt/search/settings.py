@@ -1,4 +1,5 @@
-"""The `search:` section of a space: what is searched for, how many trials, who draws the values and who ends trials early."""
+"""The `search:` section of a space: what is searched for, how many trials, who draws the values and who ends trials
+early."""
 
 from typing import Annotated, Any, Literal
 
@@ -31,15 +32,19 @@ class Settings(Section):
     trials: Positive = 20
     """How many runs, those that are ended early or fail included."""
     sampler: Named = Component(name="tpe")
-    """Who draws the values: tpe, random, grid, qmc; or your own `package.module:function` of (space, seed), which gives Optuna's."""
+    """Who draws the values: tpe, random, grid, qmc; or your own `package.module:function` of (space, seed), which
+    gives Optuna's."""
     pruner: Named = Component(name="median")
-    """Who ends trials early: median, percentile, halving, hyperband, none; or your own `package.module:function` of the run's tokens."""
+    """Who ends trials early: median, percentile, halving, hyperband, none; or your own `package.module:function` of
+    the run's tokens."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of the draws. The runs have the recipe's own."""
     failures: Positive = 3
-    """So many trials in a row that fail with the same error end the search. A loss that diverges is a result and does not count."""
+    """So many trials in a row that fail with the same error end the search. A loss that diverges is a result and does
+    not count."""
     keep: Literal["all", "best"] = "all"
-    """best: of trials that are over, only the best one's checkpoints and model stay on the disk; records and metrics of all do."""
+    """best: of trials that are over, only the best one's checkpoints and model stay on the disk; records and metrics
+    of all do."""
 
 
 def read_settings(node: Node | None, root: Node, mistakes: Mistakes) -> Settings | None:
@@ -57,7 +62,8 @@ def read_settings(node: Node | None, root: Node, mistakes: Mistakes) -> Settings
         key, name = f"`search.{'.'.join(map(str, location))}`", str(location[-1])
         if problem["type"] == "extra_forbidden":
             text = (
-                f"{key} is not a key of a search.{did_you_mean(name, Settings.model_fields)} There is: {', '.join(Settings.model_fields)}"
+                f"{key} is not a key of a search.{did_you_mean(name, Settings.model_fields)} There is:"
+                f" {', '.join(Settings.model_fields)}"
             )
         elif problem["type"] == "missing":
             field = Settings.model_fields.get(name)

@@ -64,13 +64,18 @@ def load_space(path: Path) -> Space:
     found = {key: read_axis(key, node, mistakes) for key, node in entries.items() if key != SEARCH}
     axes = [axis for axis in found.values() if axis is not None]
     if not found:
-        mistakes.add(root.place, "no key of the recipe to search: `optimizer.learning_rate: {low: 1e-6, high: 1e-3, log: true}`")
+        mistakes.add(
+            root.place, "no key of the recipe to search: `optimizer.learning_rate: {low: 1e-6, high: 1e-3, log: true}`"
+        )
     for number, axis in enumerate(axes):
         if axis.key.partition("[")[0].partition(".")[0] in SET_BY_SEARCH:
             mistakes.add(axis.place, f"`{axis.key}` is set by the search for each trial: take it out")
         for other in axes[:number]:
             if is_below(axis.key, other.key) or is_below(other.key, axis.key):
-                mistakes.add(axis.place, f"`{axis.key}` and `{other.key}` (line {other.place.line}) are in each other's way: keep one")
+                mistakes.add(
+                    axis.place,
+                    f"`{axis.key}` and `{other.key}` (line {other.place.line}) are in each other's way: keep one",
+                )
     mistakes.raise_if_any()
     assert settings is not None, "settings without mistakes are there"
     return Space(path, settings, tuple(axes), root)

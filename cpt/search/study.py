@@ -1,7 +1,7 @@
 """The study: every trial's values, figures and end, kept in one SQLite file that a kill or a full disk does not spoil.
 
-Optuna's journal file would do the same with less. But where a kill or a full disk leaves half a line in it, the next line is written
-behind that half, and from then on the file cannot be read any more.
+Optuna's journal file would do the same with less. But where a kill or a full disk leaves half a line in it, the next
+line is written behind that half, and from then on the file cannot be read any more.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,11 @@ class Study:
         """The trials that were under way when an earlier search ended, to go on with."""
         state = optuna().trial.TrialState
         study = self.optuna
-        return [optuna().trial.Trial(study, trial._trial_id) for trial in self.trials if trial.state in (state.RUNNING, state.WAITING)]
+        return [
+            optuna().trial.Trial(study, trial._trial_id)
+            for trial in self.trials
+            if trial.state in (state.RUNNING, state.WAITING)
+        ]
 
     def ask(self) -> Any:
         """A new trial."""
@@ -56,7 +60,8 @@ class Study:
         return {axis.key: axis.suggest(trial) for axis in self.space.axes}
 
     def report(self, trial: Any, tokens: int, value: float) -> bool:
-        """Whether the trial may go on after this value; the first in each cell counts, what a resumed run repeats does not."""
+        """Whether the trial may go on after this value; the first in each cell counts, what a resumed run repeats does
+        not."""
         step = tokens // self.cell_tokens * self.cell_tokens
         if step in self.optuna._storage.get_trial(trial._trial_id).intermediate_values:
             return True
@@ -94,7 +99,9 @@ def open_study(folder: Path, space: Space, total_tokens: int | None) -> Study:
         try:
             storage = library.storages.RDBStorage(f"sqlite:///{path.absolute()}")
         except RuntimeError as problem:
-            raise CheckpointError(f"{path} was written by another version of Optuna: {problem}. Start anew beside it: --new.") from problem
+            raise CheckpointError(
+                f"{path} was written by another version of Optuna: {problem}. Start anew beside it: --new."
+            ) from problem
         study = library.create_study(
             storage=storage,
             study_name=NAME,
@@ -134,5 +141,7 @@ def told(path: Path, problem: BaseException) -> CheckpointError | ResourceError:
         causes.append(cause)
     said = str(causes[-1]).splitlines()[0]
     if any(word in said for word in ("malformed", "not a database", "corrupt")):
-        return CheckpointError(f"{path} is damaged ({said}). The trials' own records are whole; start the search anew with --new.")
+        return CheckpointError(
+            f"{path} is damaged ({said}). The trials' own records are whole; start the search anew with --new."
+        )
     return ResourceError(f"{path} cannot be written: {said}. {AGAIN}")

@@ -1,4 +1,5 @@
-"""One trial as a run in processes of its own: started, watched while it trains, and ended early where it is not worth its time."""
+"""One trial as a run in processes of its own: started, watched while it trains, and ended early where it is not worth
+its time."""
 
 import math
 import os
@@ -61,7 +62,8 @@ class Trial(Protocol):
 class TrialRun:
     """The run of a trial.
 
-    Where an earlier search was killed and its trial trains on without it, that process is watched to its end and no other is started.
+    Where an earlier search was killed and its trial trains on without it, that process is watched to its end and no
+    other is started.
 
     Args:
         run: its folder.
@@ -109,7 +111,9 @@ class TrialRun:
         environment = {**os.environ, **self.environment, SUPERVISED: self.mark}
         with self.log.open("ab") as output:
             try:
-                self.child = subprocess.Popen(self.words, env=environment, stdout=output, stderr=output, start_new_session=True)
+                self.child = subprocess.Popen(
+                    self.words, env=environment, stdout=output, stderr=output, start_new_session=True
+                )
             except OSError as problem:
                 raise LaunchError(f"{self.words[0]} cannot be started: {problem.strerror}") from problem
         self.watch, self.starts = Watch(self.run.folder), self.starts + 1
@@ -140,7 +144,8 @@ class TrialRun:
             self.kill()
 
     def ending(self) -> Ending | None:
-        """How the last process ended; None where the run is started again, or another process turns out to train it."""
+        """How the last process ended; None where the run is started again, or another process turns out to train
+        it."""
         status = self.run.status()
         own = status if status.get("updated") != self.known else {}
         if self.run.is_finished:
@@ -153,15 +158,21 @@ class TrialRun:
         if not self.starts or own.get("error") == RestartNeeded.__name__ and self.starts < MOST_RESTARTS:
             self.start()
             return None
-        if is_held(self.run.folder):  # by a process of an earlier search, which came to it between our look and our start
+        if is_held(
+            self.run.folder
+        ):  # by a process of an earlier search, which came to it between our look and our start
             self.is_adopted = True
             return None
         if own.get("exit_code") == Interrupted.exit_code:
             return Ending("stopped", reason=str(own.get("message", "")))
         if own.get("state") == "failed":
-            return Ending("failed", reason=f"{own.get('error')}: {own.get('message')}", is_of_values=own.get("error") == DIVERGED)
+            return Ending(
+                "failed", reason=f"{own.get('error')}: {own.get('message')}", is_of_values=own.get("error") == DIVERGED
+            )
         reason = self.stood_still or self.last_words()
-        if LaunchError.__name__ in reason and self.starts < MOST_RESTARTS:  # refused by such a process, which has ended since
+        if (
+            LaunchError.__name__ in reason and self.starts < MOST_RESTARTS
+        ):  # refused by such a process, which has ended since
             self.start()
             return None
         self.run.write_status("failed", error="Killed", message=reason, exit_code=1)  # it could not say so itself

@@ -1,4 +1,5 @@
-"""What a run's folder gives to try its model with: its verdict's headline, and beginnings of documents that it never trained on."""
+"""What a run's folder gives to try its model with: its verdict's headline, and beginnings of documents that it never
+trained on."""
 
 import random
 from itertools import islice
@@ -26,7 +27,8 @@ def headline_of(run: Path) -> str:
 
 
 def beginnings_of(run: Path, tokenizer: PreTrainedTokenizerBase, count: int = 4) -> list[str]:
-    """Of the run's own held-out domain text, the same ones each time; where it is not here any more, the recipe's prompts."""
+    """Of the run's own held-out domain text, the same ones each time; where it is not here any more, the recipe's
+    prompts."""
     recipe = load_recipe(run / RECIPE)
     try:
         found = held_out_beginnings(recipe, tokenizer)
@@ -45,7 +47,8 @@ def held_out_beginnings(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def beginning(text: str) -> str | None:
-    """The first words, whole: up to the end of a line where there is one, else of a word; None where the document is too short."""
+    """The first words, whole: up to the end of a line where there is one, else of a word; None where the document is
+    too short."""
     text = text.lstrip()
     if len(text) < SHORTEST + LONGEST:
         return None

@@ -1,4 +1,5 @@
-"""Answers word by word, with transformers' own streamer: one after the other, to be stopped at any token, the same for the same seed."""
+"""Answers word by word, with transformers' own streamer: one after the other, to be stopped at any token, the same for
+the same seed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -54,12 +55,15 @@ def sampling_of(words: Sequence[str]) -> Sampling:
                 sampling = replace(sampling, **{name: kinds[name](text)})
         except (KeyError, ValueError) as problem:
             known = " ".join(f"{key}={value}" for key, value in vars(Sampling()).items())
-            raise LaunchError(f"`{word}` is nothing that the page can begin with. It takes: {known} do_sample=False") from problem
+            raise LaunchError(
+                f"`{word}` is nothing that the page can begin with. It takes: {known} do_sample=False"
+            ) from problem
     return sampling
 
 
 class Answers:
-    """All answers of this process, made by one thread: seeds are torch's global ones, and an adapter is switched off for everybody."""
+    """All answers of this process, made by one thread: seeds are torch's global ones, and an adapter is switched off
+    for everybody."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answers")
@@ -78,7 +82,8 @@ class Answers:
 
         Args:
             turns: of the conversation; the last one is the user's.
-            as_chat: in the model's template, where it has one; otherwise the last turn is a text to go on from, and all that it gets.
+            as_chat: in the model's template, where it has one; otherwise the last turn is a text to go on from, and
+                all that it gets.
 
         Raises:
             DataError: there is no room for an answer, or the model's template does not take these turns.
@@ -90,7 +95,8 @@ class Answers:
             raise DataError("the prompt is empty, and this model has no token to begin a text with. Write something.")
         if room < 1:
             raise DataError(
-                f"the text has {ids.shape[1]:,} tokens, and the model knows {side.positions:,} positions. Shorten it, or clear."
+                f"the text has {ids.shape[1]:,} tokens, and the model knows {side.positions:,} positions. Shorten it,"
+                " or clear."
             )
         streamer = TextIteratorStreamer(side.tokenizer, skip_prompt=True, skip_special_tokens=True)  # type: ignore[arg-type]
         unheard = threading.Event()
@@ -105,7 +111,9 @@ class Answers:
             done.result()
         except (RuntimeError, ValueError, IndexError) as problem:
             reason = " ".join(str(problem).split())[:300]
-            raise CheckpointError(f"{side.name} could not answer: {reason}. Ask for fewer tokens, or clear.") from problem
+            raise CheckpointError(
+                f"{side.name} could not answer: {reason}. Ask for fewer tokens, or clear."
+            ) from problem
         finally:
             unheard.set()
 
@@ -167,13 +175,17 @@ def prompt_ids(side: Side, turns: Sequence[Turn], *, as_chat: bool, system_promp
     """
     if not (as_chat and side.has_template):
         begin = [side.tokenizer.bos_token_id] if adds_bos(side.tokenizer) else []
-        return torch.tensor([begin + side.tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"]], dtype=torch.long)
+        return torch.tensor(
+            [begin + side.tokenizer(turns[-1]["content"], add_special_tokens=False)["input_ids"]], dtype=torch.long
+        )
     first = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     try:
         encoded: Any = side.tokenizer.apply_chat_template(
             [*first, *turns], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     except TemplateError as problem:
-        raise DataError(f"the chat template of {side.name} does not take this conversation: {problem}. Clear it.") from problem
+        raise DataError(
+            f"the chat template of {side.name} does not take this conversation: {problem}. Clear it."
+        ) from problem
     ids: torch.Tensor = encoded["input_ids"]
     return ids

@@ -71,7 +71,8 @@ def run_of(model: str) -> Path | None:
 
 
 def is_chat(sides: Sequence[Side], run: Path | None) -> bool:
-    """Whether the page begins so: all have a template, and the run did not train on documents, after which a template says nothing."""
+    """Whether the page begins so: all have a template, and the run did not train on documents, after which a template
+    says nothing."""
     on_documents = run is not None and form_of_stage(load_recipe(run / RECIPE).stage) == "document"
     return all(side.has_template for side in sides) and not on_documents
 

@@ -1,4 +1,5 @@
-"""`cpt chat MODEL`: Hugging Face's chat in the terminal (`transformers chat`) with the server that it needs, or a page in the browser."""
+"""`cpt chat MODEL`: Hugging Face's chat in the terminal (`transformers chat`) with the server that it needs, or a page
+in the browser."""
 
 import ast
 import json
@@ -22,14 +23,23 @@ MAX_NEW_TOKENS = 256  # of `transformers chat`
 
 def command(
     model: ModelName,
-    flags: Annotated[list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")] = None,
+    flags: Annotated[
+        list[str] | None, typer.Argument(help="Of generate: max_new_tokens=200 do_sample=False temperature=0.7")
+    ] = None,
     browser: Annotated[
         bool,
-        typer.Option("--browser", help="On a page in the browser: base and trained model side by side, with a chat template or without."),
+        typer.Option(
+            "--browser",
+            help="On a page in the browser: base and trained model side by side, with a chat template or without.",
+        ),
     ] = False,
-    against: Annotated[str | None, typer.Option(help="The other model of the page; by default the base that the run began with.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="The other model of the page; by default the base that the run began with.")
+    ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Leave the base out of the page.")] = False,
-    host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, and nothing asks them for a key.")] = HOST,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines in, and nothing asks them for a key.")
+    ] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
@@ -62,13 +72,15 @@ def command(
     if alone or against is not None or (host, port) != (HOST, PORT):
         raise LaunchError("--against, --alone, --host and --port are of the page in the browser. Add --browser.")
     if unknown := next((word for word in flags or () if "=" not in word), None):
-        raise LaunchError(f"`{unknown}`: what goes to the generation is written as name=value, such as max_new_tokens=200.")
+        raise LaunchError(
+            f"`{unknown}`: what goes to the generation is written as name=value, such as max_new_tokens=200."
+        )
     servable = check_servable(model, module)
     if not servable.has_chat_template:
         raise CheckpointError(
-            f"{servable.name} has no chat template: it continues text, and nothing tells it who speaks. "
-            f"Use the completions endpoint (cpt serve {servable.name}), give it a chat_template.jinja, or bring the chat ability back: "
-            "cpt merge --method task_arithmetic"
+            f"{servable.name} has no chat template: it continues text, and nothing tells it who speaks. Use the"
+            f" completions endpoint (cpt serve {servable.name}), give it a chat_template.jinja, or bring the chat"
+            " ability back: cpt merge --method task_arithmetic"
         )
     from cpt.serving.server import serving  # fastapi, which check_servable has found
 
@@ -82,7 +94,8 @@ def command(
 
 
 def answer_lines(name: str, url: str, flags: list[str], system_prompt: str | None) -> None:
-    """Answer each line of stdin in one conversation; `transformers chat` would read a line as the answer to a question of its own."""
+    """Answer each line of stdin in one conversation; `transformers chat` would read a line as the answer to a question
+    of its own."""
     from openai import OpenAI  # an extra
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -96,7 +109,9 @@ def answer_lines(name: str, url: str, flags: list[str], system_prompt: str | Non
         if not line:
             continue
         messages.append({"role": "user", "content": line})
-        answer = client.chat.completions.create(model=name, messages=messages, extra_body={"generation_config": json.dumps(options)})
+        answer = client.chat.completions.create(
+            model=name, messages=messages, extra_body={"generation_config": json.dumps(options)}
+        )
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         typer.echo(messages[-1]["content"])
 
@@ -110,10 +125,13 @@ def value_of(word: str) -> Any:
 
 
 def run_chat(words: list[str]) -> int:
-    """`transformers chat` in a process of its own, because where HF_HUB_OFFLINE is set it refuses to speak to this machine, too."""
+    """`transformers chat` in a process of its own, because where HF_HUB_OFFLINE is set it refuses to speak to this
+    machine, too."""
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is for the chat, which ends in order
-    return subprocess.run([sys.executable, "-m", "transformers.cli.transformers", "chat", *words], env=environment).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "transformers.cli.transformers", "chat", *words], env=environment
+    ).returncode
 
 
 def free_port() -> int:

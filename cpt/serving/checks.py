@@ -48,14 +48,24 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     if folder.is_dir():
         name = str(check_folder(folder, module))
     elif folder.exists():
-        raise CheckpointError(f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER")
+        raise CheckpointError(
+            f"{model} is a file. Give the folder of an exported model: cpt export RUN --output FOLDER"
+        )
     else:
         name = check_hub_id(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # whatever a damaged file makes of it
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as problem:  # whatever a damaged file makes of it
         reason = " ".join(str(problem).split())[:300]
-        raise CheckpointError(f"{name}: its tokenizer cannot be loaded: {reason} Copy the tokenizer's files again.") from problem
+        raise CheckpointError(
+            f"{name}: its tokenizer cannot be loaded: {reason} Copy the tokenizer's files again."
+        ) from problem
     return Servable(name, tokenizer.chat_template is not None)
 
 
@@ -64,11 +74,14 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
-                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output FOLDER"
+                f"{folder} is a run without a finished model. Export a checkpoint of it: cpt export {folder} --output"
+                " FOLDER"
             )
         folder = folder / EXPORT
     if "@" in str(folder) or str(folder).endswith(".gguf"):
-        raise CheckpointError(f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder.")
+        raise CheckpointError(
+            f"{folder}: Hugging Face's server takes `@` for the beginning of a revision. Rename the folder."
+        )
     kind = kind_of(folder)
     if kind == "adapter":
         raise CheckpointError(
@@ -76,15 +89,17 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
             f"cpt export {folder} --output FOLDER"
         )
     if kind != "model" or not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is no model that can be served. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER")
+        raise CheckpointError(
+            f"{folder} is no model that can be served. Export one: cpt export RUN_OR_CHECKPOINT --output FOLDER"
+        )
     Tensors(folder)  # opens each file, so that one that is missing or cut short is found now
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json into it.")
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
         raise CheckpointError(
-            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it equals: "
-            f"cpt export {folder} --output FOLDER"
+            f"{folder} is a checkpoint of `{model_type}`, which only cpt reads. Export it as the architecture that it"
+            f" equals: cpt export {folder} --output FOLDER"
         )
     check_architecture(folder, module)
     return folder
@@ -102,7 +117,8 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
             else "Export the model with cpt export, or install the version of transformers that knows it."
         )
         raise CheckpointError(
-            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers {transformers.__version__}. {remedy}"
+            f"{folder}: config.json names {architectures[0]}, no causal language model of transformers"
+            f" {transformers.__version__}. {remedy}"
         )
 
 
@@ -112,7 +128,8 @@ def check_hub_id(model: str) -> str:
         validate_repo_id(model)
     except HFValidationError as problem:
         raise CheckpointError(
-            f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either. Give one of the two."
+            f"there is no folder {model} (looked in {Path.cwd()}), and it is no id of the Hub either. Give one of the"
+            " two."
         ) from problem
     try:
         read_config(Model(path=model))
@@ -135,5 +152,9 @@ def check_port(host: str, port: int) -> None:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(address)
     except OSError as problem:
-        remedy = f"Choose another: --port {port % 65535 + 1}" if problem.errno == errno.EADDRINUSE else "Choose another --host or --port."
+        remedy = (
+            f"Choose another: --port {port % 65535 + 1}"
+            if problem.errno == errno.EADDRINUSE
+            else "Choose another --host or --port."
+        )
         raise LaunchError(f"cannot listen on {host}:{port}: {problem.strerror}. {remedy}") from problem

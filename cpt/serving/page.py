@@ -1,4 +1,5 @@
-"""The page of `cpt chat --browser`: one prompt, the answers of base and trained model beside each other, as they are written."""
+"""The page of `cpt chat --browser`: one prompt, the answers of base and trained model beside each other, as they are
+written."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,10 @@ from cpt.errors import CptError
 from cpt.serving.answering import Answers, Sampling, Turn
 from cpt.serving.sides import Side
 
-FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")  # those of the reader's system: nothing to fetch
+FONT, FONT_MONO = (
+    ("system-ui", "sans-serif"),
+    ("ui-monospace", "monospace"),
+)  # those of the reader's system: nothing to fetch
 STYLE = """
 .message, .message * { white-space: pre-wrap; overflow-wrap: anywhere; }
 .message-markdown-disabled .md { font-family: var(--font-mono); font-size: 0.85rem; }
@@ -72,16 +76,33 @@ def build_page(sides: Sequence[Side], about: About, answers: Answers, stops: Sto
             talks = [talk_of(side, number, as_chat=about.as_chat) for number, side in enumerate(sides)]
         problem = gradio.Markdown(elem_id="problem")
         what = "Message" if about.as_chat else "Beginning of a text"
-        prompt = gradio.Textbox(label=what, info="Shift + Enter sends it.", lines=3, max_lines=12, elem_id="prompt", autofocus=True)
+        prompt = gradio.Textbox(
+            label=what, info="Shift + Enter sends it.", lines=3, max_lines=12, elem_id="prompt", autofocus=True
+        )
         with gradio.Row():
             send, stop, retry, clear = (
-                gradio.Button(name, variant="primary" if name == "Send" else "secondary", elem_id=name.lower(), min_width=80)
+                gradio.Button(
+                    name, variant="primary" if name == "Send" else "secondary", elem_id=name.lower(), min_width=80
+                )
                 for name in ("Send", "Stop", "Retry", "Clear")
             )
         if about.examples:
-            gradio.Examples([[text] for text in about.examples], [prompt], label="From held-out text of the run", elem_id="examples")
+            gradio.Examples(
+                [[text] for text in about.examples],
+                [prompt],
+                label="From held-out text of the run",
+                elem_id="examples",
+            )
         controls = [*controls_of(about.sampling), switch_of(sides, as_chat=about.as_chat)]
-        connect(page, Conversation(sides, about, answers, stops), talks, prompt, problem, controls, (send, stop, retry, clear))
+        connect(
+            page,
+            Conversation(sides, about, answers, stops),
+            talks,
+            prompt,
+            problem,
+            controls,
+            (send, stop, retry, clear),
+        )
     return page
 
 
@@ -92,7 +113,10 @@ def told_of_templates(sides: Sequence[Side]) -> str:
         return f"{NO_TEMPLATE.format('These models have' if len(sides) > 1 else 'This model has')} {BEGIN}"
     if lacking:
         return f"{NO_TEMPLATE.format(f'{lacking[0]} has')} It gets the last message alone, chat or not."
-    return f"There is a chat template, but a model that was trained on text alone has never learned it: it continues text. {BEGIN}"
+    return (
+        "There is a chat template, but a model that was trained on text alone has never learned it: it continues"
+        f" text. {BEGIN}"
+    )
 
 
 def talk_of(side: Side, number: int, *, as_chat: bool) -> gradio.Chatbot:
@@ -114,10 +138,18 @@ def controls_of(sampling: Sampling) -> list[gradio.components.Component]:
     """Of the fields of Sampling, in their order."""
     longest, width = max(2048, sampling.max_new_tokens), 160
     with gradio.Row():
-        temperature = gradio.Slider(0, 2, sampling.temperature, step=0.05, label="Temperature", info="0: the likeliest", min_width=width)
-        top_p = gradio.Slider(0.05, 1, sampling.top_p, step=0.05, label="Top-p", info="The likeliest, of this share", min_width=width)
-        length = gradio.Slider(1, longest, sampling.max_new_tokens, step=1, label="Length", info="Most new tokens", min_width=width)
-        seed = gradio.Number(sampling.seed, precision=0, minimum=0, label="Seed", info="The same gives the same", min_width=width)
+        temperature = gradio.Slider(
+            0, 2, sampling.temperature, step=0.05, label="Temperature", info="0: the likeliest", min_width=width
+        )
+        top_p = gradio.Slider(
+            0.05, 1, sampling.top_p, step=0.05, label="Top-p", info="The likeliest, of this share", min_width=width
+        )
+        length = gradio.Slider(
+            1, longest, sampling.max_new_tokens, step=1, label="Length", info="Most new tokens", min_width=width
+        )
+        seed = gradio.Number(
+            sampling.seed, precision=0, minimum=0, label="Seed", info="The same gives the same", min_width=width
+        )
     return [temperature, top_p, length, seed]
 
 
@@ -153,7 +185,9 @@ class Conversation:
         try:
             for number, side in enumerate(self.sides):
                 answer = ""
-                for answer in self.answers.stream(side, asked[number], sampling, stopped, as_chat=as_chat, system_prompt=system_prompt):
+                for answer in self.answers.stream(
+                    side, asked[number], sampling, stopped, as_chat=as_chat, system_prompt=system_prompt
+                ):
                     shown[number] = [*before[number], {"role": "assistant", "content": answer}]
                     yield shown, ""
                 if stopped.is_set():
@@ -178,7 +212,9 @@ def connect(
     send, stop, retry, clear = buttons
     seed = controls[3]
 
-    def ask(text: str, turns: Sequence[list[Any]], values: Sequence[Any], tab: str | None) -> Iterator[tuple[list[list[Turn]], str]]:
+    def ask(
+        text: str, turns: Sequence[list[Any]], values: Sequence[Any], tab: str | None
+    ) -> Iterator[tuple[list[list[Turn]], str]]:
         if not text:
             yield [plain(one) for one in turns], "There is nothing to send yet: write something above."
             return
@@ -197,7 +233,11 @@ def connect(
         for shown, what in ask(text, before, [*values, number, as_chat], request.session_hash):
             yield (*map(in_parts, shown), what, number)
 
-    queued: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": ONE_AFTER_THE_OTHER, "show_progress": "minimal"}
+    queued: dict[str, Any] = {
+        "concurrency_limit": 1,
+        "concurrency_id": ONE_AFTER_THE_OTHER,
+        "show_progress": "minimal",
+    }
     outputs = [*talks, problem]
     for event in (send.click, prompt.submit):
         event(on_send, [prompt, *talks, *controls], [*outputs, prompt], api_name="send", **queued)
@@ -226,7 +266,8 @@ def text_of(content: Any) -> str:
 
 
 def answered(turns: Sequence[Turn]) -> list[Turn]:
-    """Without prompts that were stopped before an answer began: templates want the roles in turn. What the model did not say is no part."""
+    """Without prompts that were stopped before an answer began: templates want the roles in turn. What the model did
+    not say is no part."""
     following = [*(turn["role"] for turn in turns[1:]), "user"]
     said = [turn if turn["content"] != ENDED_AT_ONCE else turn | {"content": ""} for turn in turns]
     return [turn for turn, after in zip(said, following, strict=False) if "assistant" in (turn["role"], after)]

@@ -1,4 +1,5 @@
-"""Which parameters of OpenAI's API does the server honour? Any other is refused by name, where Hugging Face's server ignores it."""
+"""Which parameters of OpenAI's API does the server honour? Any other is refused by name, where Hugging Face's server
+ignores it."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -35,8 +36,12 @@ FOR_OPENAI = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 REMEDIES = {
     "n": "send the request several times",
     "best_of": "send the request several times",
-    "frequency_penalty": """Hugging Face's penalty is another one: `generation_config: '{"repetition_penalty": 1.2}'`""",
-    "presence_penalty": """Hugging Face's penalty is another one: `generation_config: '{"repetition_penalty": 1.2}'`""",
+    "frequency_penalty": (
+        """Hugging Face's penalty is another one: `generation_config: '{"repetition_penalty": 1.2}'`"""
+    ),
+    "presence_penalty": (
+        """Hugging Face's penalty is another one: `generation_config: '{"repetition_penalty": 1.2}'`"""
+    ),
 }
 
 
@@ -81,15 +86,24 @@ class Answer(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-ENDPOINTS: dict[str, type[Sampling]] = {"/v1/completions": Completion, "/v1/chat/completions": Chat, "/v1/responses": Answer}
+ENDPOINTS: dict[str, type[Sampling]] = {
+    "/v1/completions": Completion,
+    "/v1/chat/completions": Chat,
+    "/v1/responses": Answer,
+}
 Handler = Callable[[Request, dict[str, Any]], Awaitable[Response]]
 
 
 def check_requests(app: Any) -> None:
-    """Check each request before Hugging Face's handler gets it, and give errors in the form that OpenAI's client shows."""
-    handlers: dict[str, Handler] = {route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)}
+    """Check each request before Hugging Face's handler gets it, and give errors in the form that OpenAI's client
+    shows."""
+    handlers: dict[str, Handler] = {
+        route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
+    }
     for path, parameters in ENDPOINTS.items():
-        app.router.routes.insert(0, APIRoute(path, checked(handlers[path], parameters), methods=["POST"], response_model=None))
+        app.router.routes.insert(
+            0, APIRoute(path, checked(handlers[path], parameters), methods=["POST"], response_model=None)
+        )
 
 
 def checked(handler: Handler, parameters: type[Sampling]) -> Handler:
@@ -98,7 +112,11 @@ def checked(handler: Handler, parameters: type[Sampling]) -> Handler:
     async def answer(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
         given = {key: value for key, value in body.items() if value is not None}
         try:
-            return refused(why) if (why := refusal(given, parameters)) else await handler(request, as_hugging_face_takes_it(given))
+            return (
+                refused(why)
+                if (why := refusal(given, parameters))
+                else await handler(request, as_hugging_face_takes_it(given))
+            )
         except HTTPException as problem:
             return refused(str(problem.detail), problem.status_code)
         except TemplateError as problem:
@@ -111,7 +129,9 @@ def checked(handler: Handler, parameters: type[Sampling]) -> Handler:
 
 def refused(message: str, code: int = 400) -> JSONResponse:
     """An error as OpenAI's API has it."""
-    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}, status_code=code)
+    return JSONResponse(
+        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}, status_code=code
+    )
 
 
 def refusal(body: dict[str, Any], parameters: type[Sampling]) -> str:
@@ -121,7 +141,8 @@ def refusal(body: dict[str, Any], parameters: type[Sampling]) -> str:
             continue
         if not any(value == same and type(value) is type(same) for same in WITHOUT_EFFECT.get(name, ())):
             return (
-                f"This server does not support `{name}`{in_words(value)}. Leave it out{'; ' + REMEDIES[name] if name in REMEDIES else ''}."
+                f"This server does not support `{name}`{in_words(value)}. Leave it"
+                f" out{'; ' + REMEDIES[name] if name in REMEDIES else ''}."
             )
     try:
         parameters.model_validate(body)
@@ -130,7 +151,8 @@ def refusal(body: dict[str, Any], parameters: type[Sampling]) -> str:
         name = str(error["loc"][0])
         if name == "prompt":
             return (
-                f"`prompt`: expected one text{in_words(body.get(name))}. Send one request for each text; lists of tokens are not supported."
+                f"`prompt`: expected one text{in_words(body.get(name))}. Send one request for each text; lists of"
+                " tokens are not supported."
             )
         return f"`{name}`: {error['msg']}{in_words(error['input']) if name in body else ''}."
     return ""
@@ -144,9 +166,14 @@ def in_words(value: object) -> str:
 def as_hugging_face_takes_it(body: dict[str, Any]) -> dict[str, Any]:
     """The request with what Hugging Face's server reads otherwise than OpenAI's.
 
-    It samples only if `generation_config` says so, whatever the temperature; it takes biases as floats, and streams answers by default.
+    It samples only if `generation_config` says so, whatever the temperature; it takes biases as floats, and streams
+    answers by default.
     """
-    body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT.keys() - {"tools", "logit_bias"} | set(FOR_OPENAI)}
+    body = {
+        name: value
+        for name, value in body.items()
+        if name not in WITHOUT_EFFECT.keys() - {"tools", "logit_bias"} | set(FOR_OPENAI)
+    }
     body["stream"] = body.get("stream", False)
     if isinstance(body.get("prompt"), list):
         body["prompt"] = body["prompt"][0]

@@ -13,14 +13,19 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.serving.checks import Servable, check_port, check_servable
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-OwnModule = Annotated[str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")]
-ModelName = Annotated[str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")]
+OwnModule = Annotated[
+    str | None, typer.Option("--import", help="Your own package.module that registers the model's family.")
+]
+ModelName = Annotated[
+    str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")
+]
 
 
 def command(
     model: ModelName,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, and nothing asks them for a key.")
+        str,
+        typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, and nothing asks them for a key."),
     ] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: Annotated[Dtype, typer.Option(help="What the weights are held in; auto: as they are stored.")] = "auto",
@@ -62,4 +67,7 @@ def ready_lines(model: Servable, url: str) -> str:
         path, told = "completions", "completions only: the model has no chat template"
         body |= {"prompt": "Once upon a time"}
     request = shlex.quote(json.dumps(body))
-    return f"Ready: {url}/v1 ({told}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path} -H 'Content-Type: application/json' -d {request}"
+    return (
+        f"Ready: {url}/v1 ({told}). Ctrl-C stops it. Try:\ncurl {url}/v1/{path} -H 'Content-Type: application/json' -d"
+        f" {request}"
+    )

@@ -1,4 +1,5 @@
-"""Hugging Face's own OpenAI-compatible server (`transformers serve`), started in this process for one model and stopped in order."""
+"""Hugging Face's own OpenAI-compatible server (`transformers serve`), started in this process for one model and
+stopped in order."""
 
 import logging
 import time
@@ -19,7 +20,9 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 @contextmanager
-def serving(model: Servable, *, host: str, port: int, dtype: str, device: str, log_level: str = "error") -> Iterator[str]:
+def serving(
+    model: Servable, *, host: str, port: int, dtype: str, device: str, log_level: str = "error"
+) -> Iterator[str]:
     """Load the model and serve it while inside; gives the URL.
 
     Raises:
@@ -29,9 +32,13 @@ def serving(model: Servable, *, host: str, port: int, dtype: str, device: str, l
 
     logging.getLogger("uvicorn.error").addFilter(is_warning)  # a filter, since uvicorn sets levels anew when it starts
     try:
-        serve = Serve(model.name, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True)
+        serve = Serve(
+            model.name, dtype=dtype, device=device, host=host, port=port, log_level=log_level, non_blocking=True
+        )
     except (ValueError, RuntimeError, OSError, TypeError) as problem:
-        raise LaunchError(f"Hugging Face's server cannot load {model.name}: {' '.join(str(problem).split())[:400]}") from problem
+        raise LaunchError(
+            f"Hugging Face's server cannot load {model.name}: {' '.join(str(problem).split())[:400]}"
+        ) from problem
     try:
         check_requests(serve.server.config.app)
         list_only_this(serve.server.config.app, model.name)
@@ -58,17 +65,22 @@ def is_warning(record: logging.LogRecord) -> bool:
 def list_only_this(app: Any, name: str) -> None:
     """Answer /v1/models with the model that is served.
 
-    Hugging Face's own answer lists the Hub's cache, none of which a pinned server gives, and fails where there is no cache.
+    Hugging Face's own answer lists the Hub's cache, none of which a pinned server gives, and fails where there is no
+    cache.
     """
 
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "cpt"}]}
+        return {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "cpt"}],
+        }
 
     app.router.routes.insert(0, APIRoute("/v1/models", models, methods=["GET"]))
 
 
 def refuse_chat(app: Any, name: str) -> None:
-    """Answer chats to a model without a template with the endpoint to ask instead; Hugging Face's server would fail with code 500."""
+    """Answer chats to a model without a template with the endpoint to ask instead; Hugging Face's server would fail
+    with code 500."""
     message = f"{name} has no chat template: it continues text. Ask /v1/completions with a `prompt` instead."
 
     def refuse() -> JSONResponse:

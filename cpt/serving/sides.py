@@ -1,4 +1,5 @@
-"""The models that answer beside each other: a trained one and its base, in memory once where the one is an adapter on the other."""
+"""The models that answer beside each other: a trained one and its base, in memory once where the one is an adapter on
+the other."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from cpt.recipe.schema import Model
 from cpt.tokenizer.load import from_folder_or_hub
 
 BEFORE, AFTER = "Base", "Trained"
-MORE_THAN_WEIGHTS = 1.1  # keys, values and logits of one answer; a tenth is plenty for a model that is worth the question
+MORE_THAN_WEIGHTS = (
+    1.1  # keys, values and logits of one answer; a tenth is plenty for a model that is worth the question
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,11 @@ class Side:
 
     def speaking(self) -> AbstractContextManager[None]:
         """What must hold while it generates."""
-        return self.model.disable_adapter() if self.without_adapter and isinstance(self.model, PeftModel) else nullcontext()
+        return (
+            self.model.disable_adapter()
+            if self.without_adapter and isinstance(self.model, PeftModel)
+            else nullcontext()
+        )
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,11 @@ class Place:
         return from_folder_or_hub(self.name, None, False) if self.trained is None else tokenizer_of(self.trained)
 
 
-def load_sides(model: str, against: str | None = None, *, alone: bool = False, dtype: str = "auto", device: str = "auto") -> list[Side]:
-    """The base and the trained model, or the one model where there is no base; all is found and counted before any weights are read.
+def load_sides(
+    model: str, against: str | None = None, *, alone: bool = False, dtype: str = "auto", device: str = "auto"
+) -> list[Side]:
+    """The base and the trained model, or the one model where there is no base; all is found and counted before any
+    weights are read.
 
     Args:
         model: a run, one of its checkpoints, a model, an adapter, or an id of the Hub.
@@ -90,7 +100,13 @@ def load_sides(model: str, against: str | None = None, *, alone: bool = False, d
     before = None if alone else place_of(against) if against is not None else base_of(after)
     own, other = after.tokenizer(), None if before is None else before.tokenizer()
     # A vocabulary that grew has rows that the base never saw: then the base is what it was, in memory of its own.
-    shared = against is None and after.trained is not None and after.trained.is_adapter and other is not None and len(own) == len(other)
+    shared = (
+        against is None
+        and after.trained is not None
+        and after.trained.is_adapter
+        and other is not None
+        and len(own) == len(other)
+    )
     check_memory([after] if before is None or shared else [before, after], dtype, target)
     if before is None or other is None:
         return [loaded(after, AFTER if base_is_known(after) else "Model", own, dtype, target)]
@@ -110,7 +126,9 @@ def place_of(name: str) -> Place:
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         trained = find_trained(path)
         if trained.kind == "adapter" and is_of_scoring_model(trained.folder):
-            raise CheckpointError(f"{name} is a reward model: it gives scores and writes nothing. Choose a language model.")
+            raise CheckpointError(
+                f"{name} is a reward model: it gives scores and writes nothing. Choose a language model."
+            )
         refuse_unknown_code(trained.folder)
         return Place(str(trained.folder), trained)
     try:
@@ -133,7 +151,9 @@ def base_of(after: Place) -> Place | None:
     try:
         return place_of(name)
     except CptError as problem:
-        raise type(problem)(f"the base of {after.name}: {problem} Name it with --against MODEL, or leave it out: --alone") from problem
+        raise type(problem)(
+            f"the base of {after.name}: {problem} Name it with --against MODEL, or leave it out: --alone"
+        ) from problem
 
 
 def base_is_known(place: Place) -> bool:
@@ -158,7 +178,9 @@ def device_named(device: str) -> torch.device:
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError, ValueError) as problem:
-        raise ResourceError(f"--device {device}: {str(problem).splitlines()[0]} Use --device auto, or cpu.") from problem
+        raise ResourceError(
+            f"--device {device}: {str(problem).splitlines()[0]} Use --device auto, or cpu."
+        ) from problem
     return chosen
 
 
@@ -173,11 +195,14 @@ def check_memory(places: list[Place], dtype: str, device: torch.device) -> None:
     if sum(needed.values()) * MORE_THAN_WEIGHTS <= free:
         return
     sizes = ", ".join(f"{name} {size:.1f} GiB" for name, size in needed.items())
-    remedies = [*(["show one model (--alone)"] if len(places) > 1 else []), "hold the weights in fewer bytes (--dtype bfloat16)"]
+    remedies = [
+        *(["show one model (--alone)"] if len(places) > 1 else []),
+        "hold the weights in fewer bytes (--dtype bfloat16)",
+    ]
     elsewhere = "a machine with more memory" if device.type == "cpu" else "the host (--device cpu)"
     raise ResourceError(
-        f"the weights do not fit into the {free:.1f} GiB that are free on {device}: {sizes}, and a tenth more to answer with (counted from "
-        f"their configs). Remedies: {', '.join(remedies)}, {elsewhere}."
+        f"the weights do not fit into the {free:.1f} GiB that are free on {device}: {sizes}, and a tenth more to"
+        f" answer with (counted from their configs). Remedies: {', '.join(remedies)}, {elsewhere}."
     )
 
 

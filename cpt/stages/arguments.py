@@ -1,4 +1,5 @@
-"""From the recipe to Hugging Face's own training arguments: our keys put in their words, theirs passed on unchanged."""
+"""From the recipe to Hugging Face's own training arguments: our keys put in their words, theirs passed on
+unchanged."""
 
 import os
 from pathlib import Path
@@ -45,7 +46,9 @@ def training_arguments(
         "learning_rate": recipe.optimizer.learning_rate,
         "report_to": recipe.monitoring.trackers or "none",
         "disable_tqdm": True,  # our console callback has the bar
-        "logging_nan_inf_filter": False,  # it logs loss 0 for a run that is lost, and waits for the GPU at each micro-batch
+        "logging_nan_inf_filter": (
+            False
+        ),  # it logs loss 0 for a run that is lost, and waits for the GPU at each micro-batch
         "ignore_data_skip": True,  # our loader starts at the row where the checkpoint stands
         "remove_unused_columns": False,
         "use_cpu": bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available(),
@@ -65,9 +68,14 @@ def training_arguments(
     fields = config_class.__dataclass_fields__
     if "max_length" in fields:
         ours["max_length"] = recipe.data.sequence_length
-    if config_class is not TrainingArguments:  # TRL's configs have other defaults for these two: here all stages have the same
+    if (
+        config_class is not TrainingArguments
+    ):  # TRL's configs have other defaults for these two: here all stages have the same
         defaults |= {"gradient_checkpointing": False, "bf16": False}
-    theirs = {**recipe.training, **({"deepspeed": str(deepspeed) if isinstance(deepspeed, Path) else deepspeed} if deepspeed else {})}
+    theirs = {
+        **recipe.training,
+        **({"deepspeed": str(deepspeed) if isinstance(deepspeed, Path) else deepspeed} if deepspeed else {}),
+    }
     try:
         return config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:
@@ -75,7 +83,8 @@ def training_arguments(
 
 
 def saving_arguments(recipe: Recipe, length: RunLength) -> dict[str, Any]:
-    """Without an interval only the end is saved. Which checkpoints stay is not the Trainer's to say: it goes by the files' times."""
+    """Without an interval only the end is saved. Which checkpoints stay is not the Trainer's to say: it goes by the
+    files' times."""
     every = length.steps_between(recipe.checkpoints.every_tokens, recipe.checkpoints.every_steps)
     return {"save_strategy": "steps", "save_steps": every or length.steps, "save_total_limit": None}
 

@@ -38,7 +38,8 @@ def build_trainer(
         watchers: further callbacks, of whoever runs it.
 
     Raises:
-        RecipeError: no such stage, a value that Hugging Face refuses, or a stage of the user's own that builds on another trainer.
+        RecipeError: no such stage, a value that Hugging Face refuses, or a stage of the user's own that builds on
+        another trainer.
     """
     if arguments is None:
         arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
@@ -46,8 +47,8 @@ def build_trainer(
     trainer: Trainer = find_stage(recipe.stage).build_trainer(recipe, model, tokenizer, data, arguments, length)
     if not isinstance(trainer, CPTTrainer):
         raise RecipeError(
-            f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here do. "
-            "Derive it from cpt.stages.trainer.CPTTrainer."
+            f"`stage`: {recipe.stage} builds a {type(trainer).__name__}, which does not save and resume as runs here"
+            " do. Derive it from cpt.stages.trainer.CPTTrainer."
         )
     folder = Path(str(arguments.output_dir))
     trainer.remove_callback(PrinterCallback)
@@ -56,7 +57,9 @@ def build_trainer(
     if recipe.evaluation.retain:
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
-        samples = PromptSamples(folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step)
+        samples = PromptSamples(
+            folder / "samples.jsonl", tokenizer, recipe.evaluation.prompts, before_each=trainer.tell_prediction_step
+        )
         trainer.add_callback(samples)
     put_trackers_last(trainer, folder)
     return trainer

@@ -1,4 +1,5 @@
-"""Contrastive preference optimisation (arXiv 2401.08417) and SimPO (`loss_type: simpo`): TRL's experimental trainer on our rows."""
+"""Contrastive preference optimisation (arXiv 2401.08417) and SimPO (`loss_type: simpo`): TRL's experimental trainer on
+our rows."""
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -27,4 +28,6 @@ def build_trainer(
     length: RunLength,
 ) -> CPOTrainer:
     """The trainer of this stage."""
-    return CPOTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return CPOTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )

@@ -21,4 +21,6 @@ def build_trainer(
     length: RunLength,
 ) -> CPTTrainer:
     """The trainer of this stage."""
-    return CPTTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return CPTTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )

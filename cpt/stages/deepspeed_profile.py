@@ -26,7 +26,7 @@ READ_BY_DEEPSPEED = """
     steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
     use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer
     zero_force_ds_cpu_optimizer zero_optimization
-"""
+"""  # noqa: E501
 KEYS = frozenset(READ_BY_DEEPSPEED.split())
 DEFAULT_MICRO_BATCH = 8  # TrainingArguments' own defaults
 DEFAULT_MAX_GRAD_NORM = 1.0
@@ -45,7 +45,9 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     profile = read_profile(given)
     where = locator(given)
     complaints = [
-        (key, f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, KEYS)}") for key in profile if key not in KEYS
+        (key, f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, KEYS)}")
+        for key in profile
+        if key not in KEYS
     ]
     complaints += check_zero(profile)
     for rule in RULES:
@@ -61,7 +63,8 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 def accumulates_in_half(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Gradients of several micro-batches in bfloat16, at stages that can have them in fp32.
 
-    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever the optimizer is.
+    DeepSpeed 0.19 has another optimizer for ZeRO-1 with fp32 gradients, and keeps those of ZeRO-2 on the GPU, wherever
+    the optimizer is.
     """
     profile, steps = read_profile(given), accumulation(recipe)
     stage = zero_section(profile).get("stage")
@@ -71,8 +74,9 @@ def accumulates_in_half(given: str | Path | Profile, recipe: Recipe) -> list[str
     if not recipe.training.get("bf16") or steps == 1 or not has_room or dtype == "fp32":
         return []
     return [
-        f"{locator(given)('data_types')}: the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. "
-        'Write "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a parameter, divided over the GPUs)'
+        f"{locator(given)('data_types')}: the gradients of {steps} micro-batches accumulate in bfloat16, which rounds"
+        ' each sum. Write "data_types": {"grad_accum_dtype": "fp32"} into the profile (2 bytes more a'
+        " parameter, divided over the GPUs)"
     ]
 
 
@@ -82,8 +86,9 @@ def reduces_too_early(given: str | Path | Profile) -> list[str]:
     if section.get("stage") not in (1, 2) or not section.get("overlap_comm"):
         return []
     return [
-        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}: DeepSpeed's users report "
-        "wrong gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
+        f"{locator(given)('overlap_comm')}: `zero_optimization.overlap_comm` is true at stage {section['stage']}:"
+        " DeepSpeed's users report wrong gradients with it on several GPUs"
+        " (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
     ]
 
 
@@ -118,7 +123,8 @@ def without_repetition(pairs: list[tuple[str, Any]]) -> Profile:
 
 
 def locator(given: str | Path | Profile) -> Callable[[str], str]:
-    """A function that tells where a key stands: `zero.json:12`, or `training.deepspeed` where the profile is in the recipe."""
+    """A function that tells where a key stands: `zero.json:12`, or `training.deepspeed` where the profile is in the
+    recipe."""
     if isinstance(given, dict):
         return lambda key: "`training.deepspeed`"
     lines = Path(given).read_text(encoding="utf-8").splitlines()
@@ -177,7 +183,9 @@ def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
     """Micro-batch and accumulation are the recipe's."""
     micro_batch = recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
     accumulation = None if recipe.budget.global_batch_tokens else recipe.training.get("gradient_accumulation_steps", 1)
-    yield from must_follow(profile, "train_micro_batch_size_per_gpu", micro_batch, "training.per_device_train_batch_size")
+    yield from must_follow(
+        profile, "train_micro_batch_size_per_gpu", micro_batch, "training.per_device_train_batch_size"
+    )
     yield from must_follow(
         profile,
         "gradient_accumulation_steps",
@@ -185,7 +193,10 @@ def batch_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
         "budget.global_batch_tokens" if accumulation is None else "gradient accumulation",
     )
     if profile.get("train_batch_size", "auto") != "auto":
-        yield "train_batch_size", '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
+        yield (
+            "train_batch_size",
+            '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it',
+        )
 
 
 def splits_stand_in_recipe(profile: Profile, recipe: Recipe) -> Complaints:
@@ -224,22 +235,31 @@ def precision_follows_recipe(profile: Profile, recipe: Recipe) -> Complaints:
         if enabled is None and wanted:
             yield (
                 precision,
-                f'`{precision}` is missing, but the recipe has `training.{precision}: true`. Write "{precision}": {{"enabled": "auto"}}',
+                (
+                    f'`{precision}` is missing, but the recipe has `training.{precision}: true`. Write "{precision}":'
+                    ' {"enabled": "auto"}'
+                ),
             )
         elif enabled is not None and enabled not in ("auto", wanted):
             yield (
                 precision,
-                f'`{precision}.enabled` is {json.dumps(enabled)}, but `training.{precision}` is {json.dumps(wanted)}. Write "auto"',
+                (
+                    f"`{precision}.enabled` is {json.dumps(enabled)}, but `training.{precision}` is"
+                    f' {json.dumps(wanted)}. Write "auto"'
+                ),
             )
 
 
 def optimizer_survives_offload(profile: Profile, recipe: Recipe) -> Complaints:
-    """With its states on the host, accelerate would make it anew: any kind becomes Adam, decoupled weight decay becomes L2."""
+    """With its states on the host, accelerate would make it anew: any kind becomes Adam, decoupled weight decay
+    becomes L2."""
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
         yield (
             "offload_optimizer",
-            '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts an Adam of its own in '
-            "the place of the recipe's optimizer",
+            (
+                '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top: without it accelerate puts'
+                " an Adam of its own in the place of the recipe's optimizer"
+            ),
         )
 
 
@@ -251,7 +271,10 @@ def whole_model_is_saved(profile: Profile, recipe: Recipe) -> Complaints:
     ):
         yield (
             "zero_optimization",
-            '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model could be exported otherwise',
+            (
+                '`zero_optimization` needs "stage3_gather_16bit_weights_on_model_save": true at stage 3: no model'
+                " could be exported otherwise"
+            ),
         )
 
 

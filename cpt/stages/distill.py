@@ -1,4 +1,5 @@
-"""Distillation on fixed data: the student learns the teacher's probabilities of each next token, not only the token that came."""
+"""Distillation on fixed data: the student learns the teacher's probabilities of each next token, not only the token
+that came."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,12 @@ from cpt.stages.trainer import CPTTrainer
 class DistillConfig(TrainingArguments):
     """What `training:` may say."""
 
-    teacher_model_name_or_path: str | None = field(default=None, metadata={"help": "Hub id, folder, or a run: the model to learn from."})
-    teacher_model_revision: str | None = field(default=None, metadata={"help": "Commit, tag or branch of the teacher on the Hub."})
+    teacher_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Hub id, folder, or a run: the model to learn from."}
+    )
+    teacher_model_revision: str | None = field(
+        default=None, metadata={"help": "Commit, tag or branch of the teacher on the Hub."}
+    )
     beta: float = field(default=0.0, metadata={"help": "0: forward KL, 1: reverse KL, between them: Jensen-Shannon."})
     temperature: float = field(default=1.0, metadata={"help": "Both models' logits are divided by it."})
 
@@ -38,7 +43,8 @@ COLUMNS = ("messages",)
 
 
 class DistillTrainer(CPTTrainer):
-    """The loop of SFT, with the divergence from a teacher in the place of the cross entropy, on the same labelled tokens.
+    """The loop of SFT, with the divergence from a teacher in the place of the cross entropy, on the same labelled
+    tokens.
 
     Held-out sets are measured in cross entropy, as everywhere.
 
@@ -48,7 +54,9 @@ class DistillTrainer(CPTTrainer):
 
     trains_on_model_loss = False
 
-    def __init__(self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher: nn.Module, **options: Any) -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher: nn.Module, **options: Any
+    ) -> None:
         super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
         self.beta, self.temperature = arguments.beta, arguments.temperature
         self.teacher = prepared(teacher, self)
@@ -56,7 +64,9 @@ class DistillTrainer(CPTTrainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
         """Ask the teacher, then the student."""
-        own = {name: value for name, value in inputs.items() if name in ("input_ids", "position_ids", "attention_mask")}
+        own = {
+            name: value for name, value in inputs.items() if name in ("input_ids", "position_ids", "attention_mask")
+        }
         with torch.no_grad():
             self.taught = self.teacher(**own, use_cache=False).logits
         try:
@@ -90,5 +100,12 @@ def build_trainer(
     """The trainer of this stage."""
     teacher = build_teacher(recipe, model, tokenizer, arguments)
     return DistillTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher=teacher
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        teacher=teacher,
     )

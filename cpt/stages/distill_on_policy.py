@@ -1,4 +1,5 @@
-"""Distillation on what the student writes itself (arXiv 2306.13649): TRL's trainer on our prompts, with our teacher."""
+"""Distillation on what the student writes itself (arXiv 2306.13649): TRL's trainer on our prompts, with our
+teacher."""
 
 from typing import Any
 
@@ -24,7 +25,8 @@ COLUMNS = ("prompt",)
 
 
 class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[misc]
-    """TRL's DistillationTrainer as a run of ours: each step answers its prompts anew, so that nothing is kept from one to the next.
+    """TRL's DistillationTrainer as a run of ours: each step answers its prompts anew, so that nothing is kept from one
+    to the next.
 
     Args:
         teacher: over the same vocabulary.
@@ -33,7 +35,16 @@ class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[
     _step: int
     _buffered_inputs: Any
 
-    def __init__(self, recipe: Recipe, model: nn.Module, arguments: Any, *, rows: Dataset[Any], teacher: nn.Module, **options: Any) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: Any,
+        *,
+        rows: Dataset[Any],
+        teacher: nn.Module,
+        **options: Any,
+    ) -> None:
         super().__init__(recipe, model, arguments, rows=rows, teacher_model=teacher, **options)
 
     @property
@@ -48,7 +59,8 @@ class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[
         return prompt_loader(self, self.generations)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its share of prompts."""
+        """The completions of the next micro-batch, made for the whole step at its first one; each process answers its
+        share of prompts."""
         if isinstance(inputs, list) and self.model is not None and self.model.training:
             size = len(inputs) // self.args.world_size
             inputs = inputs[self.args.process_index * size :][:size]
@@ -70,21 +82,29 @@ class OnPolicyTrainer(ExampleTrainer, trl.DistillationTrainer):  # type: ignore[
         super().make_smaller(problem)
         parts = before // self.args.per_device_train_batch_size
         if self._buffered_inputs is not None:
-            self._buffered_inputs = [part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)]
+            self._buffered_inputs = [
+                part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)
+            ]
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Of the completions that were trained on; sampling them is not counted."""
         if self._buffered_inputs is None or not isinstance(inputs, list):
             return 0
         used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
-        return super().floating_point_ops({"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)})
+        return super().floating_point_ops(
+            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
+        )
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """The divergence on held-out prompts, with random numbers of its own: the run's go on as if it had not been."""
+        """The divergence on held-out prompts, with random numbers of its own: the run's go on as if it had not
+        been."""
         device = self.args.device
         devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
         with torch.random.fork_rng(devices=devices, device_type=kind):
-            torch.manual_seed(xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode()) % 2**32)
+            torch.manual_seed(
+                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
+                % 2**32
+            )
             return super().evaluate(*arguments, **options)
 
 
@@ -99,5 +119,12 @@ def build_trainer(
     """The trainer of this stage."""
     teacher = build_teacher(recipe, model, tokenizer, arguments)
     return OnPolicyTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher=teacher
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        teacher=teacher,
     )

@@ -1,4 +1,5 @@
-"""How far a student's next-token probabilities are from a teacher's: forward KL, reverse KL, and what lies between (arXiv 2306.13649)."""
+"""How far a student's next-token probabilities are from a teacher's: forward KL, reverse KL, and what lies between
+(arXiv 2306.13649)."""
 
 import math
 
@@ -9,13 +10,16 @@ from torch.utils.checkpoint import checkpoint
 TOKENS_AT_ONCE = 1024
 
 
-def summed_divergence(student: torch.Tensor, teacher: torch.Tensor, *, beta: float, temperature: float = 1.0) -> torch.Tensor:
+def summed_divergence(
+    student: torch.Tensor, teacher: torch.Tensor, *, beta: float, temperature: float = 1.0
+) -> torch.Tensor:
     """The divergence summed over tokens, in fp32 for some of them at a time, which the backward pass computes again.
 
     Args:
         student: logits [tokens, vocabulary].
         teacher: logits of the same shape.
-        beta: 0 is KL(teacher, student), 1 is KL(student, teacher); between them the generalised Jensen-Shannon divergence.
+        beta: 0 is KL(teacher, student), 1 is KL(student, teacher); between them the generalised Jensen-Shannon
+            divergence.
         temperature: that both logits are divided by.
     """
     total = student.new_zeros((), dtype=torch.float32)

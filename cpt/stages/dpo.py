@@ -1,4 +1,5 @@
-"""Direct preference optimisation (arXiv 2305.18290) and its relatives, by `training.loss_type`: TRL's trainer on our rows."""
+"""Direct preference optimisation (arXiv 2305.18290) and its relatives, by `training.loss_type`: TRL's trainer on our
+rows."""
 
 import trl
 from torch import nn
@@ -29,5 +30,12 @@ def build_trainer(
     """The trainer of this stage; its reference is the model as the run found it."""
     reference = reference_model(recipe, tokenizer, arguments)
     return DPOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, ref_model=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        ref_model=reference,
     )

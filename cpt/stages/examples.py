@@ -26,7 +26,8 @@ UNKNOWN_LOSS = "Unknown loss type"  # how TRL's message begins
 class ExampleTrainer(CPTTrainer):
     """To be put in front of a trainer of TRL's: `class DPOTrainer(ExampleTrainer, trl.DPOTrainer)`.
 
-    TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every run.
+    TRL's own loss, metrics and generation stay; data, optimizer, schedule, checkpoints and safety are those of every
+    run.
     """
 
     trains_on_model_loss = False
@@ -34,13 +35,16 @@ class ExampleTrainer(CPTTrainer):
     def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
         if arguments.use_liger_kernel:
             raise RecipeError(
-                f"`training.use_liger_kernel`: stage `{recipe.stage}` reads log-probabilities without whole logits by itself. Remove it."
+                f"`training.use_liger_kernel`: stage `{recipe.stage}` reads log-probabilities without whole logits by"
+                " itself. Remove it."
             )
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         exact = {
-            name: parameter.detach().clone() for name, parameter in model.named_parameters() if is_adapter_of_quantized(model, parameter)
+            name: parameter.detach().clone()
+            for name, parameter in model.named_parameters()
+            if is_adapter_of_quantized(model, parameter)
         }
         try:
             super().__init__(recipe, model, arguments, **options)
@@ -53,7 +57,9 @@ class ExampleTrainer(CPTTrainer):
             if name in exact:  # TRL rounds what is trained beside 4-bit weights to bfloat16; here it is kept in fp32
                 parameter.data = exact[name]
         if isinstance(model, PeftModel) and TRLS_REFERENCE in model.peft_config:
-            model.delete_adapter(TRLS_REFERENCE)  # a new adapter changes nothing: without it the model is the reference
+            model.delete_adapter(
+                TRLS_REFERENCE
+            )  # a new adapter changes nothing: without it the model is the reference
 
     def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
         """TRL takes nothing but a `datasets.Dataset`, and looks at its first row."""
@@ -93,7 +99,8 @@ class ExampleTrainer(CPTTrainer):
             raise RecipeError(f"`training.loss_type`: {problem}") from problem
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """TRL's figures too, but for its count of tokens, which begins anew with each resume; every run counts its own."""
+        """TRL's figures too, but for its count of tokens, which begins anew with each resume; every run counts its
+        own."""
         for figures in vars(self).get("_metrics", {}).values():
             figures.pop("num_tokens", None)
         super().log(logs, *arguments, **options)
@@ -113,7 +120,9 @@ class ExampleTrainer(CPTTrainer):
         try:
             for name, held_out in self.held_out.items():
                 if not is_text(held_out):
-                    metrics |= {f"{metric_key_prefix}_{name}_{key}": value for key, value in self.measure(held_out).items()}
+                    metrics |= {
+                        f"{metric_key_prefix}_{name}_{key}": value for key, value in self.measure(held_out).items()
+                    }
             metrics |= {f"{metric_key_prefix}_{key}": value for key, value in self.measure_texts().items()}
             self.log(metrics)
         except Interrupted:
@@ -128,17 +137,24 @@ class ExampleTrainer(CPTTrainer):
         return metrics
 
     def measure_texts(self) -> dict[str, float]:
-        """Loss, perplexity and bits per byte of held-out texts: what a model that learns to answer forgets of the rest."""
+        """Loss, perplexity and bits per byte of held-out texts: what a model that learns to answer forgets of the
+        rest."""
         assert self.model is not None, "the Trainer was built with a model"
         texts = {name: held_out for name, held_out in self.held_out.items() if is_text(held_out)}
         where: dict[str, Any] = {"run_folder": self.run_folder, "step": self.state.global_step}
         size = self.args.per_device_eval_batch_size
-        return measure_and_keep(self.model, texts, batch_size=size, after_batch=self.tell_prediction_step, **where) if texts else {}
+        return (
+            measure_and_keep(self.model, texts, batch_size=size, after_batch=self.tell_prediction_step, **where)
+            if texts
+            else {}
+        )
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
-        """The figures of one set, means over its examples: of each figure over those of the batches that have it, and how many there are.
+        """The figures of one set, means over its examples: of each figure over those of the batches that have it, and
+        how many there are.
 
-        Answers that were judged may be all wanted, or all unwanted, in a batch, which then has no reward of the others.
+        Answers that were judged may be all wanted, or all unwanted, in a batch, which then has no reward of the
+        others.
         """
         sums, seen = dict[str, float](), dict[str, int]()
         collate, own = self.collate_examples() or self.data_collator, self.metrics_of_evaluation
@@ -158,7 +174,8 @@ class ExampleTrainer(CPTTrainer):
 
     @property
     def metrics_of_evaluation(self) -> dict[str, list[float]]:
-        """Where TRL's trainer puts what it measures while the model is in evaluation mode: means over all processes."""
+        """Where TRL's trainer puts what it measures while the model is in evaluation mode: means over all
+        processes."""
         metrics: dict[str, dict[str, list[float]]] = vars(self)["_metrics"]
         return metrics["eval"]
 
@@ -189,4 +206,8 @@ def is_text(held_out: HeldOutSet) -> bool:
 
 def is_adapter_of_quantized(model: nn.Module, parameter: nn.Parameter) -> bool:
     """Whether a parameter is trained beside weights in 4 bit."""
-    return parameter.requires_grad and isinstance(model, PeftModel) and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
+    return (
+        parameter.requires_grad
+        and isinstance(model, PeftModel)
+        and bool(vars(model.get_base_model()).get("is_loaded_in_4bit"))
+    )

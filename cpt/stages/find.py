@@ -27,15 +27,18 @@ def find_stage(name: str) -> ModuleType:
             if not str(problem.name or "").startswith("trl"):
                 raise
             raise ResourceError(
-                f"`stage`: `{name}` needs a trainer that the installed trl {version('trl')} does not have ({problem}). "
-                "Install one that has it: pip install 'trl==1.16.*'"
+                f"`stage`: `{name}` needs a trainer that the installed trl {version('trl')} does not have ({problem})."
+                " Install one that has it: pip install 'trl==1.16.*'"
             ) from problem
     if "." not in name:
         raise RecipeError(
-            f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own: `package.module`."
+            f"`stage`: no stage called `{name}`.{did_you_mean(name, STAGES)} Built in: {', '.join(STAGES)}. Your own:"
+            " `package.module`."
         )
     module: ModuleType = import_user_module(name)
     missing = [part for part in PARTS if part not in vars(module)]
     if missing:
-        raise RecipeError(f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}.")
+        raise RecipeError(
+            f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(PARTS)}."
+        )
     return module

@@ -1,4 +1,5 @@
-"""`training.fsdp` and `training.fsdp_config` against what FSDP2 does here: what has no effect or would fail later is refused."""
+"""`training.fsdp` and `training.fsdp_config` against what FSDP2 does here: what has no effect or would fail later is
+refused."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,13 +13,31 @@ from cpt.extend import did_you_mean
 from cpt.recipe.schema import Recipe
 
 KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
-KEYS = ("version", "reshard_after_forward", "cpu_offload", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params")
+KEYS = (
+    "version",
+    "reshard_after_forward",
+    "cpu_offload",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "min_num_params",
+)
 ELSEWHERE = {
     "state_dict_type": "checkpoints hold the whole model and each process's own part, whatever it says",
-    "activation_checkpointing": "write `training.gradient_checkpointing: true`, which knows `selective`, `every_n_layers` and `offload`",
-    "cpu_ram_efficient_loading": "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts",
+    "activation_checkpointing": (
+        "write `training.gradient_checkpointing: true`, which knows `selective`, `every_n_layers` and `offload`"
+    ),
+    "cpu_ram_efficient_loading": (
+        "each process builds the model and keeps its part of it; ZeRO-3 (`training.deepspeed`) builds it in parts"
+    ),
 }
-OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers", "sharding_strategy")
+OF_VERSION_1 = (
+    "forward_prefetch",
+    "backward_prefetch",
+    "use_orig_params",
+    "sync_module_states",
+    "limit_all_gathers",
+    "sharding_strategy",
+)
 WHOLE_MATRICES = ("muon", "soap", "shampoo")
 WHOLE_PARAMETERS = ("adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
@@ -54,7 +73,11 @@ def check_fsdp(recipe: Recipe) -> list[str]:
     """
     training = recipe.training
     if not uses_fsdp(training):
-        return [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."] if training.get("fsdp_config") else []
+        return (
+            [f"{CONFIG} has no effect without `training.fsdp: true`. Write that, or remove it."]
+            if training.get("fsdp_config")
+            else []
+        )
     return [*wrong_anywhere(recipe), *wrong_here(training)]
 
 
@@ -79,19 +102,25 @@ def wrong_here(training: Mapping[str, Any]) -> Iterator[str]:
     if fsdp_config(training).get("cpu_offload") and not torch.accelerator.is_available() and not for_elsewhere:
         yield f"{CONFIG}: `cpu_offload` is for weights that do not fit a GPU, and there is none here. Remove it."
     if training.get("use_cpu") and torch.cuda.is_available():
-        yield f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them (CUDA_VISIBLE_DEVICES=), or remove it."
+        yield (
+            f"`training.use_cpu` with {KEY}: torch shards onto the GPUs that it sees. Hide them"
+            " (CUDA_VISIBLE_DEVICES=), or remove it."
+        )
 
 
 def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
     """What the config says that FSDP2 does not know, or that is said elsewhere."""
     if training["fsdp"] is not True:
         yield (
-            f"{KEY}: `{training['fsdp']}` is FSDP 1's way to say it. Write `fsdp: true`, and what it said into {CONFIG}: "
-            "`reshard_after_forward: false` for shard_grad_op, `cpu_offload: true` for offload."
+            f"{KEY}: `{training['fsdp']}` is FSDP 1's way to say it. Write `fsdp: true`, and what it said into"
+            f" {CONFIG}: `reshard_after_forward: false` for shard_grad_op, `cpu_offload: true` for offload."
         )
     config = fsdp_config(training)
     if str(config.get("version", 2)) != "2":
-        yield f"{CONFIG}: `version: {config['version']}`: only FSDP2 is trained, saved and resumed here. Write `version: 2`, or remove it."
+        yield (
+            f"{CONFIG}: `version: {config['version']}`: only FSDP2 is trained, saved and resumed here. Write `version:"
+            " 2`, or remove it."
+        )
     for key in config:
         if key in ELSEWHERE:
             yield f"{CONFIG}: `{key}` has no effect here: {ELSEWHERE[key]}. Remove it."
@@ -100,39 +129,58 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
         elif key not in KEYS:
             yield f"{CONFIG}: no key called `{key}`.{did_you_mean(key, KEYS)} It takes {', '.join(KEYS)}."
     if not isinstance(config.get("reshard_after_forward", True), bool):
-        yield f"{CONFIG}: `reshard_after_forward` is true (parameters are given up after each layer, as ZeRO-3 does) or false (as ZeRO-2)."
+        yield (
+            f"{CONFIG}: `reshard_after_forward` is true (parameters are given up after each layer, as ZeRO-3 does) or"
+            " false (as ZeRO-2)."
+        )
     if bool(config.get("min_num_params")) != (str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"):
-        yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP` belong together. Give both, or neither."
+        yield (
+            f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP` belong together. Give both, or"
+            " neither."
+        )
 
 
 def wrong_optimizer(recipe: Recipe) -> Iterator[str]:
     """An optimizer gets rows of each parameter."""
     name = recipe.optimizer.name
     if name in WHOLE_MATRICES:
-        yield f"`optimizer.name`: `{name}` needs whole matrices, and FSDP gives it some rows of each. Take adamw, or leave {KEY} out."
+        yield (
+            f"`optimizer.name`: `{name}` needs whole matrices, and FSDP gives it some rows of each. Take adamw, or"
+            f" leave {KEY} out."
+        )
     if name in WHOLE_PARAMETERS:
         yield (
-            f"`optimizer.name`: the states of `{name}` are for whole parameters, and FSDP cuts them. Take adamw: its states are divided "
-            f"over the processes, or on the host (`fsdp_config: {{cpu_offload: true}}`). Or leave {KEY} out."
+            f"`optimizer.name`: the states of `{name}` are for whole parameters, and FSDP cuts them. Take adamw: its"
+            " states are divided over the processes, or on the host (`fsdp_config: {cpu_offload: true}`). Or leave"
+            f" {KEY} out."
         )
     if name not in (*WHOLE_MATRICES, *WHOLE_PARAMETERS) and recipe.model.dtype in ("bfloat16", "float16"):
         yield (
-            f"`model.dtype: {recipe.model.dtype}`: FSDP keeps fp32 weights and computes with copies in half precision. Leave it out, and "
-            "write `training.bf16: true`."
+            f"`model.dtype: {recipe.model.dtype}`: FSDP keeps fp32 weights and computes with copies in half precision."
+            " Leave it out, and write `training.bf16: true`."
         )
     if recipe.optimizer.options.get("release_gradients"):
-        yield f"`optimizer.release_gradients`: FSDP adds gradients up over the processes before an update. Write false, or leave {KEY} out."
+        yield (
+            "`optimizer.release_gradients`: FSDP adds gradients up over the processes before an update. Write false,"
+            f" or leave {KEY} out."
+        )
 
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
     """What does not go together with it."""
     training = recipe.training
     if training.get("fp16"):
-        yield f"`training.fp16` with {KEY}: the scale of the loss is not watched over there. Write `bf16: true`, or take DeepSpeed."
+        yield (
+            f"`training.fp16` with {KEY}: the scale of the loss is not watched over there. Write `bf16: true`, or take"
+            " DeepSpeed."
+        )
     if (recipe.model.lora or {}).get("quantize"):
-        yield f"`model.lora.quantize`: FSDP divides weights, and those in 4 bit cannot be divided. They are small: leave {KEY} out."
+        yield (
+            "`model.lora.quantize`: FSDP divides weights, and those in 4 bit cannot be divided. They are small: leave"
+            f" {KEY} out."
+        )
     if recipe.stage in STAGES_THAT_GENERATE:
         yield (
-            f"`stage: {recipe.stage}` with {KEY}: completions are sampled from the model that is trained, whose parts would be gathered "
-            "for each token. Take a DeepSpeed profile: TRL gathers them once there."
+            f"`stage: {recipe.stage}` with {KEY}: completions are sampled from the model that is trained, whose parts"
+            " would be gathered for each token. Take a DeepSpeed profile: TRL gathers them once there."
         )

@@ -1,4 +1,5 @@
-"""Generalised knowledge distillation (arXiv 2306.13649), partly on what the student writes: TRL's experimental trainer on our rows."""
+"""Generalised knowledge distillation (arXiv 2306.13649), partly on what the student writes: TRL's experimental trainer
+on our rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,8 @@ class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
     """TRL's GKDTrainer as a run of ours."""
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from there."""
+        """Whole conversations, and what comes before the assistant's first word by itself: the student goes on from
+        there."""
         tokenizer: Any = self.processing_class
         pad = tokenizer.pad_token_id
 
@@ -38,12 +40,18 @@ class GKDTrainer(ExampleTrainer, Experimental):  # type: ignore[misc]
             ids = torch.stack([row["input_ids"] for row in rows])
             width = int(first.max())
             prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
-            for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):  # generation goes on at the right
+            for line, (row, end) in enumerate(
+                zip(ids, first.tolist(), strict=True)
+            ):  # generation goes on at the right
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1
             longest = int(lengths.max())
             whole = {"input_ids": ids, "attention_mask": (places < lengths[:, None]).long(), "labels": labels}
-            return {**{name: value[:, :longest] for name, value in whole.items()}, "prompts": prompts, "prompt_attention_mask": mask}
+            return {
+                **{name: value[:, :longest] for name, value in whole.items()},
+                "prompts": prompts,
+                "prompt_attention_mask": mask,
+            }
 
         return collate
 
@@ -59,11 +67,21 @@ def build_trainer(
     """The trainer of this stage.
 
     Raises:
-        RecipeError: rows hold several conversations, of which a student could not go on with one; or see `build_teacher`.
+        RecipeError: rows hold several conversations, of which a student could not go on with one; or see
+        `build_teacher`.
     """
     if recipe.data.packing != "none":
-        raise RecipeError("`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`.")
+        raise RecipeError(
+            "`data.packing`: stage `gkd` writes answers of its own to each conversation: write `packing: none`."
+        )
     teacher = build_teacher(recipe, model, tokenizer, arguments)
     return GKDTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, teacher_model=teacher
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        teacher_model=teacher,
     )

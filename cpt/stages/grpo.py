@@ -1,4 +1,5 @@
-"""Group relative policy optimisation (arXiv 2402.03300) and its relatives, by `training.loss_type`: TRL's trainer on our prompts."""
+"""Group relative policy optimisation (arXiv 2402.03300) and its relatives, by `training.loss_type`: TRL's trainer on
+our prompts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,5 +46,12 @@ def build_trainer(
     """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
     reference = reference_for(recipe, tokenizer, arguments)
     return GRPOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, reference=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        reference=reference,
     )

@@ -16,8 +16,11 @@ from cpt.stages.arguments import weights_dtype
 from cpt.stages.deepspeed_profile import read_profile
 
 
-def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> dict[str, Any]:
-    """Hashes of all that decides the run beside the recipe and the code, and what was chosen where the recipe left it open."""
+def describe_inputs(
+    recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+) -> dict[str, Any]:
+    """Hashes of all that decides the run beside the recipe and the code, and what was chosen where the recipe left it
+    open."""
     sources = {
         source.name: {
             "documents": source.documents,
@@ -33,12 +36,19 @@ def describe_inputs(recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTok
     }
     model = recipe.model
     return {
-        "data": {"fingerprint": data.fingerprint, "tokens": data.num_tokens, "sources": sources, "held_out": data.held_out_files},
+        "data": {
+            "fingerprint": data.fingerprint,
+            "tokens": data.num_tokens,
+            "sources": sources,
+            "held_out": data.held_out_files,
+        },
         "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
         "weights": {
             "path": model.path,
             "revision": model.revision,
-            "sha256": hash_weights(model.path, model.revision) if model.path is not None and not model.from_scratch else {},
+            "sha256": hash_weights(model.path, model.revision)
+            if model.path is not None and not model.from_scratch
+            else {},
             "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
         },
         "training": chosen_values(recipe, arguments),

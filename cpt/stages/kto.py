@@ -1,4 +1,5 @@
-"""Kahneman-Tversky optimisation (arXiv 2402.01306): answers that were each judged good or bad; TRL's trainer on our rows."""
+"""Kahneman-Tversky optimisation (arXiv 2402.01306): answers that were each judged good or bad; TRL's trainer on our
+rows."""
 
 from typing import Any
 
@@ -20,7 +21,8 @@ class KTOTrainer(ExampleTrainer, trl.KTOTrainer):  # type: ignore[misc]
     """TRL's KTOTrainer as a run of ours."""
 
     def collate_examples(self) -> Any:
-        """TRL's collator; the KL term is taken of prompts with the answer of the row before, which TRL puts into the rows ahead of time."""
+        """TRL's collator; the KL term is taken of prompts with the answer of the row before, which TRL puts into the
+        rows ahead of time."""
         collate = self.data_collator
         if not self.calculate_KL:
             return collate
@@ -28,7 +30,9 @@ class KTOTrainer(ExampleTrainer, trl.KTOTrainer):  # type: ignore[misc]
         def with_others(examples: list[dict[str, Any]]) -> Any:
             answers = [example["completion_ids"] for example in examples]
             mismatched = [answers[-1], *answers[:-1]]
-            return collate([{**one, "KL_completion_ids": other} for one, other in zip(examples, mismatched, strict=True)])
+            return collate(
+                [{**one, "KL_completion_ids": other} for one, other in zip(examples, mismatched, strict=True)]
+            )
 
         return with_others
 
@@ -44,5 +48,12 @@ def build_trainer(
     """The trainer of this stage; its reference is the model as the run found it."""
     reference = reference_model(recipe, tokenizer, arguments)
     return KTOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, ref_model=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        ref_model=reference,
     )

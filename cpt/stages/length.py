@@ -44,7 +44,13 @@ class RunLength:
         """The interval in optimizer steps; None if the recipe gives none."""
         if every_tokens is not None:
             return max(1, round(every_tokens / self.tokens_per_step))
-        return None if every_steps is None else int(every_steps) if every_steps >= 1 else math.ceil(every_steps * self.steps)
+        return (
+            None
+            if every_steps is None
+            else int(every_steps)
+            if every_steps >= 1
+            else math.ceil(every_steps * self.steps)
+        )
 
 
 def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
@@ -53,7 +59,9 @@ def length_of(recipe: Recipe, data: PreparedData, folder: Path) -> RunLength:
     Raises:
         RecipeError: see `run_length`.
     """
-    return run_length(recipe, data.num_tokens, folder, rows_of_sources=None if data.form == "document" else data.num_rows)
+    return run_length(
+        recipe, data.num_tokens, folder, rows_of_sources=None if data.form == "document" else data.num_rows
+    )
 
 
 def tell_rounding(recipe: Recipe, length: RunLength) -> None:
@@ -61,16 +69,19 @@ def tell_rounding(recipe: Recipe, length: RunLength) -> None:
     budget = recipe.budget.tokens
     if budget is not None and length.tokens > MUCH_MORE * budget and is_main_process():
         log.warning(
-            f"The run trains {length.tokens:,} tokens in {length.steps:,} step(s) of {length.tokens_per_step:,}, more than "
-            f"`budget.tokens`: {budget:,}. Smaller steps come closer: `training.per_device_train_batch_size`, `budget.global_batch_tokens`."
+            f"The run trains {length.tokens:,} tokens in {length.steps:,} step(s) of {length.tokens_per_step:,}, more"
+            f" than `budget.tokens`: {budget:,}. Smaller steps come closer: `training.per_device_train_batch_size`,"
+            " `budget.global_batch_tokens`."
         )
 
 
-def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = None, *, rows_of_sources: int | None = None) -> RunLength:
+def run_length(
+    recipe: Recipe, tokens_of_sources: int, folder: Path | None = None, *, rows_of_sources: int | None = None
+) -> RunLength:
     """The budget in optimizer steps, for the number of processes that run now.
 
-    A stage whose trainer does not read its micro-batches row by row says how many rows a step takes: `rows_of_step(training, rows)` in its
-    module, where `rows` are those that all processes train on in a step.
+    A stage whose trainer does not read its micro-batches row by row says how many rows a step takes:
+    `rows_of_step(training, rows)` in its module, where `rows` are those that all processes train on in a step.
 
     Args:
         tokens_of_sources: tokens of all sources once; one epoch.
@@ -90,9 +101,10 @@ def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = Non
         if rest or not accumulation:
             who = "process(es)" if readers == world_size() else "group(s) of processes"
             raise RecipeError(
-                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into "
-                f"{readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length {recipe.data.sequence_length:,} "
-                f"= {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a multiple of that."
+                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which does not divide into"
+                f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
+                f" {recipe.data.sequence_length:,} = {rows_at_once * recipe.data.sequence_length:,} tokens. Make it a"
+                " multiple of that."
             )
     rows_of_step: Callable[[Mapping[str, Any], int], int] | None = vars(find_stage(recipe.stage)).get("rows_of_step")
     trained = rows_at_once * accumulation
@@ -101,7 +113,11 @@ def run_length(recipe: Recipe, tokens_of_sources: int, folder: Path | None = Non
     if recipe.budget.tokens is None and rows_of_sources is not None:
         steps = math.ceil((recipe.budget.epochs or 0) * rows_of_sources / rows_per_step)
     else:
-        tokens = recipe.budget.tokens if recipe.budget.tokens is not None else (recipe.budget.epochs or 0) * tokens_of_sources
+        tokens = (
+            recipe.budget.tokens
+            if recipe.budget.tokens is not None
+            else (recipe.budget.epochs or 0) * tokens_of_sources
+        )
         steps = math.ceil(tokens / tokens_per_step)
     steps = max(1, steps)
     fits = learned_micro_batch(folder, world_size()) if folder is not None else None

@@ -26,7 +26,9 @@ def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: Tra
     Raises:
         CptError: one of its children; see `build_model`.
     """
-    own = vars(find_stage(recipe.stage)).get("model_for")  # a stage whose model is no language model says how it is made
+    own = vars(find_stage(recipe.stage)).get(
+        "model_for"
+    )  # a stage whose model is no language model says how it is made
     return own(recipe, tokenizer, arguments) if own is not None else language_model(recipe, tokenizer, arguments)
 
 
@@ -47,7 +49,9 @@ def is_packed(recipe: Recipe) -> bool:
     return recipe.data.packing != "token_budget" and form_of(find_stage(recipe.stage).COLUMNS) in PACKED
 
 
-def reference_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module | None:
+def reference_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+) -> nn.Module | None:
     """The model that the run starts from, frozen; None with an adapter, without which the trained model is that one.
 
     It is made from the recipe, and not from the trained model, so that a run that goes on has the same reference.
@@ -63,7 +67,8 @@ def reference_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, argument
 
 
 def check_reference(recipe: Recipe) -> None:
-    """Refuse adapters without which the model is not the one that the run starts from, where the stage compares the two.
+    """Refuse adapters without which the model is not the one that the run starts from, where the stage compares the
+    two.
 
     Raises:
         RecipeError: the adapter's start is taken out of the weights under it.
@@ -71,8 +76,8 @@ def check_reference(recipe: Recipe) -> None:
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
     if start in START_IN_THE_BASE and has_reference(recipe):
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are no reference for "
-            f"stage `{recipe.stage}`. Remove it."
+            f"`model.lora.init_lora_weights: {start}` takes the adapter out of the base's weights: without it they are"
+            f" no reference for stage `{recipe.stage}`. Remove it."
         )
 
 

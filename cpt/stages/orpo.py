@@ -27,4 +27,6 @@ def build_trainer(
     length: RunLength,
 ) -> ORPOTrainer:
     """The trainer of this stage."""
-    return ORPOTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return ORPOTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )

@@ -1,4 +1,5 @@
-"""Processes that share rows, as `training.parallelism_config` asks for: what goes together with it, and accelerate's own form of it."""
+"""Processes that share rows, as `training.parallelism_config` asks for: what goes together with it, and accelerate's
+own form of it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,10 +30,14 @@ def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
     if parts == 1:
         return None
     groups = groups_of_rows(training, world_size())
-    return ParallelismConfig(sp_size=parts, dp_replicate_size=groups, dp_shard_size=1, tp_size=1, cp_size=1, sp_backend="deepspeed")
+    return ParallelismConfig(
+        sp_size=parts, dp_replicate_size=groups, dp_shard_size=1, tp_size=1, cp_size=1, sp_backend="deepspeed"
+    )
 
 
-def check_parallelism(recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, processes: int, elsewhere: bool) -> None:
+def check_parallelism(
+    recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, processes: int, elsewhere: bool
+) -> None:
     """Refuse what would train something else than one process does, or what nobody has compared with it.
 
     Args:
@@ -60,23 +65,26 @@ def refuse_unproven(training: Mapping[str, Any]) -> None:
     sizes = read_parallelism(training)
     if sizes.tp_size > 1:
         raise RecipeError(
-            f"`training.{KEY}.tp_size`: tensor parallelism trains in this stack, and its optimizer states are neither saved nor resumed as "
-            "runs here are. Split the model with ZeRO-3 (`training.deepspeed`) or FSDP2 (`training.fsdp`), and long rows with `sp_size`."
+            f"`training.{KEY}.tp_size`: tensor parallelism trains in this stack, and its optimizer states are neither"
+            " saved nor resumed as runs here are. Split the model with ZeRO-3 (`training.deepspeed`) or FSDP2"
+            " (`training.fsdp`), and long rows with `sp_size`."
         )
     if sizes.cp_size > 1:
         raise RecipeError(
-            f"`training.{KEY}.cp_size`: torch's context parallelism takes a row for one text, so documents of packed rows would read each "
-            "other. Use `sp_size`, which keeps them apart."
+            f"`training.{KEY}.cp_size`: torch's context parallelism takes a row for one text, so documents of packed"
+            " rows would read each other. Use `sp_size`, which keeps them apart."
         )
     if sizes.dp_replicate_size > 1 or sizes.dp_shard_size > 1:
         raise RecipeError(
-            f"`training.{KEY}`: `dp_replicate_size` and `dp_shard_size` are refused: copies of a model that is split within each have not "
-            'been compared with one process. Remove them: FSDP2 and ZeRO split over all processes. ZeRO-3 has "zero_hpz_partition_size" '
-            "for fast links within a machine."
+            f"`training.{KEY}`: `dp_replicate_size` and `dp_shard_size` are refused: copies of a model that is split"
+            " within each have not been compared with one process. Remove them: FSDP2 and ZeRO split over all"
+            ' processes. ZeRO-3 has "zero_hpz_partition_size" for fast links within a machine.'
         )
 
 
-def check_sequence_parallel(recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, elsewhere: bool) -> None:
+def check_sequence_parallel(
+    recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, elsewhere: bool
+) -> None:
     """What rows need to be shared.
 
     Raises:
@@ -85,16 +93,30 @@ def check_sequence_parallel(recipe: Recipe, profile: Profile | None, model: PreT
     training, data = recipe.training, recipe.data
     key, parts = f"`training.{KEY}.sp_size`", read_parallelism(training).sp_size
     if profile is None or not zero_section(profile).get("stage"):
-        raise RecipeError(f"{key}: rows are shared by DeepSpeed's engine. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3.")
+        raise RecipeError(
+            f"{key}: rows are shared by DeepSpeed's engine. Write `training.deepspeed` with a profile of ZeRO-1, 2"
+            " or 3."
+        )
     if recipe.stage not in OWN_LOSS:
-        raise RecipeError(f"{key}: the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it.")
+        raise RecipeError(
+            f"{key}: the loss of stage `{recipe.stage}` needs whole rows. It is for {', '.join(OWN_LOSS)}. Remove it."
+        )
     if data.sequence_length % parts:
-        raise RecipeError(f"{key} is {parts}, which does not divide `data.sequence_length` {data.sequence_length:,}. Take a multiple.")
+        raise RecipeError(
+            f"{key} is {parts}, which does not divide `data.sequence_length` {data.sequence_length:,}. Take a"
+            " multiple."
+        )
     if data.packing == "token_budget":
-        raise RecipeError(f"{key}: rows of `data.packing: token_budget` have other lengths in each batch. Take `best_fit` or `none`.")
+        raise RecipeError(
+            f"{key}: rows of `data.packing: token_budget` have other lengths in each batch. Take `best_fit` or `none`."
+        )
     if wanted_compiling(training) is not None:
-        raise RecipeError(f"{key}: compiled layers have not been tried with rows in parts. Remove `training.torch_compile`.")
+        raise RecipeError(
+            f"{key}: compiled layers have not been tried with rows in parts. Remove `training.torch_compile`."
+        )
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
         half = bool(training.get("bf16") or training.get("fp16"))
-        attention = choose_attention(recipe.model.attention, type(model), config=model.config, half_precision=half, packed=True)
+        attention = choose_attention(
+            recipe.model.attention, type(model), config=model.config, half_precision=half, packed=True
+        )
         check_shared_rows(model.config, parts, attention)

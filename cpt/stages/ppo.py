@@ -1,8 +1,10 @@
-"""Proximal policy optimisation (arXiv 1707.06347): a value head on the policy, generalised advantage estimation, and both losses clipped.
+"""Proximal policy optimisation (arXiv 1707.06347): a value head on the policy, generalised advantage estimation, and
+both losses clipped.
 
-TRL has no such trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's state is a linear
-function of the policy's last hidden state, so policy and values share one backbone and one backward pass. `training.beta` holds the policy
-to the reference, in the loss. The head is no part of the model that the run exports; checkpoints keep it.
+TRL has no such trainer; generation, rewards and the clipped policy loss are those of its GRPO. The value of a token's
+state is a linear function of the policy's last hidden state, so policy and values share one backbone and one backward
+pass. `training.beta` holds the policy to the reference, in the loss. The head is no part of the model that the run
+exports; checkpoints keep it.
 """
 
 from collections.abc import Mapping
@@ -44,8 +46,8 @@ class PPOConfig(GRPOConfig):  # type: ignore[misc]
     whiten_advantages: bool = True
     """Advantages of a generation get mean 0 and deviation 1, as far as `least_deviation` allows."""
     least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the values' error; made
-    as large as any other, it would unlearn the answers."""
+    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
+    values' error; made as large as any other, it would unlearn the answers."""
 
     def __post_init__(self) -> None:
         answers = self.num_generations
@@ -65,7 +67,9 @@ class PPOTrainer(RewardedTrainer):
         self.head = ValueHead.on(model, speed=arguments.value_speed)
         super().__init__(recipe, model, arguments, **options)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, kept: int, **options: Any) -> Any:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, kept: int, **options: Any
+    ) -> Any:
         """As GRPO does; the values of the same states are kept beside."""
         with self.head.listening() as heard:
             found = super()._get_per_token_logps_and_entropies(model, ids, mask, kept, **options)
@@ -79,7 +83,9 @@ class PPOTrainer(RewardedTrainer):
         self.log_probabilities(made)
         values, mask = self.values.float(), made["completion_mask"].float()
         applies = ~self.own_rewards.isnan()
-        advantages = estimate_advantages(self.own_rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
+        advantages = estimate_advantages(
+            self.own_rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam
+        )
         advantages = advantages * applies[:, None]
         returns = values + advantages
         self.note_explained(values, returns, mask)
@@ -109,7 +115,9 @@ class PPOTrainer(RewardedTrainer):
         policy_loss: torch.Tensor = super()._compute_loss(model, inputs)
         config: Any = self.args
         losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
-        tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size  # of the whole generation, which lasts for several steps
+        tokens = (
+            inputs["num_items_in_batch"].clamp(min=1) / config.world_size
+        )  # of the whole generation, which lasts for several steps
         share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
         value_loss = (losses * inputs["completion_mask"]).sum() / share
         in_log = value_loss.detach() * self.current_gradient_accumulation_steps
@@ -141,5 +149,12 @@ def build_trainer(
     """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
     reference = reference_for(recipe, tokenizer, arguments)
     return PPOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, reference=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        reference=reference,
     )

@@ -1,4 +1,5 @@
-"""Reward models: a score for each answer, trained to be higher for the chosen of two (Bradley-Terry); TRL's trainer on our rows."""
+"""Reward models: a score for each answer, trained to be higher for the chosen of two (Bradley-Terry); TRL's trainer on
+our rows."""
 
 from typing import Any
 
@@ -26,12 +27,19 @@ class RewardTrainer(ExampleTrainer, trl.RewardTrainer):  # type: ignore[misc]
         collate, most = self.data_collator, self.recipe.data.sequence_length
 
         def whole(examples: list[dict[str, Any]]) -> Any:
-            return collate([{name: (one["prompt_ids"] + one[name])[:most] for name in ("chosen_ids", "rejected_ids")} for one in examples])
+            return collate(
+                [
+                    {name: (one["prompt_ids"] + one[name])[:most] for name in ("chosen_ids", "rejected_ids")}
+                    for one in examples
+                ]
+            )
 
         return whole
 
 
-def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: trl.RewardConfig) -> PreTrainedModel | PeftModel:
+def model_for(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: trl.RewardConfig
+) -> PreTrainedModel | PeftModel:
     """The recipe's model with a new head for one score in place of the language model's."""
     return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments))
 
@@ -45,4 +53,6 @@ def build_trainer(
     length: RunLength,
 ) -> RewardTrainer:
     """The trainer of this stage."""
-    return RewardTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return RewardTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )

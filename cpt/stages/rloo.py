@@ -37,5 +37,12 @@ def build_trainer(
     """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
     reference = reference_for(recipe, tokenizer, arguments)
     return RLOOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, reference=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        reference=reference,
     )

@@ -42,7 +42,8 @@ class Roll:
 
 @contextmanager
 def lost_processes_named(run: Run) -> Iterator[None]:
-    """While it is open: a failed collective becomes an error that says which processes are gone, in events.jsonl and status.json as well.
+    """While it is open: a failed collective becomes an error that says which processes are gone, in events.jsonl and
+    status.json as well.
 
     Raises:
         LaunchError: in place of the library's error.
@@ -56,7 +57,9 @@ def lost_processes_named(run: Run) -> Iterator[None]:
         message = f"{what_happened(roll, problem)} {goes_on_from(run.folder)}"
         if rank() == roll.first_left:
             lost = [sign.rank for sign in (*roll.gone, *roll.failed)]
-            record_event(run.folder, "lost", message, step=max((sign.step for sign in roll.all), default=None), processes=lost)
+            record_event(
+                run.folder, "lost", message, step=max((sign.step for sign in roll.all), default=None), processes=lost
+            )
             if rank() != 0:  # the main process cannot say how the run stands
                 run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
         raise LaunchError(message) from problem
@@ -93,6 +96,7 @@ def what_happened(roll: Roll, problem: RuntimeError) -> str:
         who = name_processes(roll.gone, roll.all)
         return f"{who} is gone: there was no sign of life any more; the last was of step {steps}."
     return (
-        f"The processes lost each other, while all of them are there: {name_processes(roll.all, roll.all)}. The network between them "
-        f"broke, or one took longer than `training.ddp_timeout` lets the others wait. {type(problem).__name__}: {problem}."
+        f"The processes lost each other, while all of them are there: {name_processes(roll.all, roll.all)}. The"
+        " network between them broke, or one took longer than `training.ddp_timeout` lets the others wait."
+        f" {type(problem).__name__}: {problem}."
     )

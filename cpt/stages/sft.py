@@ -1,4 +1,5 @@
-"""Supervised fine-tuning: next-token loss on the assistant's words alone; the loop is that of continued pre-training."""
+"""Supervised fine-tuning: next-token loss on the assistant's words alone; the loop is that of continued
+pre-training."""
 
 from transformers import TrainingArguments
 

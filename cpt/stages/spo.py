@@ -1,10 +1,12 @@
-"""Single-stream policy optimisation (arXiv 2509.13232): one answer to a prompt, compared with what the prompt's answers were worth before.
+"""Single-stream policy optimisation (arXiv 2509.13232): one answer to a prompt, compared with what the prompt's
+answers were worth before.
 
-The paper's: the value tracker, the advantage (reward less the value before this answer, normalised over the whole batch), the clipped
-policy loss, and prompts chosen by sqrt(v (1 - v)) + epsilon. Ours: how the tracker begins and how drift is measured (see ValueTracker), the
-floor under the deviation that advantages are divided by, all defaults but `rho_min`, `rho_max` and `half_life`, and where prompts are
-chosen from: `prompts_read` x as many as are answered, the next ones of the data. So data stay a function of the step, and a choice depends
-on it, the seed and the tracker alone, which a checkpoint keeps.
+The paper's: the value tracker, the advantage (reward less the value before this answer, normalised over the whole
+batch), the clipped policy loss, and prompts chosen by sqrt(v (1 - v)) + epsilon. Ours: how the tracker begins and how
+drift is measured (see ValueTracker), the floor under the deviation that advantages are divided by, all defaults but
+`rho_min`, `rho_max` and `half_life`, and where prompts are
+chosen from: `prompts_read` x as many as are answered, the next ones of the data. So data stay a function of the step,
+and a choice depends on it, the seed and the tracker alone, which a checkpoint keeps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,8 @@ class SPOConfig(GRPOConfig):  # type: ignore[misc]
 
     num_generations: int | None = 1
     half_life: float = 0.06
-    """Drift of the policy (KL divergence of a token, in nats) after which what a prompt's answers were worth counts half."""
+    """Drift of the policy (KL divergence of a token, in nats) after which what a prompt's answers were worth counts
+    half."""
     rho_min: float = 0.875
     """The least that the past counts at a prompt's next answer."""
     rho_max: float = 0.96
@@ -45,8 +48,8 @@ class SPOConfig(GRPOConfig):  # type: ignore[misc]
     least_priority: float = 0.05
     """Added to each prompt's weight in that draw, so that none is given up."""
     least_deviation: float = 0.1
-    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the tracker's error; made
-    as large as any other, it would unlearn the answers."""
+    """The smallest deviation that advantages are divided by. Where all answers are right, what is left of them is the
+    tracker's error; made as large as any other, it would unlearn the answers."""
 
     def __post_init__(self) -> None:
         answers = self.num_generations
@@ -55,9 +58,13 @@ class SPOConfig(GRPOConfig):  # type: ignore[misc]
         super().__post_init__()
         self.num_generations = answers
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ValueError(f"rho_min {self.rho_min} and rho_max {self.rho_max}: 0 < rho_min <= rho_max < 1 is needed")
+            raise ValueError(
+                f"rho_min {self.rho_min} and rho_max {self.rho_max}: 0 < rho_min <= rho_max < 1 is needed"
+            )
         if self.prompts_read < 1 or self.half_life <= 0:
-            raise ValueError(f"prompts_read {self.prompts_read} has to be at least 1, half_life {self.half_life} above 0")
+            raise ValueError(
+                f"prompts_read {self.prompts_read} has to be at least 1, half_life {self.half_life} above 0"
+            )
 
 
 CONFIG = SPOConfig
@@ -68,8 +75,12 @@ class SPOTrainer(RewardedTrainer):
 
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: SPOConfig, **options: Any) -> None:
         if "least_priority" in recipe.training and arguments.prompts_read == 1:
-            raise RecipeError("`training.least_priority` would have no effect: all prompts are answered. Set `prompts_read` above 1.")
-        self.tracker = ValueTracker(half_life=arguments.half_life, rho_min=arguments.rho_min, rho_max=arguments.rho_max)
+            raise RecipeError(
+                "`training.least_priority` would have no effect: all prompts are answered. Set `prompts_read` above 1."
+            )
+        self.tracker = ValueTracker(
+            half_life=arguments.half_life, rho_min=arguments.rho_min, rho_max=arguments.rho_max
+        )
         self.answered: list[Any] = []
         self.last: dict[str, torch.Tensor] | None = None
         self.read_for_each = arguments.prompts_read
@@ -80,7 +91,9 @@ class SPOTrainer(RewardedTrainer):
         config: Any = self.args
         seed = f"{self.recipe.seed} {self._step // self.generations.micro_batches}"
         count = len(prompts) // self.read_for_each
-        numbers = self.tracker.choose([row["prompt"] for row in prompts], count, least=config.least_priority, seed=seed)
+        numbers = self.tracker.choose(
+            [row["prompt"] for row in prompts], count, least=config.least_priority, seed=seed
+        )
         chosen = [prompts[number] for number in numbers]
         self.answered = [row["prompt"] for row in chosen for _ in range(config.num_generations)]
         return chosen
@@ -103,14 +116,16 @@ class SPOTrainer(RewardedTrainer):
     def follow_drift(self, made: dict[str, Any]) -> None:
         """Add how far the policy moved since the last generation, by what it thinks now of that one's completions.
 
-        The mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability: never negative, and on average the KL
-        divergence of the present policy from the one that sampled.
+        The mean over tokens of exp(d) - d - 1, d being the change of a token's log-probability: never negative, and on
+        average the KL divergence of the present policy from the one that sampled.
         """
         if self.last is not None:
             change = self.log_probabilities(self.last) - self.last["logps"]
             mask = self.last["completion_mask"]
             moved = ((change.exp() - change - 1) * mask).sum()
-            total, tokens = self.accelerator.reduce(torch.stack((moved, mask.sum().to(moved.dtype))), reduction="sum").tolist()
+            total, tokens = self.accelerator.reduce(
+                torch.stack((moved, mask.sum().to(moved.dtype))), reduction="sum"
+            ).tolist()
             self.tracker.drift += total / max(tokens, 1.0)
         known = made.get("old_per_token_logps")
         logps = self.log_probabilities(made) if known is None else known
@@ -144,7 +159,9 @@ class SPOTrainer(RewardedTrainer):
 
 def rows_of_step(training: Mapping[str, Any], rows: int) -> int:
     """Prompts that are read in an optimizer step of so many completions."""
-    return prompts_of_step(CONFIG, training, rows, read_for_each=int(training.get("prompts_read", SPOConfig.prompts_read)))
+    return prompts_of_step(
+        CONFIG, training, rows, read_for_each=int(training.get("prompts_read", SPOConfig.prompts_read))
+    )
 
 
 def build_trainer(
@@ -158,5 +175,12 @@ def build_trainer(
     """The trainer of this stage; its reference, where `beta` asks for one, is the model as the run found it."""
     reference = reference_for(recipe, tokenizer, arguments)
     return SPOTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer, reference=reference
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        reference=reference,
     )

@@ -20,8 +20,11 @@ from cpt.tokenizer.load import from_folder_or_hub
 KEY = "training.teacher_model_name_or_path"
 
 
-def build_teacher(recipe: Recipe, student: nn.Module, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> PreTrainedModel:
-    """The model that `training.teacher_model_name_or_path` names, frozen: a Hub id, a folder, or the folder of a finished run.
+def build_teacher(
+    recipe: Recipe, student: nn.Module, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+) -> PreTrainedModel:
+    """The model that `training.teacher_model_name_or_path` names, frozen: a Hub id, a folder, or the folder of a
+    finished run.
 
     Its weights are in bfloat16 where the run computes in that, else in fp32.
 
@@ -32,7 +35,9 @@ def build_teacher(recipe: Recipe, student: nn.Module, tokenizer: PreTrainedToken
     values = vars(arguments)
     path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
     if path is None:
-        raise RecipeError(f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME).")
+        raise RecipeError(
+            f"`{KEY}` is missing: the model that this one learns from, a Hub id, a folder or a run (runs/NAME)."
+        )
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
     try:
         check_vocabulary(student, tokenizer, section)
@@ -58,8 +63,8 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
     rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
     if rows != others:
         raise RecipeError(
-            f"{teacher.path} has {others} tokens and the model {rows}: probabilities are compared token by token. Take a teacher with the "
-            "same vocabulary."
+            f"{teacher.path} has {others} tokens and the model {rows}: probabilities are compared token by token. Take"
+            " a teacher with the same vocabulary."
         )
     if not has_tokenizer(str(teacher.path)):
         return
@@ -67,8 +72,8 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
     if differing := sorted(word for word, number in own.items() if known.get(word) != number):
         word = differing[0]
         raise RecipeError(
-            f"{len(differing)} tokens have other ids in {teacher.path}, as {word!r}: {own[word]} here, {known.get(word, 'none')} there. "
-            "Take a teacher with the same tokenizer."
+            f"{len(differing)} tokens have other ids in {teacher.path}, as {word!r}: {own[word]} here,"
+            f" {known.get(word, 'none')} there. Take a teacher with the same tokenizer."
         )
 
 

@@ -1,4 +1,5 @@
-"""The trainer that all stages share: Hugging Face's, reading our loader, with our optimizer, schedule and evaluation."""
+"""The trainer that all stages share: Hugging Face's, reading our loader, with our optimizer, schedule and
+evaluation."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,9 +61,13 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> None:
-        if arguments.ddp_find_unused_parameters is None:  # only a router may leave parameters out, and looking for them costs each step
+        if (
+            arguments.ddp_find_unused_parameters is None
+        ):  # only a router may leave parameters out, and looking for them costs each step
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
-        if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
+        if (
+            arguments.ddp_broadcast_buffers is None
+        ):  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
@@ -71,7 +76,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` has a loss of its own. Remove the key.")
         self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
         shown = self.shown_at_first(rows)
-        super().__init__(model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options)
+        super().__init__(
+            model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options
+        )
         self.train_dataset = self.eval_dataset = rows
         self.set_up_precision(model)
         if compiling is not None:
@@ -89,7 +96,11 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         if accelerator.ddp_handler is not None:
             accelerator.ddp_handler.gradient_as_bucket_view = True  # else DDP keeps a copy of all gradients
         # Stages with a loss of their own read logits, which autocast gives them in fp32.
-        if accelerator.native_amp and self.trains_on_model_loss and all(weight.dtype == torch.bfloat16 for weight in model.parameters()):
+        if (
+            accelerator.native_amp
+            and self.trains_on_model_loss
+            and all(weight.dtype == torch.bfloat16 for weight in model.parameters())
+        ):
             accelerator.native_amp = False
             tell("Autocast: off, because all weights are bfloat16.")
 
@@ -101,10 +112,13 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         """Train to the end of the budget, from a checkpoint where one is given.
 
         Args:
-            resume_from_checkpoint: folder of a checkpoint; the data goes on at its row, without reading what came before.
+            resume_from_checkpoint: folder of a checkpoint; the data goes on at its row, without reading what came
+                before.
         """
         if resume_from_checkpoint is not None:
-            self.first_step = TrainerState.load_from_json(str(Path(resume_from_checkpoint) / "trainer_state.json")).global_step
+            self.first_step = TrainerState.load_from_json(
+                str(Path(resume_from_checkpoint) / "trainer_state.json")
+            ).global_step
             self.args.eval_on_start = self.lacks_evaluation(self.first_step)
         return super().train(str(resume_from_checkpoint) if resume_from_checkpoint is not None else None, **options)
 
@@ -150,7 +164,8 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         return add_document_bounds if collate is None and wants_bounds(self.model) and self.args.n_gpu <= 1 else None
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
-        """What makes a micro-batch of rows that are examples; None where rows are tensors of one length, which are stacked."""
+        """What makes a micro-batch of rows that are examples; None where rows are tensors of one length, which are
+        stacked."""
         return None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -159,13 +174,22 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             trained = model if model is not None else self.model
             assert trained is not None, "the Trainer was built with a model"
             self.optimizer = build_optimizer(
-                self.recipe.optimizer, trained, offloaded=self.offloads_optimizer, partitioned=self.is_deepspeed_enabled
+                self.recipe.optimizer,
+                trained,
+                offloaded=self.offloads_optimizer,
+                partitioned=self.is_deepspeed_enabled,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
-                why = "auto`, `training.bf16: true` on a GPU" if self.recipe.model.dtype == "auto" else f"{self.recipe.model.dtype}`"
+                why = (
+                    "auto`, `training.bf16: true` on a GPU"
+                    if self.recipe.model.dtype == "auto"
+                    else f"{self.recipe.model.dtype}`"
+                )
                 tell(f"Weights: half precision, updated in an fp32 master copy (`model.dtype: {why}).")
             names = {id(parameter): name for name, parameter in trained.named_parameters()}
-            self.parameter_names = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+            self.parameter_names = [
+                names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]
+            ]
         return self.optimizer
 
     def create_scheduler(
@@ -196,8 +220,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
     ) -> Any:
         """The Trainer's loss, with the experts' auxiliary loss averaged over the step instead of summed.
 
-        A model adds its whole auxiliary loss to each micro-batch, while its cross entropy is already divided by the tokens
-        of the whole step. Left so, accumulation over n micro-batches on w processes would weigh the auxiliary loss n x w times.
+        A model adds its whole auxiliary loss to each micro-batch, while its cross entropy is already divided by the
+        tokens of the whole step. Left so, accumulation over n micro-batches on w processes would weigh the auxiliary
+        loss n x w times.
         """
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
@@ -219,7 +244,9 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
         step, batch_size = self.state.global_step, self.args.per_device_eval_batch_size
         where: dict[str, Any] = {"run_folder": self.run_folder, "step": step}
         try:
-            figures = measure_and_keep(self.model, self.held_out, batch_size=batch_size, after_batch=self.tell_prediction_step, **where)
+            figures = measure_and_keep(
+                self.model, self.held_out, batch_size=batch_size, after_batch=self.tell_prediction_step, **where
+            )
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}
@@ -243,7 +270,11 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             return
         batch_size = self.args.per_device_eval_batch_size
         key = "`training.per_device_eval_batch_size`"
-        remedy = f"Set {key} lower" if batch_size > 1 else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
+        remedy = (
+            f"Set {key} lower"
+            if batch_size > 1
+            else "Take shorter rows (`data.sequence_length`), or split the model over GPUs"
+        )
         where = f"the evaluation of step {self.state.global_step}"
         raise ResourceError(f"memory ended in {where}, with {batch_size} rows at once. {remedy}.") from problem
 

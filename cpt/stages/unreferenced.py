@@ -24,7 +24,12 @@ class UnreferencedTrainer(ExampleTrainer):
         collate, most = self.data_collator, self.recipe.data.sequence_length
 
         def renamed(examples: list[dict[str, Any]]) -> Any:
-            return collate([{**answer("chosen", one, most), **answer("rejected", one, most), **prompt(one, most)} for one in examples])
+            return collate(
+                [
+                    {**answer("chosen", one, most), **answer("rejected", one, most), **prompt(one, most)}
+                    for one in examples
+                ]
+            )
 
         return renamed
 

@@ -23,13 +23,20 @@ class Answer:
 class Answerer:
     """A model that is asked, with its tokenizer."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
+    ) -> None:
         self._model, self._tokenizer, self._sampling, self._batch_size = model.eval(), tokenizer, sampling, batch_size
         self._ends = end_tokens(model, tokenizer)
         self._pad = self._ends[0] if tokenizer.pad_token_id is None else int(cast(int, tokenizer.pad_token_id))
-        # In the place of the model's own, from which `generate` would take what a config beside it does not say (penalties, sampling).
+        # In the place of the model's own, from which `generate` would take what a config beside it does not say
+        # (penalties, sampling).
         model.generation_config = GenerationConfig(
-            do_sample=False, max_new_tokens=sampling.max_new_tokens, eos_token_id=self._ends, pad_token_id=self._pad, use_cache=True
+            do_sample=False,
+            max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=self._ends,
+            pad_token_id=self._pad,
+            use_cache=True,
         )
 
     def answer(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
@@ -43,7 +50,8 @@ class Answerer:
         return [answers[number] for number in range(len(questions))]
 
     def _answer_batch(self, questions: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Answer]:
-        """Padded on the left, so that all go on at the same place; the mask tells `generate` the padding and the positions."""
+        """Padded on the left, so that all go on at the same place; the mask tells `generate` the padding and the
+        positions."""
         length = max(map(len, questions))
         ids = torch.tensor([[self._pad] * (length - len(question)) + [*question] for question in questions])
         mask = torch.tensor([[0] * (length - len(question)) + [1] * len(question) for question in questions])

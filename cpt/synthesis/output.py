@@ -1,4 +1,5 @@
-"""The folder that made texts are written to: a file for each group of texts, complete when it is there, and beside it what was counted.
+"""The folder that made texts are written to: a file for each group of texts, complete when it is there, and beside it
+what was counted.
 
 `rewritten-00000.jsonl` and so on; what the next run needs to know stands in `.rewrite`, which sources pass over.
 """
@@ -104,7 +105,9 @@ def open_output(folder: Path, task: Mapping[str, object]) -> Iterator[RewrittenF
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when this process dies
             except BlockingIOError as problem:
-                raise LaunchError(f"{folder}: another `cpt data rewrite` writes there. Wait for it, or give another --output.") from problem
+                raise LaunchError(
+                    f"{folder}: another `cpt data rewrite` writes there. Wait for it, or give another --output."
+                ) from problem
             check_task(own / "task.json", task)
             yield RewrittenFolder(folder)
     except OSError as problem:
@@ -122,5 +125,6 @@ def check_task(file: Path, task: Mapping[str, object]) -> None:
     before = orjson.loads(file.read_bytes())
     if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
         raise RecipeError(
-            f"{file.parent.parent} holds texts that were made otherwise ({', '.join(differing)} differ). Give another --output."
+            f"{file.parent.parent} holds texts that were made otherwise ({', '.join(differing)} differ). Give another"
+            " --output."
         )

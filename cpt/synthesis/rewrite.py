@@ -1,9 +1,11 @@
-"""Let a local model rewrite the documents of a source, ask about them or translate them there and back, and say where each text is from.
+"""Let a local model rewrite the documents of a source, ask about them or translate them there and back, and say where
+each text is from.
 
-Texts are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no more than a group; the
-next one finds by the hash of a group's texts what is done. An answer depends on the text, the model, the prompt, the sampling and
-the seed, and on nothing else, but for the rounding of kernels: in float32 batches of any size gave the same texts, in bfloat16 another size
-of batch may tip the balance between two tokens that are almost equally likely.
+Texts are taken in groups of 256. A group becomes one file of the output, written at once, so a killed run loses no
+more than a group; the next one finds by the hash of a group's texts what is done. An answer depends on the text, the
+model, the prompt, the sampling and the seed, and on nothing else, but for the rounding of kernels: in float32 batches
+of any size gave the same texts, in bfloat16 another size of batch may tip the balance between two tokens that are
+almost equally likely.
 """
 
 import hashlib
@@ -133,7 +135,9 @@ def provenance_of(task: Task) -> dict[str, object]:
     return {
         "model": path,
         "model_revision": None if is_local(path) else weights_folder(path, task.model.revision).name,
-        "model_sha256": hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes.items()).encode()).hexdigest(),
+        "model_sha256": (
+            hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes.items()).encode()).hexdigest()
+        ),
         "prompt": task.prompt.name,
         "prompt_sha256": task.prompt.sha256,
         "sampling": asdict(task.sampling),
@@ -145,10 +149,17 @@ def provenance_of(task: Task) -> dict[str, object]:
 def rules_of(task: Task) -> dict[str, object]:
     """What else decides which texts come out. A source may grow: its texts are compared one group after the other."""
     source = task.source.model_dump(mode="json", exclude={"name", "max_documents"})
-    return {"source": source, "max_input_tokens": task.max_input_tokens, "cut_off": task.cut_off, "min_characters": task.min_characters}
+    return {
+        "source": source,
+        "max_input_tokens": task.max_input_tokens,
+        "cut_off": task.cut_off,
+        "min_characters": task.min_characters,
+    }
 
 
-def write_group(number: int, pieces: Sequence[Piece], writer: "Writer", provenance: dict[str, object], folder: RewrittenFolder) -> Counts:
+def write_group(
+    number: int, pieces: Sequence[Piece], writer: "Writer", provenance: dict[str, object], folder: RewrittenFolder
+) -> Counts:
     """Make the texts of a group, and write them."""
     rows, dropped = [], Counter[str]()
     for piece, (answer, seed, reason) in zip(pieces, writer.answers(pieces), strict=True):
@@ -186,7 +197,8 @@ class Writer:
         for number, question in enumerate(self._questions):
             asked = [place for place, reason in enumerate(reasons) if reason is None]
             made = self._answerer.answer(
-                [question.ids(answers[place].text) for place in asked], [(seeds[place] + number) % 2**64 for place in asked]
+                [question.ids(answers[place].text) for place in asked],
+                [(seeds[place] + number) % 2**64 for place in asked],
             )
             for place, answer in zip(asked, made, strict=True):
                 cut_off_before = answers[place].is_cut_off
@@ -203,8 +215,9 @@ class Writer:
         needed = max(question.num_tokens_around() for question in self._questions) + longest + new
         if window is not None and needed > window:
             raise RecipeError(
-                f"{self._task.model.path}: question, text and answer need up to {needed:,} tokens, the model has room for {window:,}. "
-                f"Lower --max-input-tokens ({self._task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
+                f"{self._task.model.path}: question, text and answer need up to {needed:,} tokens, the model has room"
+                f" for {window:,}. Lower --max-input-tokens ({self._task.max_input_tokens:,}) or --max-new-tokens"
+                f" ({new:,})."
             )
 
 

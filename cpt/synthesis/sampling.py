@@ -1,8 +1,10 @@
-"""Draw tokens so that what one text gets depends on nothing beside it: not on its batch, its place in it, or what was drawn before.
+"""Draw tokens so that what one text gets depends on nothing beside it: not on its batch, its place in it, or what was
+drawn before.
 
-transformers samples with one stream of random numbers for the whole batch, so a text's answer would change with its neighbours. Here the
-noise is a function of (the text's seed, the number of the token, the token): with Gumbel noise added to the logits, the largest one is a
-draw from the softmax (arxiv.org/abs/1611.01144, section 2), and `generate` can be greedy.
+transformers samples with one stream of random numbers for the whole batch, so a text's answer would change with its
+neighbours. Here the noise is a function of (the text's seed, the number of the token, the token): with Gumbel noise
+added to the logits, the largest one is a draw from the softmax (arxiv.org/abs/1611.01144, section 2), and `generate`
+can be greedy.
 """
 
 from collections.abc import Sequence
@@ -32,7 +34,9 @@ class Sampling:
         if self.temperature == 0:
             return LogitsProcessorList()
         narrowed = [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
-        return LogitsProcessorList([TemperatureLogitsWarper(self.temperature), *narrowed, GumbelNoise(seeds, prompt_length)])
+        return LogitsProcessorList(
+            [TemperatureLogitsWarper(self.temperature), *narrowed, GumbelNoise(seeds, prompt_length)]
+        )
 
 
 class GumbelNoise(LogitsProcessor):
@@ -44,7 +48,9 @@ class GumbelNoise(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits with noise, of which the largest is the draw."""
-        number = torch.tensor(input_ids.shape[1] - self._prompt_length + 1, device=scores.device)  # a tensor, because its product wraps
+        number = torch.tensor(
+            input_ids.shape[1] - self._prompt_length + 1, device=scores.device
+        )  # a tensor, because its product wraps
         rows = mixed(self._seeds.to(scores.device) + number * GOLDEN)
         tokens = torch.arange(1, scores.shape[1] + 1, device=scores.device)
         numbers = mixed(rows[:, None] + tokens[None, :] * GOLDEN)  # B batch, V vocabulary
@@ -53,7 +59,8 @@ class GumbelNoise(LogitsProcessor):
 
 
 def mixed(numbers: Tensor) -> Tensor:
-    """The finish of splitmix64: each bit of the result depends on all of the argument's (prng.di.unimi.it/splitmix64.c)."""
+    """The finish of splitmix64: each bit of the result depends on all of the argument's
+    (prng.di.unimi.it/splitmix64.c)."""
     numbers = (numbers ^ shifted(numbers, 30)) * MIX_1
     numbers = (numbers ^ shifted(numbers, 27)) * MIX_2
     return numbers ^ shifted(numbers, 31)

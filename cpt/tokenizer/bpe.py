@@ -1,4 +1,5 @@
-"""Look into a fast tokenizer's byte-pair encoding: its vocabulary, its merges, and the words that merges never cross."""
+"""Look into a fast tokenizer's byte-pair encoding: its vocabulary, its merges, and the words that merges never
+cross."""
 
 import json
 from collections import Counter
@@ -15,7 +16,9 @@ MAX_WORDS = 5_000_000  # different words held at once; beyond it those seen once
 # A SentencePiece tokenizer reads a whole text as one word, but its merges do not cross the beginning of a word.
 SENTENCEPIECE_WORDS = pre_tokenizers.Split(Regex(r"▁*[^▁]+|▁+"), behavior="isolated")
 # Nor do they join letters, digits and signs, as a rule; new ones never do. Digits stay alone.
-SENTENCEPIECE_TOKEN = pre_tokenizers.Split(Regex(r"▁+(?=▁)|▁?\p{L}[\p{L}\p{M}]*|▁?\p{N}|▁?[^▁\p{L}\p{N}]+|▁+"), behavior="isolated")
+SENTENCEPIECE_TOKEN = pre_tokenizers.Split(
+    Regex(r"▁+(?=▁)|▁?\p{L}[\p{L}\p{M}]*|▁?\p{N}|▁?[^▁\p{L}\p{N}]+|▁+"), behavior="isolated"
+)
 WHY_NOT = {
     "WordPiece": "it always takes the longest piece of its list, so a new piece would change how old text is read",
     "Unigram": "its pieces have probabilities instead of merges, so a new piece would change how old text is read",
@@ -52,7 +55,11 @@ class Bpe:
 
     def may_be_token(self, token: str) -> bool:
         """Whether a new token may read so: where the tokenizer splits texts into words itself, any part of one."""
-        return self.is_byte_level or token.count("▁") == len(token) or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
+        return (
+            self.is_byte_level
+            or token.count("▁") == len(token)
+            or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
+        )
 
     def pieces(self, word: str) -> list[int]:
         """The ids that the merges make of a word."""
@@ -72,18 +79,25 @@ def read_bpe(backend: Tokenizer, name: str) -> Bpe:
     model = content["model"]
     if model["type"] != "BPE":
         raise RecipeError(
-            f"the tokenizer of `{name}` is {model['type']}: {WHY_NOT.get(model['type'], 'it has no merges to continue')}. "
-            "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
+            f"the tokenizer of `{name}` is {model['type']}:"
+            f" {WHY_NOT.get(model['type'], 'it has no merges to continue')}. Only byte-pair encodings (GPT-2, Llama,"
+            " Qwen, Mistral, ...) can be extended."
         )
     if model.get("dropout"):
         raise RecipeError(
-            f"the tokenizer of `{name}` drops merges at random (dropout {model['dropout']}). Set it to null in tokenizer.json."
+            f"the tokenizer of `{name}` drops merges at random (dropout {model['dropout']}). Set it to null in"
+            " tokenizer.json."
         )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             marks = f"marks the parts of words (`{key}`: {model[key]!r})"
             raise RecipeError(f"the tokenizer of `{name}` {marks}, which is not supported. Choose another.")
-    return Bpe(backend, content, backend.get_vocab(with_added_tokens=True), '"ByteLevel"' in json.dumps(content["pre_tokenizer"]))
+    return Bpe(
+        backend,
+        content,
+        backend.get_vocab(with_added_tokens=True),
+        '"ByteLevel"' in json.dumps(content["pre_tokenizer"]),
+    )
 
 
 def count_words(bpe: Bpe, documents: Iterable[str]) -> Counter[str]:

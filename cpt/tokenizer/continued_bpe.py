@@ -1,8 +1,10 @@
-"""Learn further merges on top of those that a tokenizer has: the pairs that stay most often beside each other in a text.
+"""Learn further merges on top of those that a tokenizer has: the pairs that stay most often beside each other in a
+text.
 
-Every new merge ranks behind all old ones. An old merge joins old tokens only, and a new merge leaves no new pair of old tokens behind, so
-a text is first encoded exactly as before and then merged further: no input gets longer. And a token that was learned as the result of its
-merges in a word is also what these merges make of its own string, since none of them crossed its borders: none is unreachable.
+Every new merge ranks behind all old ones. An old merge joins old tokens only, and a new merge leaves no new pair of
+old tokens behind, so a text is first encoded exactly as before and then merged further: no input gets longer. And a
+token that was learned as the result of its merges in a word is also what these merges make of its own string, since
+none of them crossed its borders: none is unreachable.
 """
 
 import heapq
@@ -18,7 +20,8 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Merge:
-    """A new token: the two that it joins, how often they stood beside each other when it was learned, and a word in which they did.
+    """A new token: the two that it joins, how often they stood beside each other when it was learned, and a word in
+    which they did.
 
     Attributes:
         pieces: the ids of the old tokens that it is made of.
@@ -90,14 +93,17 @@ class Pairs:
         heapq.heapify(self.heap)
 
     def most_frequent(self) -> tuple[Pair, int] | None:
-        """The pair that stands most often in the text, of equal ones that of the smallest ids; None where none is left."""
+        """The pair that stands most often in the text, of equal ones that of the smallest ids; None where none is
+        left."""
         while self.heap:
             count, pair = self.heap[0]
             now = self.num.get(pair, 0)
             if now == -count and now and pair not in self.forbidden:
                 return pair, now
             heapq.heappop(self.heap)
-            if 0 < now < -count and pair not in self.forbidden:  # it became rarer since; a pair that became more frequent stands here anew
+            if (
+                0 < now < -count and pair not in self.forbidden
+            ):  # it became rarer since; a pair that became more frequent stands here anew
                 heapq.heappush(self.heap, (-now, pair))
         return None
 

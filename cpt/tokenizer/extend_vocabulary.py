@@ -1,4 +1,5 @@
-"""Extend a tokenizer for a domain: further merges learned on its text, behind the old ones, with all that was there left as it is."""
+"""Extend a tokenizer for a domain: further merges learned on its text, behind the old ones, with all that was there
+left as it is."""
 
 import copy
 import json
@@ -29,7 +30,8 @@ class NewToken:
         token: as tokenizer.json writes it.
         text: what it stands for; bytes that are no whole character show as the replacement character.
         pieces: the old tokens that it is made of, by id.
-        count: how often it stands in the text that it was learned from, under all new merges. 0: it is only a step to longer ones.
+        count: how often it stands in the text that it was learned from, under all new merges. 0: it is only a step to
+            longer ones.
     """
 
     id: int
@@ -50,8 +52,8 @@ class Extension:
 def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
     """Continue the tokenizer's byte-pair encoding on `documents` by `num_tokens` merges.
 
-    Old tokens keep their ids; the new ones follow on the largest of them. The new merges rank behind the old ones, so that no text gets
-    longer; each new token is encoded once to see that it is reached.
+    Old tokens keep their ids; the new ones follow on the largest of them. The new merges rank behind the old ones, so
+    that no text gets longer; each new token is encoded once to see that it is reached.
 
     Raises:
         RecipeError: the tokenizer is of a kind that cannot be extended, or `num_tokens` is not at least 1.
@@ -62,21 +64,24 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     name = str(tokenizer.name_or_path)
     if not tokenizer.is_fast:
         raise RecipeError(
-            f"`{name}` has no fast tokenizer ({type(tokenizer).__name__} is written in Python), so its merges are not at hand. "
-            "Choose another model."
+            f"`{name}` has no fast tokenizer ({type(tokenizer).__name__} is written in Python), so its merges are not"
+            " at hand. Choose another model."
         )
     bpe = read_bpe(tokenizer.backend_tokenizer, name)
     words = count_words(bpe, non_empty(documents))
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
         raise DataError(
-            f"the text is too little for {num_tokens:,} new tokens: it ran out of pairs that stand in it twice at {len(merges):,}. "
-            f"Give more text, or ask for at most {len(merges):,}{'' if merges else ' (it needs some that repeats)'}."
+            f"the text is too little for {num_tokens:,} new tokens: it ran out of pairs that stand in it twice at"
+            f" {len(merges):,}. Give more text, or ask for at most"
+            f" {len(merges):,}{'' if merges else ' (it needs some that repeats)'}."
         )
     extended = copy.deepcopy(tokenizer)
     extended._tokenizer = backend
     counts = count_tokens(bpe, words, backend)
-    return Extension(extended, [NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id]) for one in merges])
+    return Extension(
+        extended, [NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id]) for one in merges]
+    )
 
 
 def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tuple[list[Merge], Tokenizer]:
@@ -85,7 +90,11 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
     By their making all are, as far as the merges go; that the words of some text lead there too is seen by trying.
     """
     tokens = {number: token for token, number in bpe.vocabulary.items()}
-    whole = {number for token, number in bpe.vocabulary.items() if not BYTE.fullmatch(token) and token != bpe.content["model"]["unk_token"]}
+    whole = {
+        number
+        for token, number in bpe.vocabulary.items()
+        if not BYTE.fullmatch(token) and token != bpe.content["model"]["unk_token"]
+    }
     ordered = sorted(word for word, count in words.items() if count > 0 and len(word) <= MAX_WORD_CHARACTERS)
     encoded, counts, origins = [], [], []
     for word in ordered:
@@ -95,23 +104,31 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
             origins.append(word)
     forbidden = set(bpe.vocabulary)
     while True:
-        merges = learn_merges(encoded, counts, tokens, num_tokens, max(bpe.vocabulary.values()) + 1, forbidden, bpe.may_be_token)
+        merges = learn_merges(
+            encoded, counts, tokens, num_tokens, max(bpe.vocabulary.values()) + 1, forbidden, bpe.may_be_token
+        )
         backend = with_merges(bpe, merges, tokens)
-        unreached = {one.token for one in merges if not is_reached(backend, one.id, word_up_to(backend, origins[one.word], one.token))}
+        unreached = {
+            one.token
+            for one in merges
+            if not is_reached(backend, one.id, word_up_to(backend, origins[one.word], one.token))
+        }
         if not unreached:
             return merges, backend
         forbidden |= unreached
 
 
 def parts_to_merge(ids: Sequence[int], whole: Set[int]) -> Iterator[list[int]]:
-    """The longest parts of a word that hold only whole characters: SentencePiece's bytes, and its unknown token, are not merged."""
+    """The longest parts of a word that hold only whole characters: SentencePiece's bytes, and its unknown token, are
+    not merged."""
     for is_whole, part in groupby(ids, whole.__contains__):
         if is_whole and len(found := list(part)) > 1:
             yield found
 
 
 def word_up_to(backend: Tokenizer, word: str, token: str) -> str:
-    """The text of a word up to the end of a token that it holds: as it stood when the token was learned, with nothing behind it."""
+    """The text of a word up to the end of a token that it holds: as it stood when the token was learned, with nothing
+    behind it."""
     end = word.find(token) + len(token)
     return str(backend.decoder.decode([word[:end]])) if backend.decoder is not None else word[:end]
 
@@ -120,7 +137,8 @@ def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) ->
     """The tokenizer with further merges at the end of its list."""
     content: dict[str, Any] = json.loads(json.dumps(bpe.content))
     vocabulary: dict[str, int] = content["model"]["vocab"]
-    # An added token that is not in the model's own vocabulary gets the id after it when the file is read, which is now a new token's.
+    # An added token that is not in the model's own vocabulary gets the id after it when the file is read, which is now
+    # a new token's.
     vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
     strings = dict(tokens)
     for one in merges:

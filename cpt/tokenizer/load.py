@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBase:
-    """The tokenizer at `tokenizer.path`, else at `model.path`. No token is ever added; a missing pad token is the eos token.
+    """The tokenizer at `tokenizer.path`, else at `model.path`. No token is ever added; a missing pad token is the eos
+    token.
 
     Raises:
         RecipeError: no path is given, nothing loadable is there, or it has no fast version or no eos token.
@@ -25,25 +26,32 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     path = tokenizer.path or model.path
     if path is None:
         raise RecipeError(
-            "no tokenizer: the model is built from `model.config`, which has none. Set `tokenizer.path` to a local folder or a Hub id, "
-            "or train one: cpt tokenizer train --text FILES --vocabulary 32000 --output FOLDER"
+            "no tokenizer: the model is built from `model.config`, which has none. Set `tokenizer.path` to a local"
+            " folder or a Hub id, or train one: cpt tokenizer train --text FILES --vocabulary 32000 --output FOLDER"
         )
     if model.import_ is not None:
-        import_user_module(model.import_)  # AutoTokenizer reads the model's config as well, and warns of a type that it does not know
+        import_user_module(
+            model.import_
+        )  # AutoTokenizer reads the model's config as well, and warns of a type that it does not know
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:
         raise RecipeError(
-            f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python): it would hold the training up. "
-            "Set `tokenizer.path` to one with a tokenizer.json."
+            f"`{path}` has no fast tokenizer ({type(loaded).__name__} is written in Python): it would hold the"
+            " training up. Set `tokenizer.path` to one with a tokenizer.json."
         )
     if loaded.eos_token_id is None:
         raise RecipeError(
-            f"the tokenizer of `{path}` has no eos token to end documents with. Set `eos_token` in its tokenizer_config.json."
+            f"the tokenizer of `{path}` has no eos token to end documents with. Set `eos_token` in its"
+            " tokenizer_config.json."
         )
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
-        logger.info("the tokenizer of %s has no pad token: %s stands in for it (padding is never learned)", path, loaded.eos_token)
+        logger.info(
+            "the tokenizer of %s has no pad token: %s stands in for it (padding is never learned)",
+            path,
+            loaded.eos_token,
+        )
     return loaded
 
 
@@ -55,26 +63,36 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
     if local.exists():
         check_folder(local)
     elif is_local(path):
-        raise RecipeError(f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`.")
+        raise RecipeError(
+            f"there is no folder `{path}` to load the tokenizer from (looked in {Path.cwd()}). Check `tokenizer.path`."
+        )
     else:
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
     try:
         return AutoTokenizer.from_pretrained(
-            str(local) if local.exists() else path, revision=revision, trust_remote_code=trust_remote_code, use_fast=True
+            str(local) if local.exists() else path,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            use_fast=True,
         )
     except (OSError, ValueError, ImportError, KeyError) as problem:
         where = "local folder" if local.exists() else f"Hub id (and there is no such folder in {Path.cwd()})"
         reason = str(problem).strip().split("\n", 1)[0]
-        raise RecipeError(f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason} Check `tokenizer.path`.") from problem
+        raise RecipeError(
+            f"cannot load a tokenizer from `{path}`, taken as a {where}: {reason} Check `tokenizer.path`."
+        ) from problem
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a file, a folder without a tokenizer, and a tokenizer.json cut short: their errors from below do not name the file."""
+    """Refuse a file, a folder without a tokenizer, and a tokenizer.json cut short: their errors from below do not name
+    the file."""
     if not folder.is_dir():
         raise RecipeError(f"`{folder}` is a file. `tokenizer.path` takes the folder that holds tokenizer.json.")
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
     if not any((folder / name).exists() for name in names):
-        raise RecipeError(f"`{folder}` holds no tokenizer: none of {', '.join(names)} is there. Check `tokenizer.path`.")
+        raise RecipeError(
+            f"`{folder}` holds no tokenizer: none of {', '.join(names)} is there. Check `tokenizer.path`."
+        )
     for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
         if whole.exists():
             try:

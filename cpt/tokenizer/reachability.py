@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 # What may have to stand around a token's text before the tokenizer gives the token.
-AROUND = (("", ""), (" ", ""), ("a", ""), ("(", ""), ("\n", ""), ("", "a"), ("a", "a"), (" ", " a"), ("1", ""), ("", "\n"), (".", "."))
+AROUND = (
+    ("", ""),
+    (" ", ""),
+    ("a", ""),
+    ("(", ""),
+    ("\n", ""),
+    ("", "a"),
+    ("a", "a"),
+    (" ", " a"),
+    ("1", ""),
+    ("", "\n"),
+    (".", "."),
+)
 NEVER_IN_UTF8 = re.compile(rb"[\xc0\xc1\xf5-\xff]")
 REPLACEMENT = "\ufffd"
 NO_UTF8 = "has bytes that no UTF-8 text has"
@@ -33,7 +45,9 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     text = backend.decode([number], skip_special_tokens=False)
     if REPLACEMENT in text:
         return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
-    return any(number in encode(backend, one) for one in (*(before + text + after for before, after in AROUND), *examples))
+    return any(
+        number in encode(backend, one) for one in (*(before + text + after for before, after in AROUND), *examples)
+    )
 
 
 def encode(backend: Tokenizer, text: str) -> list[int]:
@@ -45,8 +59,9 @@ def encode(backend: Tokenizer, text: str) -> list[int]:
 def unreachable_tokens(backend: Tokenizer, seen: Mapping[int, int]) -> Iterator[Unreachable]:
     """Tokens of the vocabulary, special and added ones aside, that no text gives.
 
-    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that stands anywhere in a text is also what the merges make of its
-    own string, since none of them crossed its borders. NOT_FOUND is none: its text was tried alone and inside others.
+    NO_UTF8 and OTHER_TOKENS are proofs: a token of a byte-pair encoding that stands anywhere in a text is also what
+    the merges make of its own string, since none of them crossed its borders. NOT_FOUND is none: its text was tried
+    alone and inside others.
 
     Args:
         seen: id -> how often it stands in texts that were encoded; more than never is reached.

@@ -12,7 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.tokenizer.reachability import Unreachable, unreachable_tokens
 
-WITHOUT_SPACES = {"Cjk", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"}  # a word there is a whole clause
+WITHOUT_SPACES = {
+    "Cjk",
+    "Hiragana",
+    "Katakana",
+    "Thai",
+    "Lao",
+    "Khmer",
+    "Myanmar",
+    "Tibetan",
+}  # a word there is a whole clause
 NO_SCRIPT = "digits and signs"
 SHOWN = 10
 WORDS_AT_ONCE = 20_000
@@ -148,7 +157,9 @@ def vocabulary_figures(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int6
     added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items()}
     regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
     counts = Counter({number: int(seen[number]) for number in regular if number < len(seen) and seen[number]})
-    decoded = sorted(((backend.decode([number]), number) for number in regular), key=lambda item: (-len(item[0]), item[1]))
+    decoded = sorted(
+        ((backend.decode([number]), number) for number in regular), key=lambda item: (-len(item[0]), item[1])
+    )
     return VocabularyFigures(
         size=len(tokenizer),
         regular=len(regular),
@@ -165,9 +176,14 @@ def as_json(figures: Figures) -> dict[str, Any]:
     return {
         "tokenizer": figures.tokenizer,
         "engine": figures.engine,
-        "texts": [{**vars(one), "bytes_per_token": one.bytes_per_token, "tokens_per_word": one.fertility} for one in figures.texts],
+        "texts": [
+            {**vars(one), "bytes_per_token": one.bytes_per_token, "tokens_per_word": one.fertility}
+            for one in figures.texts
+        ],
         "scripts": [{**vars(one), "bytes_per_token": one.bytes / max(1, one.tokens)} for one in figures.scripts],
         "costly_words": [vars(one) for one in figures.costly],
-        "vocabulary": None if vocabulary is None else {**vars(vocabulary), "unreachable": [vars(one) for one in vocabulary.unreachable]},
+        "vocabulary": None
+        if vocabulary is None
+        else {**vars(vocabulary), "unreachable": [vars(one) for one in vocabulary.unreachable]},
         "notes": figures.notes,
     }

@@ -11,7 +11,8 @@ from cpt.errors import DataError, RecipeError
 # MiniMind's three, at its ids 0, 1 and 2: padding, begin and end of a document (and of a chat turn).
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BYTES = 256
-# Words with the space or sign before them, each digit alone, runs of signs, line ends, spaces: the rule of Qwen2 and its successors.
+# Words with the space or sign before them, each digit alone, runs of signs, line ends, spaces: the rule of Qwen2 and
+# its successors.
 WORDS = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
@@ -33,7 +34,8 @@ def train_bpe(
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save into `folder`, from where `AutoTokenizer.from_pretrained` loads it.
 
-    The same documents give the same files. The vocabulary has exactly the asked size: special tokens first, then bytes, then merges.
+    The same documents give the same files. The vocabulary has exactly the asked size: special tokens first, then
+    bytes, then merges.
 
     Args:
         special_tokens: padding, begin of document, end of document, and any more that the vocabulary is to hold.
@@ -45,8 +47,8 @@ def train_bpe(
     smallest = BYTES + len(special_tokens)
     if vocabulary_size < smallest:
         raise RecipeError(
-            f"a vocabulary of {vocabulary_size:,} tokens is too small: the bytes and {len(special_tokens)} special tokens "
-            f"already take {smallest}. Ask for more; 4,000 suits a small model, 32,000 and up a large one."
+            f"a vocabulary of {vocabulary_size:,} tokens is too small: the bytes and {len(special_tokens)} special"
+            f" tokens already take {smallest}. Ask for more; 4,000 suits a small model, 32,000 and up a large one."
         )
     tokenizer = untrained_tokenizer()
     trainer = trainers.BpeTrainer(
@@ -59,8 +61,8 @@ def train_bpe(
     reached = tokenizer.get_vocab_size()
     if reached < vocabulary_size:
         raise DataError(
-            f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at {reached:,}. "
-            f"Give more text, or ask for at most {reached:,}."
+            f"the text is too little for a vocabulary of {vocabulary_size:,} tokens: it ran out of pairs to merge at"
+            f" {reached:,}. Give more text, or ask for at most {reached:,}."
         )
     pad, begin, end = special_tokens[:3]
     # With a begin token in front, the first word of a document is learned and judged like any other.
@@ -96,4 +98,6 @@ def non_empty(documents: Iterable[str]) -> Iterator[str]:
             anything = True
             yield document
     if not anything:
-        raise DataError("there is no text to train a tokenizer on: every document is empty. Check the files and the text column.")
+        raise DataError(
+            "there is no text to train a tokenizer on: every document is empty. Check the files and the text column."
+        )

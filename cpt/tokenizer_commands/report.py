@@ -69,20 +69,29 @@ class Subject:
 
 def report_command(
     model: Annotated[
-        str | None, typer.Argument(help="Folder or Hub id of a model or tokenizer; with --recipe, by default the recipe's.")
+        str | None,
+        typer.Argument(help="Folder or Hub id of a model or tokenizer; with --recipe, by default the recipe's."),
     ] = None,
     text: Texts = None,
-    recipe: Annotated[Path | None, typer.Option(help="Take the sources and held-out sets of a recipe, before filters.")] = None,
-    against: Annotated[str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Take the sources and held-out sets of a recipe, before filters.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Folder or Hub id of a second tokenizer to compare with.")
+    ] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
     as_data: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say how many bytes a token holds in each text, and what of the vocabulary is used, never used, or cannot be used.
+    """Say how many bytes a token holds in each text, and what of the vocabulary is used, never used, or cannot be
+    used.
 
-    Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt --against extended
+    Example: cpt tokenizer report Qwen/Qwen3-0.6B-Base --text code=corpus/code.jsonl --text prose=corpus/*.txt
+    --against extended
     """
-    refuse_ignored({"--text-column": text_column != "text" and recipe is not None}, "with --recipe, whose sources name theirs")
+    refuse_ignored(
+        {"--text-column": text_column != "text" and recipe is not None}, "with --recipe, whose sources name theirs"
+    )
     loaded = None if recipe is None else load_recipe(recipe)
     sources, notes = chosen_texts(text, text_column, loaded)
     subjects = [open_subject(model, loaded), *([] if against is None else [open_subject(against, None)])]
@@ -103,21 +112,27 @@ def report_command(
         console.print(note, style="yellow", markup=False)
 
 
-def chosen_texts(text: Sequence[str] | None, text_column: str, recipe: Recipe | None) -> tuple[dict[str, DocumentSource], list[str]]:
+def chosen_texts(
+    text: Sequence[str] | None, text_column: str, recipe: Recipe | None
+) -> tuple[dict[str, DocumentSource], list[str]]:
     """The sources by the key that messages name them by, and what is to be said about those that are left out."""
     if recipe is None:
         return {f"--text {name}": source for name, source in named_texts(text, text_column).items()}, []
     if text:
         raise RecipeError("give --text or --recipe, not both.")
     keyed = dict(keyed_sources(recipe.data, recipe.evaluation))
-    notes = [f"{reported_name(one)}: left out, its documents are chats." for one in keyed.values() if one.chat is not None]
+    notes = [
+        f"{reported_name(one)}: left out, its documents are chats." for one in keyed.values() if one.chat is not None
+    ]
     return {key: one for key, one in keyed.items() if one.chat is None}, notes
 
 
 def open_subject(path: str | None, recipe: Recipe | None) -> Subject:
     """Load a tokenizer, and get ready to count."""
     if path is None and recipe is None:
-        raise RecipeError("no tokenizer: name a model or tokenizer (cpt tokenizer report MODEL --text ...), or a recipe (--recipe).")
+        raise RecipeError(
+            "no tokenizer: name a model or tokenizer (cpt tokenizer report MODEL --text ...), or a recipe (--recipe)."
+        )
     if path is None and recipe is not None:
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     else:
@@ -185,16 +200,31 @@ def show_texts(console: Console, figures: Sequence[Figures]) -> None:
     """A row for each text: both tokenizers beside each other."""
     first, *others = figures
     table = Table(
-        "text", *right("documents", "MB", "bytes per token", "tokens per word"), title=escape(first.tokenizer), title_justify="left"
+        "text",
+        *right("documents", "MB", "bytes per token", "tokens per word"),
+        title=escape(first.tokenizer),
+        title_justify="left",
     )
     for other in others:
-        for column in right(f"bytes per token of {escape(other.tokenizer)}", "tokens per word", "length of its sequences"):
+        for column in right(
+            f"bytes per token of {escape(other.tokenizer)}", "tokens per word", "length of its sequences"
+        ):
             table.add_column(column.header, justify="right")
     for place, one in enumerate(first.texts):
         name = f"{escape(one.name)}{' (its beginning)' if one.is_cut else ''}"
-        cells = [name, f"{one.documents:,}", f"{one.bytes / 1e6:,.1f}", f"{one.bytes_per_token:.3f}", f"{one.fertility:.2f}"]
+        cells = [
+            name,
+            f"{one.documents:,}",
+            f"{one.bytes / 1e6:,.1f}",
+            f"{one.bytes_per_token:.3f}",
+            f"{one.fertility:.2f}",
+        ]
         for same in (other.texts[place] for other in others):
-            cells += [f"{same.bytes_per_token:.3f}", f"{same.fertility:.2f}", f"{100 * (same.tokens / max(1, one.tokens) - 1):+.1f} %"]
+            cells += [
+                f"{same.bytes_per_token:.3f}",
+                f"{same.fertility:.2f}",
+                f"{100 * (same.tokens / max(1, one.tokens) - 1):+.1f} %",
+            ]
         table.add_row(*cells)
     console.print(table)
 
@@ -208,7 +238,10 @@ def show_scripts(console: Console, figures: Sequence[Figures]) -> None:
             table.add_column(column.header, justify="right")
     for one in first.scripts[:SHOWN]:
         cells = [one.script, f"{one.words:,}"]
-        for figure in (one, *(next(script for script in other.scripts if script.script == one.script) for other in others)):
+        for figure in (
+            one,
+            *(next(script for script in other.scripts if script.script == one.script) for other in others),
+        ):
             fertility = "" if one.script in WITHOUT_SPACES else f"{figure.tokens / figure.words:.2f}"
             cells += [f"{figure.bytes / max(1, figure.tokens):.3f}", fertility]
         table.add_row(*cells)
@@ -220,7 +253,9 @@ def show_vocabulary(console: Console, figures: Figures) -> None:
     vocabulary = figures.vocabulary
     assert vocabulary is not None, "the command counts it"
     never, regular = len(vocabulary.never_seen), vocabulary.regular
-    console.print(f"{figures.tokenizer}: {vocabulary.size:,} tokens, encoded by {figures.engine}", style="bold", markup=False)
+    console.print(
+        f"{figures.tokenizer}: {vocabulary.size:,} tokens, encoded by {figures.engine}", style="bold", markup=False
+    )
     console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
     why = Counter(one.why for one in vocabulary.unreachable)
     console.print(f"  no text gives: {len(vocabulary.unreachable):,}")
@@ -239,7 +274,10 @@ def show_costly(console: Console, figures: Sequence[Figures]) -> None:
     if not first.costly:
         return
     table = Table(
-        Column("costliest words", overflow="fold"), *right("times", "tokens each"), title=escape(first.tokenizer), title_justify="left"
+        Column("costliest words", overflow="fold"),
+        *right("times", "tokens each"),
+        title=escape(first.tokenizer),
+        title_justify="left",
     )
     for one in first.costly:
         table.add_row(escape(one.word), f"{one.count:,}", f"{one.tokens:,}")

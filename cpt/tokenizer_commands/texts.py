@@ -14,7 +14,10 @@ from cpt.recipe.sense_data import reported_name
 
 Texts = Annotated[
     list[str] | None,
-    typer.Option("--text", help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable."),
+    typer.Option(
+        "--text",
+        help="File, folder, glob, URL or Hub dataset, as a recipe's source; `name=path` gives it a name. Repeatable.",
+    ),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or JSON key that holds the text.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="Read no more than so many megabytes of each text.")]
@@ -42,7 +45,9 @@ def named_texts(texts: Sequence[str] | None, text_column: str) -> dict[str, Docu
         named = bool(sign) and "/" not in name and bool(name) and bool(path)
         source = DocumentSource(path=path if named else text, name=name if named else None, text_column=text_column)
         if reported_name(source) in sources:
-            raise RecipeError(f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={source.path}")
+            raise RecipeError(
+                f"--text: two texts are called `{reported_name(source)}`. Name them: --text NAME={source.path}"
+            )
         sources[reported_name(source)] = source
     if not sources:
         raise RecipeError("no text: give at least one, --text name=path (a file, folder, glob, URL or Hub dataset).")
@@ -67,7 +72,8 @@ def read_texts(sources: Mapping[str, DocumentSource], max_bytes: int, read: dict
 
 
 def open_text(source: DocumentSource, key: str) -> Iterator[Document]:
-    """The documents of a source; what is wrong with one of the command line is put right there, not under a key of a recipe.
+    """The documents of a source; what is wrong with one of the command line is put right there, not under a key of a
+    recipe.
 
     Raises:
         DataError: there are none.
@@ -75,7 +81,9 @@ def open_text(source: DocumentSource, key: str) -> Iterator[Document]:
     try:
         yield from open_source(source, key)
     except DataError as problem:
-        raise DataError(str(problem).replace(f"`{key}.path`", "`--text`") if key.startswith("--text") else str(problem)) from problem
+        raise DataError(
+            str(problem).replace(f"`{key}.path`", "`--text`") if key.startswith("--text") else str(problem)
+        ) from problem
 
 
 def described(read: Mapping[str, Read]) -> str:
@@ -94,5 +102,7 @@ def new_folder(output: Path) -> Path:
         RecipeError: it does, or it is a file.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RecipeError(f"--output: {output} exists already. Remove it or choose another folder: nothing is written over.")
+        raise RecipeError(
+            f"--output: {output} exists already. Remove it or choose another folder: nothing is written over."
+        )
     return output

@@ -7,12 +7,23 @@ import typer
 
 from cpt.console import open_console
 from cpt.tokenizer.train_bpe import train_bpe
-from cpt.tokenizer_commands.texts import MaxBytes, Read, TextColumn, Texts, described, named_texts, new_folder, read_texts
+from cpt.tokenizer_commands.texts import (
+    MaxBytes,
+    Read,
+    TextColumn,
+    Texts,
+    described,
+    named_texts,
+    new_folder,
+    read_texts,
+)
 
 
 def train_command(
     output: Annotated[Path, typer.Option(help="Folder for the tokenizer; it must not exist, or be empty.")],
-    vocabulary: Annotated[int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")],
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens it is to have: 4,000 suit a small model, 32,000 and up a large one.")
+    ],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,

@@ -1,4 +1,5 @@
-"""An LSTM language model outside the package; a recipe knows it by `model: {import: examples.lstm.lstm_language_model}`."""
+"""An LSTM language model outside the package; a recipe knows it by `model: {import:
+examples.lstm.lstm_language_model}`."""
 
 from dataclasses import dataclass
 
@@ -42,7 +43,8 @@ class LstmState:
 
 
 class Documents:
-    """The documents of a batch as torch's LSTM takes sequences of several lengths: no padding, and each begins with a state of its own.
+    """The documents of a batch as torch's LSTM takes sequences of several lengths: no padding, and each begins with a
+    state of its own.
 
     Args:
         begins: [B, T], true where a document begins; its first column is.
@@ -62,16 +64,25 @@ class Documents:
         self.first_of_row = rank[number.view(rows, tokens)[:, 0]]
         self.last_of_row = rank[number.view(rows, tokens)[:, -1]]
 
-    def run(self, lstm: nn.LSTM, hidden: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tuple]:
-        """[B, T, D] through one layer. The row's state goes to its first document, that of the last document comes back."""
-        begin = [part.new_zeros(len(self.longest_first), part.shape[-1]).index_copy(0, self.first_of_row, part) for part in state]
+    def run(
+        self, lstm: nn.LSTM, hidden: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, tuple]:
+        """[B, T, D] through one layer. The row's state goes to its first document, that of the last document comes
+        back."""
+        begin = [
+            part.new_zeros(len(self.longest_first), part.shape[-1]).index_copy(0, self.first_of_row, part)
+            for part in state
+        ]
         sequences = PackedSequence(hidden.flatten(0, 1)[self.order], self.batch_sizes)
         output, end = lstm(sequences, tuple(part.unsqueeze(0) for part in begin))
         return output.data[self.back].view_as(hidden), tuple(part[0, self.last_of_row] for part in end)
 
 
-def find_documents(position_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, tokens: int) -> Documents | None:
-    """Documents begin with each row, where a position does not follow from the one before, and where padding begins or ends.
+def find_documents(
+    position_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, tokens: int
+) -> Documents | None:
+    """Documents begin with each row, where a position does not follow from the one before, and where padding begins or
+    ends.
 
     Returns:
         None where each row is one document.
@@ -101,7 +112,9 @@ class LstmLayer(GradientCheckpointingLayer):
         self, hidden: torch.Tensor, documents: Documents | None, state: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """[B, T, D], with the state before and after."""
-        normed = self.norm(hidden).to(self.lstm.weight_hh_l0.dtype)  # torch's kernels take one dtype, under autocast too
+        normed = self.norm(hidden).to(
+            self.lstm.weight_hh_l0.dtype
+        )  # torch's kernels take one dtype, under autocast too
         if documents is not None:
             output, state = documents.run(self.lstm, normed, state)
         else:
@@ -192,7 +205,8 @@ class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **options: object,
     ) -> CausalLMOutputWithPast:
-        """As transformers' own: labels are shifted here, and `num_items_in_batch` among the options divides the loss."""
+        """As transformers' own: labels are shifted here, and `num_items_in_batch` among the options divides the
+        loss."""
         output = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:].to(self.lm_head.weight.dtype))
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
@@ -205,6 +219,7 @@ class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
 
 AutoConfig.register(LstmConfig.model_type, LstmConfig, exist_ok=True)
 AutoModelForCausalLM.register(LstmConfig, LstmForCausalLM, exist_ok=True)
-# This file is copied beside the weights wherever they are saved, so that others can load them with `trust_remote_code=True`.
+# This file is copied beside the weights wherever they are saved, so that others can load them with
+# `trust_remote_code=True`.
 LstmConfig.register_for_auto_class()
 LstmForCausalLM.register_for_auto_class("AutoModelForCausalLM")

@@ -21,7 +21,11 @@ def run(tmp_path):
 
 def test_a_copy_is_whole_and_its_manifest_comes_last(run, tmp_path, monkeypatch):
     order = []
-    monkeypatch.setattr(archiving, "put", lambda files, source, target, size: (order.append(source.name), put(files, source, target, size)))
+    monkeypatch.setattr(
+        archiving,
+        "put",
+        lambda files, source, target, size: (order.append(source.name), put(files, source, target, size)),
+    )
     archive = Archive(run, str(tmp_path / "archive"))
     archive.add(run / "checkpoint-1")
     archive.finish()

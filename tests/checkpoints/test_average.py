@@ -53,11 +53,19 @@ def test_one_model_has_no_mean_and_an_adapter_is_no_model(three, adapter_folder,
 
 
 @pytest.mark.slow
-def test_an_average_that_finds_no_room_leaves_nothing_of_itself_and_says_what_to_do(tiny_recipe, tmp_path, monkeypatch):
+def test_an_average_that_finds_no_room_leaves_nothing_of_itself_and_says_what_to_do(
+    tiny_recipe, tmp_path, monkeypatch
+):
     tiny_recipe["checkpoints"] = {"every_steps": 4, "average": 2}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
-    with monkeypatch.context() as full, pytest.raises(CheckpointError, match="written to .*average: No space left.*checkpoint-8 holds all"):
-        full.setattr("cpt.checkpoints.average.copy_beside", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with (
+        monkeypatch.context() as full,
+        pytest.raises(CheckpointError, match="written to .*average: No space left.*checkpoint-8 holds all"),
+    ):
+        full.setattr(
+            "cpt.checkpoints.average.copy_beside",
+            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         train(recipe)
     run = tmp_path / "runs" / "tiny"
     assert not list(run.glob("*average*")) and (run / "final" / "manifest.json").exists()
@@ -77,9 +85,12 @@ def test_a_run_writes_the_mean_of_its_last_checkpoints_where_the_recipe_asks(tin
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "stage", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(stage, marks=pytest.mark.long) for stage in (2, 3))]
+    "stage",
+    [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(stage, marks=pytest.mark.long) for stage in (2, 3))],
 )
-def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is_stored_once(tiny_recipe, tmp_path, stage):
+def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is_stored_once(
+    tiny_recipe, tmp_path, stage
+):
     tiny_recipe["model"]["config"] = TINY_LLAMA | {"tie_word_embeddings": True}
     tiny_recipe["checkpoints"] = {"every_steps": 2, "average": 3}
     if stage:
@@ -87,13 +98,20 @@ def test_under_zero_it_is_the_mean_of_what_the_processes_hold_and_a_tied_head_is
     ended = launch(write_recipe(tiny_recipe, tmp_path / "r.yaml"), way="torchrun", processes=2)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run, ids = tmp_path / "runs" / "tiny", torch.arange(60).unsqueeze(0)
-    held = [consolidated_state(folder) if stage else load_file(folder / "model.safetensors") for folder in checkpoints(run, 4, 6, 8)]
+    held = [
+        consolidated_state(folder) if stage else load_file(folder / "model.safetensors")
+        for folder in checkpoints(run, 4, 6, 8)
+    ]
     mean, last = load_file(run / "average" / "model.safetensors"), load_file(run / "final" / "model.safetensors")
     assert mean.keys() == last.keys() and "lm_head.weight" not in last
     for name in mean:
-        torch.testing.assert_close(mean[name], torch.stack([part[name].double() for part in held]).mean(0).float(), rtol=0, atol=1e-8)
+        torch.testing.assert_close(
+            mean[name], torch.stack([part[name].double() for part in held]).mean(0).float(), rtol=0, atol=1e-8
+        )
         assert torch.equal(last[name], held[-1][name])
-    final, checkpoint = (AutoModelForCausalLM.from_pretrained(run / name)(ids).logits for name in ("final", "checkpoint-8"))
+    final, checkpoint = (
+        AutoModelForCausalLM.from_pretrained(run / name)(ids).logits for name in ("final", "checkpoint-8")
+    )
     assert torch.equal(final, checkpoint)
 
 

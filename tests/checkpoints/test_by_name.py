@@ -20,7 +20,10 @@ def groups(layers):
     """As a recipe's: matrices and others, so that numbers are not in the order of names."""
     named = dict(layers.named_parameters())
     order = ["0.weight", "1.weight", "0.bias", "1.bias"]
-    return order, [{"params": [named[name] for name in order[:2]]}, {"params": [named[name] for name in order[2:]], "weight_decay": 0.0}]
+    return order, [
+        {"params": [named[name] for name in order[:2]]},
+        {"params": [named[name] for name in order[2:]], "weight_decay": 0.0},
+    ]
 
 
 def steps(layers, optimizer, count):
@@ -71,7 +74,9 @@ def test_states_are_those_of_the_optimizer_that_goes_on_so_that_it_can_resume(tm
     optimizer = adamw(groups(again)[1], 0.1, rounding=rounding)
     load_kept(again, optimizer, PlainKept(tmp_path, order))
     steps(again, optimizer, 1)
-    adamw(groups(model(torch.bfloat16))[1], 0.1, rounding=rounding).load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    adamw(groups(model(torch.bfloat16))[1], 0.1, rounding=rounding).load_state_dict(
+        copy.deepcopy(optimizer.state_dict())
+    )
 
 
 def test_another_model_is_refused(tmp_path):
@@ -122,7 +127,9 @@ def test_zeros_converted_files_are_read(tmp_path, stage3):
         value = torch.ones(4)
         torch.save(value if stage3 else {"param": value}, folder / f"{key}.pt")
     if stage3:
-        torch.save({"optimizer_state_dict": {"state": {0: {"step": torch.tensor(2.0)}}}}, folder.parent / "optimizer_state.pt")
+        torch.save(
+            {"optimizer_state_dict": {"state": {0: {"step": torch.tensor(2.0)}}}}, folder.parent / "optimizer_state.pt"
+        )
     else:
         torch.save(torch.tensor(2.0), folder / "step.pt")
     kept = ZeroKept(tmp_path)

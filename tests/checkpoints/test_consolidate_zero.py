@@ -28,7 +28,10 @@ def test_parts_that_cannot_be_read_are_refused(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "lora"),
-    [pytest.param(3, True, marks=pytest.mark.slow), *(pytest.param(stage, False, marks=pytest.mark.long) for stage in (2, 3))],
+    [
+        pytest.param(3, True, marks=pytest.mark.slow),
+        *(pytest.param(stage, False, marks=pytest.mark.long) for stage in (2, 3)),
+    ],
 )
 def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe, tmp_path, stage, lora):
     if lora:
@@ -39,10 +42,16 @@ def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe
     assert ended.returncode == 0, ended.stderr
     run = tmp_path / "runs" / "tiny"
     parts = shutil.copytree(run / "checkpoint-8", run / "checkpoint-9")
-    # As the Trainer leaves it where DeepSpeed does not gather the weights; a manifest would tell that files are missing.
+    # As the Trainer leaves it where DeepSpeed does not gather the weights; a manifest would tell that files are
+    # missing.
     for file in [*parts.glob("*.safetensors"), *parts.glob("adapter_config.json"), parts / MANIFEST]:
         file.unlink()
     assert find_trained(parts).kind == "zero" and find_trained(parts).is_adapter == lora
     list(export_whole(find_trained(parts), tmp_path / "export", Wish(torch.bfloat16)))
-    exported, final = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (tmp_path / "export", run / "final"))
-    assert torch.allclose(exported(LOGITS_OF).logits, final(LOGITS_OF).logits, atol=5e-3)  # final was rounded to bf16 elsewhere
+    exported, final = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for folder in (tmp_path / "export", run / "final")
+    )
+    assert torch.allclose(
+        exported(LOGITS_OF).logits, final(LOGITS_OF).logits, atol=5e-3
+    )  # final was rounded to bf16 elsewhere

@@ -1,4 +1,5 @@
-"""DeepSpeed's own saving is in tests/end_to_end/test_saving.py; here: nothing of it reaches the disk, and the engine is left as it was."""
+"""DeepSpeed's own saving is in tests/end_to_end/test_saving.py; here: nothing of it reaches the disk, and the engine
+is left as it was."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -47,10 +47,13 @@ def exported(sections, folder):
 def test_a_family_of_ours_is_exported_as_the_architecture_that_it_equals(tiny_recipe, tmp_path):
     tiny_recipe["model"]["config"] = MINIMIND
     folder = exported(tiny_recipe, tmp_path)
-    loaded = subprocess.run([sys.executable, "-c", LOAD, folder], capture_output=True, text=True, check=True, cwd=tmp_path)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, folder], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert loaded.stdout.strip() == "LlamaForCausalLM"
     assert not list(folder.rglob("*.bin")) and all(
-        json.loads((folder / name).read_text())["use_cache"] is True for name in ("config.json", "generation_config.json")
+        json.loads((folder / name).read_text())["use_cache"] is True
+        for name in ("config.json", "generation_config.json")
     )
 
 
@@ -72,12 +75,17 @@ def test_an_export_onto_a_full_disk_names_the_checkpoint_and_the_same_command_ma
     with disk_of_its_own(tmp_path / "disk", "80m") as disk:
         recipe = load_recipe(write_recipe({**tiny_recipe, "output_dir": str(disk)}, tmp_path / "recipe.yaml"))
         full = FullAtEnd(disk)
-        with pytest.raises(CheckpointError, match=r"written to .*final: No space left.*checkpoint-8 holds all .* only exports"):
+        with pytest.raises(
+            CheckpointError, match=r"written to .*final: No space left.*checkpoint-8 holds all .* only exports"
+        ):
             train(recipe, ready=lambda trainer: trainer.add_callback(full))
         assert sorted(path.name for path in (disk / "tiny").glob("*final*")) == [], "what was written made room again"
         full.ballast.unlink()
         folder = train(recipe)
-        assert [(one.folder.name, one.found) for one in verify_path(folder.parent)] == [("checkpoint-8", []), ("final", [])]
+        assert [(one.folder.name, one.found) for one in verify_path(folder.parent)] == [
+            ("checkpoint-8", []),
+            ("final", []),
+        ]
 
 
 class FullAtEnd(TrainerCallback):
@@ -102,7 +110,7 @@ def die(*_):
 
 setattr(*{"complete": (export, "finish"), "hash": (exported, "write_manifest"), "rename": (export, "make_durable")}[sys.argv[2]], die)
 train(load_recipe(sys.argv[1]))
-"""
+"""  # noqa: E501
 MOMENTS = ["hash", *(pytest.param(moment, marks=pytest.mark.long) for moment in ("complete", "rename"))]
 
 
@@ -125,7 +133,9 @@ def test_an_older_export_goes_only_when_the_new_one_is_whole(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model").write_text(content)
     rename_over(tmp_path / ".final.unfinished", tmp_path / "final")
-    assert [path.name for path in tmp_path.iterdir()] == ["final"] and (tmp_path / "final" / "model").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["final"] and (
+        tmp_path / "final" / "model"
+    ).read_text() == "new"
 
 
 @pytest.fixture
@@ -133,7 +143,11 @@ def tied(tokenizer_folder, tmp_path):
     """A model whose head is its embedding, saved as ZeRO-2 saves it: both."""
     folder = save_llama(tmp_path / "tied", tokenizer_folder, 1, tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     return folder
 
 
@@ -141,7 +155,9 @@ def test_a_tied_head_that_was_saved_again_is_left_out(tied):
     ids = torch.arange(20).unsqueeze(0)
     before = AutoModelForCausalLM.from_pretrained(tied)(ids).logits
     store_tied_head_once(tied)
-    assert "lm_head.weight" not in Tensors(tied).files and torch.equal(AutoModelForCausalLM.from_pretrained(tied)(ids).logits, before)
+    assert "lm_head.weight" not in Tensors(tied).files and torch.equal(
+        AutoModelForCausalLM.from_pretrained(tied)(ids).logits, before
+    )
 
 
 def test_of_shards_the_one_with_the_head_is_written_anew_and_the_index_with_it(tied):
@@ -154,7 +170,10 @@ def test_of_shards_the_one_with_the_head_is_written_anew_and_the_index_with_it(t
     (tied / "config.json").write_text(json.dumps(config))
     assert "lm_head.weight" in Tensors(tied).files
     store_tied_head_once(tied)
-    assert Tensors(tied).files.keys() == model.state_dict().keys() - {"lm_head.weight"} and len(list(tied.glob("model-*.safetensors"))) > 1
+    assert (
+        Tensors(tied).files.keys() == model.state_dict().keys() - {"lm_head.weight"}
+        and len(list(tied.glob("model-*.safetensors"))) > 1
+    )
 
 
 def test_a_head_of_its_own_stays(tied):

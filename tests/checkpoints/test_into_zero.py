@@ -71,5 +71,7 @@ def test_the_groups_tell_which_adamw_made_the_parts(tmp_path, stage, group, on_h
 def test_where_no_groups_are_kept_nothing_tells(tmp_path):
     assert written_by_host_kernel(tmp_path) is None
     (tmp_path / "global_step4").mkdir()
-    torch.save({"optimizer_state_dict": {"base_optimizer_state": [{}]}}, tmp_path / "global_step4" / "a_optim_states.pt")
+    torch.save(
+        {"optimizer_state_dict": {"base_optimizer_state": [{}]}}, tmp_path / "global_step4" / "a_optim_states.pt"
+    )
     assert written_by_host_kernel(tmp_path) is None

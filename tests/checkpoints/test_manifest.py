@@ -61,7 +61,9 @@ def test_a_file_more_that_loading_would_read_is_a_damage_and_a_note_is_not(tmp_p
     (checkpoint / "notes.txt").write_text("good one")
     assert damages(checkpoint) == []
     (checkpoint / "adapter_model.safetensors").write_bytes(b"")
-    assert [(found.file, found.what) for found in damages(checkpoint)] == [("adapter_model.safetensors", "unknown file")]
+    assert [(found.file, found.what) for found in damages(checkpoint)] == [
+        ("adapter_model.safetensors", "unknown file")
+    ]
 
 
 def test_one_changed_bit_of_a_file_of_the_same_size_is_a_damage(tmp_path):

@@ -21,7 +21,9 @@ def merge(*words):
 
 @pytest.mark.slow
 def test_a_chat_vector_is_written_and_loaded_back(base_folder, tokenizer_folder, tmp_path):
-    after, chat = (save_llama(tmp_path / name, tokenizer_folder, seed) for seed, name in enumerate(("after", "chat"), 4))
+    after, chat = (
+        save_llama(tmp_path / name, tokenizer_folder, seed) for seed, name in enumerate(("after", "chat"), 4)
+    )
     words = ("--after", after, "--base", base_folder, "--chat", chat, "-o", tmp_path / "out")
     told = merge("--method", "task_arithmetic", *words)
     assert "Loaded back by plain transformers" in told and "Tokens added" in told

@@ -39,8 +39,13 @@ def proven(base_folder, adapter, dtype=torch.float32, **options):
 def test_the_proof_tells_what_was_learned_and_what_merging_changed(base_folder, adapter_folder, dtype):
     merged, proof = proven(base_folder, adapter_folder, dtype)
     assert proof.effect.largest > 0.1 and proof.merged.largest < 1e-4
-    assert proof.exported.largest < 0.05 * proof.exported.largest_logit and {p.dtype for p in merged.parameters()} == {dtype}
-    assert (proof.changed, proof.tensors) == (14, 21)  # seven matrices in each of two layers; embeddings, norms and head stay
+    assert proof.exported.largest < 0.05 * proof.exported.largest_logit and {p.dtype for p in merged.parameters()} == {
+        dtype
+    }
+    assert (proof.changed, proof.tensors) == (
+        14,
+        21,
+    )  # seven matrices in each of two layers; embeddings, norms and head stay
 
 
 def test_a_zeroed_adapter_is_refused(base_folder, tmp_path):
@@ -56,7 +61,9 @@ def test_an_adapter_that_rounding_loses_is_refused(base_folder, adapter_folder, 
     tensors = load_file(faint / "adapter_model.safetensors")
     scaled = {name: tensor * 1e-8 if "lora_B" in name else tensor for name, tensor in tensors.items()}
     save_file(scaled, faint / "adapter_model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="in bfloat16 the merged model equals the base: the adapter is lost in rounding"):
+    with pytest.raises(
+        CheckpointError, match="in bfloat16 the merged model equals the base: the adapter is lost in rounding"
+    ):
         proven(tmp_path / "half", faint, torch.bfloat16)
     assert proven(tmp_path / "half", faint, torch.float32)[1].changed == 14
 
@@ -73,7 +80,9 @@ def test_an_adapter_of_another_shape_is_refused(tokenizer_folder, adapter_folder
         put_on(AutoModelForCausalLM.from_pretrained(other), adapter_folder)
 
 
-def test_other_weights_of_the_same_shape_are_refused_by_their_hash(base_folder, tokenizer_folder, adapter_folder, tmp_path):
+def test_other_weights_of_the_same_shape_are_refused_by_their_hash(
+    base_folder, tokenizer_folder, adapter_folder, tmp_path
+):
     recorded = hash_weights(str(base_folder))
     check_base_weights(recorded, str(base_folder), None, adapter_folder)
     other = save_llama(tmp_path / "other", tokenizer_folder, 9)

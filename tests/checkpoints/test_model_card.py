@@ -19,7 +19,10 @@ def run(tiny_recipe, base_folder, tmp_path):
     source = {"documents": 120, "held_out": 0, "tokens": 9747, "share": 0.7, "licence": "CC-BY-4.0"}
     sources = {"domain": source, "general": {**source, "share": 0.3, "licence": None}}
     (folder / "inputs.json").write_text(json.dumps({"data": {"fingerprint": "abc", "tokens": 1, "sources": sources}}))
-    lines = [{"step": step, "eval_chem_bits_per_byte": bits, "eval_chem_loss": 9} for step, bits in ((0, 1.5), (4, 1.25), (8, 1.125))]
+    lines = [
+        {"step": step, "eval_chem_bits_per_byte": bits, "eval_chem_loss": 9}
+        for step, bits in ((0, 1.5), (4, 1.25), (8, 1.125))
+    ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"step": 8, "loss": 2.0}])))
     return folder
 
@@ -33,8 +36,12 @@ def card_of(run, folder, **options):
 def test_the_header_is_what_the_hub_reads(run, tmp_path):
     data = card_of(run, tmp_path / "export").data
     assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
-    assert data.datasets == ["HuggingFaceFW/fineweb-edu"] and data.base_model is None  # a folder here is no id of the Hub
-    assert [(one.dataset_name, one.metric_type, one.metric_value) for one in data.eval_results] == [("chem", "bits_per_byte", 1.125)]
+    assert (
+        data.datasets == ["HuggingFaceFW/fineweb-edu"] and data.base_model is None
+    )  # a folder here is no id of the Hub
+    assert [(one.dataset_name, one.metric_type, one.metric_value) for one in data.eval_results] == [
+        ("chem", "bits_per_byte", 1.125)
+    ]
 
 
 def test_the_text_tells_data_with_licences_recipe_figures_limits_and_how_to_serve(run, tmp_path):

@@ -32,7 +32,9 @@ def test_pickled_weights_are_read_too(base_folder, tmp_path):
     whole = Tensors(base_folder)
     torch.save({name: whole.read(name) for name in whole.files}, tmp_path / "pytorch_model.bin")
     pickled = Tensors(tmp_path)
-    assert pickled.shapes == whole.shapes and all(torch.equal(whole.read(name), pickled.read(name)) for name in whole.files)
+    assert pickled.shapes == whole.shapes and all(
+        torch.equal(whole.read(name), pickled.read(name)) for name in whole.files
+    )
 
 
 def test_a_missing_shard_is_named(sharded):

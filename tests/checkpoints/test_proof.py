@@ -5,7 +5,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-from cpt.checkpoints.proof import NUM_TOKENS, brings_its_code, difference, logits_in_another_process, logits_of, proof_text
+from cpt.checkpoints.proof import (
+    NUM_TOKENS,
+    brings_its_code,
+    difference,
+    logits_in_another_process,
+    logits_of,
+    proof_text,
+)
 from cpt.errors import CheckpointError, DataError
 
 
@@ -48,7 +55,9 @@ def test_another_process_without_this_package_gives_the_same_logits(base_folder)
 def test_an_architecture_that_only_this_package_knows_cannot_be_loaded_there(base_folder, tmp_path):
     folder = shutil.copytree(base_folder, tmp_path / "ours")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "minimind2", "architectures": ["MiniMind2ForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "minimind2", "architectures": ["MiniMind2ForCausalLM"]})
+    )
     text = proof_text(AutoTokenizer.from_pretrained(base_folder), LlamaConfig())
     with pytest.raises(CheckpointError, match="cannot load .*ours: ValueError: .*minimind2"):
         logits_in_another_process(folder, text, torch.float32)
@@ -63,5 +72,7 @@ def test_code_is_trusted_where_all_of_it_was_written_into_the_folder(tmp_path):
     assert not brings_its_code(tmp_path)
     (tmp_path / "mine.py").touch()
     assert brings_its_code(tmp_path)
-    config.write_text('{"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "someone/repository--modeling.Model"}}')
+    config.write_text(
+        '{"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "someone/repository--modeling.Model"}}'
+    )
     assert not brings_its_code(tmp_path)

@@ -81,9 +81,22 @@ def test_weights_that_say_something_else_when_loaded_back_are_refused(tokenizer_
 
 def test_rounding_that_eats_the_adapter_is_told():
     none, small, large = Difference(0.0, 5.0, 0.1), Difference(0.01, 5.0, 0.1), Difference(0.05, 5.0, 0.1)
-    lines = list(describe_merge(MergeProof(effect=small, merged=none, exported=large, changed=3, tensors=4), torch.bfloat16))
-    assert "(3 of 4 tensors)" in lines[0] and lines[-1].startswith("warning: rounding to bfloat16 changes more than the adapter did")
-    assert len(list(describe_merge(MergeProof(effect=large, merged=none, exported=small, changed=3, tensors=4), torch.float32))) == 2
+    lines = list(
+        describe_merge(MergeProof(effect=small, merged=none, exported=large, changed=3, tensors=4), torch.bfloat16)
+    )
+    assert "(3 of 4 tensors)" in lines[0] and lines[-1].startswith(
+        "warning: rounding to bfloat16 changes more than the adapter did"
+    )
+    assert (
+        len(
+            list(
+                describe_merge(
+                    MergeProof(effect=large, merged=none, exported=small, changed=3, tensors=4), torch.float32
+                )
+            )
+        )
+        == 2
+    )
 
 
 def test_a_folder_without_a_config_is_named(tmp_path):

@@ -37,7 +37,9 @@ def job(tokenizer_folder, tmp_path):
 
 def run(job, tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(job))
-    return subprocess.run([sys.executable, "-I", reload.__file__, str(tmp_path / "job.json")], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-I", reload.__file__, str(tmp_path / "job.json")], capture_output=True, text=True
+    )
 
 
 def test_a_stranger_gets_the_same_logits(job, tmp_path):
@@ -60,9 +62,9 @@ def test_another_tokenizer_is_noticed(job, tmp_path):
 def test_a_reward_model_gives_its_score(job, tmp_path):
     _, content = job
     torch.manual_seed(0)
-    LlamaForSequenceClassification(LlamaConfig(**{**TINY_LLAMA, "vocab_size": 4000, "num_labels": 1, "pad_token_id": 0})).save_pretrained(
-        content["folder"]
-    )
+    LlamaForSequenceClassification(
+        LlamaConfig(**{**TINY_LLAMA, "vocab_size": 4000, "num_labels": 1, "pad_token_id": 0})
+    ).save_pretrained(content["folder"])
     ended = run(content, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert load_file(content["output"])["logits"].shape == (1,)

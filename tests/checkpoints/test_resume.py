@@ -96,7 +96,9 @@ def test_resume_none_begins_anew_and_keeps_what_there_was(tmp_path):
     save_checkpoint(tmp_path, 4)
     assert choose_checkpoint(tmp_path).manifest.step == 4
     assert choose_checkpoint(tmp_path, resume="none").checkpoint is choose_checkpoint(tmp_path).checkpoint is None
-    assert (tmp_path / "set-aside" / "checkpoint-4" / "model.safetensors").exists() and latest_checkpoint(tmp_path) is None
+    assert (tmp_path / "set-aside" / "checkpoint-4" / "model.safetensors").exists() and latest_checkpoint(
+        tmp_path
+    ) is None
 
 
 def test_going_on_from_an_older_one_sets_its_future_aside(tmp_path):
@@ -120,7 +122,11 @@ def test_a_named_checkpoint_that_is_damaged_or_not_there_is_refused_and_left_alo
 def test_another_programs_checkpoint_is_taken_with_a_warning_when_it_has_all_of_a_runs_state(tmp_path, caplog):
     theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
     point = choose_checkpoint(tmp_path, resume=theirs)
-    assert (point.checkpoint, point.manifest, point.trusted) == (theirs, None, False) and "has no manifest" in caplog.text
+    assert (point.checkpoint, point.manifest, point.trusted) == (
+        theirs,
+        None,
+        False,
+    ) and "has no manifest" in caplog.text
     (theirs / "scheduler.pt").unlink()
     with pytest.raises(CheckpointError, match="lacks scheduler.pt"):
         choose_checkpoint(tmp_path, resume=theirs)

@@ -24,12 +24,15 @@ class Planted:
 
 @pytest.fixture
 def planted(tmp_path):
-    """A checkpoint of ZeRO's parts in which every pickle has a passenger, and the folder that it makes when it runs."""
+    """A checkpoint of ZeRO's parts in which every pickle has a passenger, and the folder that it makes when it
+    runs."""
     parts = tmp_path / "checkpoint-3" / "global_step3"
     parts.mkdir(parents=True)
     (parts.parent / "latest").write_text("global_step3")
     for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
-        torch.save({"module": {}, "optimizer_state_dict": {"zero_stage": 2}, "x": Planted(tmp_path / "ran")}, parts / name)
+        torch.save(
+            {"module": {}, "optimizer_state_dict": {"zero_stage": 2}, "x": Planted(tmp_path / "ran")}, parts / name
+        )
     return parts.parent, tmp_path / "ran"
 
 
@@ -92,5 +95,10 @@ def test_a_damaged_file_is_called_damaged(tmp_path):
 
 def test_deepspeeds_classes_are_known_where_deepspeed_is_used():
     pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
-    assert {known.__name__ for known in harmless_classes()} >= {"LossScaler", "ZeroStageEnum", "fragment_address", "ndarray"}
+    assert {known.__name__ for known in harmless_classes()} >= {
+        "LossScaler",
+        "ZeroStageEnum",
+        "fragment_address",
+        "ndarray",
+    }
     assert "deepspeed" in sys.modules

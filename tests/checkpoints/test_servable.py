@@ -20,7 +20,9 @@ def test_rows_that_pad_are_told_and_tokens_without_a_row_refused():
 def test_what_servers_read_is_told(base_folder):
     lines = describe_for_servers(base_folder, AutoTokenizer.from_pretrained(base_folder))
     assert (
-        lines[0] == "Head: its own matrix." and lines[1].startswith("Generation ends at") and not any("warning" in line for line in lines)
+        lines[0] == "Head: its own matrix."
+        and lines[1].startswith("Generation ends at")
+        and not any("warning" in line for line in lines)
     )
 
 
@@ -38,7 +40,10 @@ def test_adapters_that_servers_refuse_are_told(base_folder, adapter_folder, tmp_
     assert describe_adapter(adapter_folder) == []
     whole = save_adapter(tmp_path / "whole", base_folder, modules_to_save=["embed_tokens"], r=32)
     head = save_adapter(tmp_path / "head", base_folder, target_modules=["q_proj", "lm_head"])
-    assert "whole layers (embed_tokens): vLLM refuses" in describe_adapter(whole)[0] and "--max-lora-rank 32" in describe_adapter(whole)[1]
+    assert (
+        "whole layers (embed_tokens): vLLM refuses" in describe_adapter(whole)[0]
+        and "--max-lora-rank 32" in describe_adapter(whole)[1]
+    )
     assert "embeddings or head (lm_head)" in describe_adapter(head)[0]
 
 

@@ -16,7 +16,11 @@ def test_a_copy_stays_what_the_state_was():
     state["moments"][0].fill_(7)
     state["moments"][1]["step"].add_(1)
     state["moments"].append("later")
-    assert copied["moments"][0].tolist() == [1, 1, 1, 1] and copied["moments"][1]["step"] == 3 and len(copied["moments"]) == 2
+    assert (
+        copied["moments"][0].tolist() == [1, 1, 1, 1]
+        and copied["moments"][1]["step"] == 3
+        and len(copied["moments"]) == 2
+    )
 
 
 def test_views_of_one_memory_are_views_of_one_copy():
@@ -27,7 +31,9 @@ def test_views_of_one_memory_are_views_of_one_copy():
 
 
 def test_parameters_stay_parameters():
-    copied = HostCopies().copy([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False), torch.zeros(0)])
+    copied = HostCopies().copy(
+        [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False), torch.zeros(0)]
+    )
     assert [type(tensor) for tensor in copied] == [nn.Parameter, nn.Parameter, torch.Tensor]
     assert [tensor.requires_grad for tensor in copied] == [True, False, False]
 

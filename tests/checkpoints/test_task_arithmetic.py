@@ -54,7 +54,10 @@ def test_tokens_of_either_model_alone_have_their_own_rows_in_the_merged_model(th
     add_special(after, "<kinase>")
     add_special(chat, "<user>", "<end>", eos="<end>")
     told = merge(three, tmp_path / "merged")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), AutoTokenizer.from_pretrained(tmp_path / "merged")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "merged"),
+        AutoTokenizer.from_pretrained(tmp_path / "merged"),
+    )
     ids, rows = tokenizer.get_vocab(), model.get_input_embeddings().weight
     assert rows.shape[0] == model.config.vocab_size == len(tokenizer) == 323
     speaker, theirs = AutoModelForCausalLM.from_pretrained(chat), AutoTokenizer.from_pretrained(chat).get_vocab()

@@ -50,7 +50,9 @@ def test_a_run_without_anything_to_take_says_how_it_stands(run):
         find_trained(run)
 
 
-@pytest.mark.parametrize(("name", "message"), [("missing", "does not exist"), ("file", "is a file"), ("empty", "holds no weights")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing", "does not exist"), ("file", "is a file"), ("empty", "holds no weights")]
+)
 def test_what_is_no_model_is_refused(tmp_path, name, message):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()

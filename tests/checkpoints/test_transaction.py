@@ -29,14 +29,28 @@ def names(folder):
 def test_a_published_checkpoint_is_what_its_manifest_says(tmp_path):
     published = save(tmp_path)
     assert damages(tmp_path / "checkpoint-1") == [] and names(tmp_path) == ["checkpoint-1"]
-    files = {path.relative_to(tmp_path / "checkpoint-1").as_posix() for path in (tmp_path / "checkpoint-1").rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(tmp_path / "checkpoint-1").as_posix()
+        for path in (tmp_path / "checkpoint-1").rglob("*")
+        if path.is_file()
+    }
     assert files == {*published.files, MANIFEST}
     assert set(published.files) == {
-        *("optimizer.pt", "global_step/part.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "model.safetensors", "config.json"),
+        *(
+            "optimizer.pt",
+            "global_step/part.pt",
+            "scheduler.pt",
+            "rng_state.pth",
+            "trainer_state.json",
+            "model.safetensors",
+            "config.json",
+        ),
     }
 
 
-@pytest.mark.parametrize("room", [100, 2000, 3900])  # not even the small files; neither torch's nor the model's; not those with headers
+@pytest.mark.parametrize(
+    "room", [100, 2000, 3900]
+)  # not even the small files; neither torch's nor the model's; not those with headers
 def test_a_disk_that_is_full_costs_this_save_alone(tmp_path, room):
     save(tmp_path, 1)
     with files_end_at(room), pytest.raises(SaveFailed, match="File too large") as failed:
@@ -99,7 +113,10 @@ def test_files_are_on_the_disk_before_the_manifest_and_that_before_the_rename(tm
     run = tmp_path / "run"
     run.mkdir()
     calls = "fsync,rename,renameat,renameat2"
-    subprocess.run([STRACE, "-f", "-y", "-e", f"trace={calls}", "-o", log, sys.executable, PROGRAM, run, "1", "1", "1"], check=True)
+    subprocess.run(
+        [STRACE, "-f", "-y", "-e", f"trace={calls}", "-o", log, sys.executable, PROGRAM, run, "1", "1", "1"],
+        check=True,
+    )
     lines = [line for line in log.read_text().splitlines() if str(run) in line and "resumed" not in line]
     order = []
     for line in lines:
@@ -110,15 +127,26 @@ def test_files_are_on_the_disk_before_the_manifest_and_that_before_the_rename(tm
                 *(path.removeprefix(str(run)).replace("/.saving/checkpoint-1", "S") for path in paths),
             )
         )
-    manifest_at, published_at = order.index(("sync", "S/.manifest.json.writing")), order.index(("rename", "S", "/checkpoint-1"))
-    written = ("S/optimizer.pt", "S/global_step/part.pt", "S/trainer_state.json", "S/.model/model.safetensors", "S/.model/config.json")
+    manifest_at, published_at = (
+        order.index(("sync", "S/.manifest.json.writing")),
+        order.index(("rename", "S", "/checkpoint-1")),
+    )
+    written = (
+        "S/optimizer.pt",
+        "S/global_step/part.pt",
+        "S/trainer_state.json",
+        "S/.model/model.safetensors",
+        "S/.model/config.json",
+    )
     assert all(order.index(("sync", path)) < manifest_at for path in (*written, "S/global_step")), order
     assert manifest_at < order.index(("sync", "S")) < published_at < order.index(("sync", "")), order
 
 
 def kill_at(run, moment, first):
     """Save on and on, and kill the program so many seconds after a save began."""
-    program = subprocess.Popen([sys.executable, PROGRAM, run, "48", str(first), str(first + 50)], stdout=subprocess.PIPE, text=True)
+    program = subprocess.Popen(
+        [sys.executable, PROGRAM, run, "48", str(first), str(first + 50)], stdout=subprocess.PIPE, text=True
+    )
     assert program.stdout.readline().strip() == str(first)
     time.sleep(moment)
     program.kill()
@@ -162,9 +190,23 @@ def test_a_kill_at_any_call_leaves_the_checkpoint_before(tmp_path, call):
         only_here = [
             "-P",
             str(tmp_path),
-            *(part for path in (".saving", "checkpoint-2", ".saving/checkpoint-2") for part in ("-P", str(tmp_path / path))),
+            *(
+                part
+                for path in (".saving", "checkpoint-2", ".saving/checkpoint-2")
+                for part in ("-P", str(tmp_path / path))
+            ),
         ]
-        words = [STRACE, "-f", "-o", "/dev/null", *(only_here if call != "write" else []), "-e", f"trace={call}", "-e", inject]
+        words = [
+            STRACE,
+            "-f",
+            "-o",
+            "/dev/null",
+            *(only_here if call != "write" else []),
+            "-e",
+            f"trace={call}",
+            "-e",
+            inject,
+        ]
         done = subprocess.run([*words, sys.executable, PROGRAM, tmp_path, "1", "2", "2"], capture_output=True)
         killed += done.returncode != 0
         assert damages(tmp_path / "checkpoint-1") == []

@@ -32,7 +32,10 @@ def test_tokens_are_matched_by_their_string_and_tokens_of_one_model_keep_their_r
     merged = merge_rows(rows, rows_of(*range(100, 121)), rows_of(*range(20)), rows_of(*range(0, 64, 2)), 1.0)
     assert rows.added == ["<|im_start|>", "<|im_end|>"] and merged.shape == (23, 3)
     assert merged[:20, 0].tolist() == [100 + number + (2 * number - number) for number in range(20)]
-    assert merged[20, 0] == 120 and merged[21:, 0].tolist() == [40, 42]  # kinase as trained, the marks as the chat model has them
+    assert merged[20, 0] == 120 and merged[21:, 0].tolist() == [
+        40,
+        42,
+    ]  # kinase as trained, the marks as the chat model has them
 
 
 def test_rows_that_only_pad_make_room_for_added_tokens():
@@ -77,5 +80,12 @@ def test_a_vocabulary_extended_by_continued_bpe_takes_a_chat_models_tokens_behin
     chat.add_tokens(["<tool>", "</tool>"], special_tokens=True)
     rows = match_rows(after, base, chat, (384, 320, 322))
     merged = add_tokens(after, chat, rows)
-    assert rows.kept == 12 and rows.total == 384 and (merged.get_vocab()["<tool>"], merged.get_vocab()["</tool>"]) == (332, 333)
-    assert merged.decode(merged("the model <tool>reads", add_special_tokens=False)["input_ids"]) == "the model <tool>reads"
+    assert (
+        rows.kept == 12
+        and rows.total == 384
+        and (merged.get_vocab()["<tool>"], merged.get_vocab()["</tool>"]) == (332, 333)
+    )
+    assert (
+        merged.decode(merged("the model <tool>reads", add_special_tokens=False)["input_ids"])
+        == "the model <tool>reads"
+    )

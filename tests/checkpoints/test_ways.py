@@ -3,7 +3,17 @@ import pytest
 from cpt.checkpoints.manifest import FileEntry, Manifest
 from cpt.checkpoints.ways import in_words, is_zero, way_of
 
-COMMON = {"format": 1, "kind": "full", "step": 1, "rows": 1, "tokens": 1, "world_size": 2, "exactness": "", "recipe": "", "data": ""}
+COMMON = {
+    "format": 1,
+    "kind": "full",
+    "step": 1,
+    "rows": 1,
+    "tokens": 1,
+    "world_size": 2,
+    "exactness": "",
+    "recipe": "",
+    "data": "",
+}
 
 
 @pytest.mark.parametrize(

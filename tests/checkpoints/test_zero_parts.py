@@ -1,4 +1,5 @@
-"""ZeRO-3's weights are put together out of the parts of all processes; tests/end_to_end/test_saving.py does it with DeepSpeed's own."""
+"""ZeRO-3's weights are put together out of the parts of all processes; tests/end_to_end/test_saving.py does it with
+DeepSpeed's own."""
 
 import subprocess
 import sys
@@ -76,7 +77,7 @@ model["norm"].weight.ds_tensor.status.name = "NOT_AVAILABLE"  # on a disk
 assert parts_of(model, only_trained=False) is None
 dist.barrier()
 os._exit(0)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.long

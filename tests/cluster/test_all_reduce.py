@@ -23,7 +23,14 @@ def test_three_processes_time_an_all_reduce_and_their_pairs():
     children = Children(3, holds_store=True, seconds=60)
     try:
         port = children.next_answer(0, deadline(60))["port"]
-        part = {"world_size": 3, "host": "127.0.0.1", "port": port, "backend": "gloo", "seconds": 60, "speakers": [0, 1, 2]}
+        part = {
+            "world_size": 3,
+            "host": "127.0.0.1",
+            "port": port,
+            "backend": "gloo",
+            "seconds": 60,
+            "speakers": [0, 1, 2],
+        }
         children.begin(part, 0)
         answers = [children.next_answer(number, deadline(60)) for number in range(3)]
     finally:
@@ -38,7 +45,14 @@ def test_one_that_is_alone_says_so_before_its_deadline():
     children = Children(1, holds_store=True, seconds=3)
     try:
         port = children.next_answer(0, deadline(60))["port"]
-        part = {"world_size": 2, "host": "127.0.0.1", "port": port, "backend": "gloo", "seconds": 3, "speakers": [0, 1]}
+        part = {
+            "world_size": 2,
+            "host": "127.0.0.1",
+            "port": port,
+            "backend": "gloo",
+            "seconds": 3,
+            "speakers": [0, 1],
+        }
         children.begin(part, 0)
         assert "error" in children.answer(30)
     finally:

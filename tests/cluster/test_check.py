@@ -23,7 +23,13 @@ def recipe(tmp_path):
     (tmp_path / "a.txt").write_text("the model reads")
     data = {"sources": [{"path": str(tmp_path / "a.txt")}]}
     return Recipe.model_validate(
-        {"name": "r", "output_dir": str(tmp_path / "runs"), "model": {"path": "owner/name"}, "data": data, "budget": {"epochs": 1}}
+        {
+            "name": "r",
+            "output_dir": str(tmp_path / "runs"),
+            "model": {"path": "owner/name"},
+            "data": data,
+            "budget": {"epochs": 1},
+        }
     )
 
 
@@ -59,7 +65,8 @@ def test_equal_nodes_fit_together(recipe, made_up_all_reduce, tmp_path):
     assert (
         str(first)
         == str(second)
-        == ("2 nodes fit together: host-0, host-1; an all-reduce of 67 MB over gloo takes 100.0 ms (0.67 GB/s for each process).")
+        == "2 nodes fit together: host-0, host-1; an all-reduce of 67 MB over gloo takes 100.0 ms (0.67 GB/s for each"
+        " process)."
     )
     assert not (tmp_path / "runs").exists()  # it was made for the tokens, and taken away again
 
@@ -79,7 +86,10 @@ def test_a_recipe_that_one_node_cannot_read_is_its_complaint(recipe, made_up_all
 
 def test_of_three_nodes_the_one_that_differs_is_named(recipe, made_up_all_reduce):
     found = check(recipe.model_copy(update={"seed": 7}), recipe, recipe)
-    assert all(str(unfit).startswith("host-0: has another recipe: seed is 7, elsewhere 42 (host-1, host-2)") for unfit in found)
+    assert all(
+        str(unfit).startswith("host-0: has another recipe: seed is 7, elsewhere 42 (host-1, host-2)")
+        for unfit in found
+    )
 
 
 def test_an_all_reduce_that_fails_on_a_node_is_told_on_all(recipe, made_up_all_reduce, tmp_path):

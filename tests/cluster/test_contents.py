@@ -1,4 +1,5 @@
-"""What a recipe reads is summed up by names, sizes and ends, so that two nodes can be compared without reading everything."""
+"""What a recipe reads is summed up by names, sizes and ends, so that two nodes can be compared without reading
+everything."""
 
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_the_local_files_of_a_recipe_are_looked_at(tiny_recipe, tmp_path):
 
 
 def test_a_missing_folder_is_told_by_its_key(tiny_recipe, tmp_path):
-    looks = contents_of(load_recipe(write_recipe({**tiny_recipe, "tokenizer": {"path": "/no/such"}}, tmp_path / "r.yaml")))
+    looks = contents_of(
+        load_recipe(write_recipe({**tiny_recipe, "tokenizer": {"path": "/no/such"}}, tmp_path / "r.yaml"))
+    )
     with pytest.raises(DataError, match=r"/no/such: no such file or folder .*Set `tokenizer.path`"):
         looks["tokenizer.path"]()
 

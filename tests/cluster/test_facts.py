@@ -25,7 +25,9 @@ def test_the_facts_of_this_machine(tiny_recipe, tmp_path):
 
 
 def test_a_recipe_that_cannot_be_read_is_a_fact():
-    assert Gathering(PLACE, RecipeError("r.yaml:3: no key `sede`")).result(20)["recipe"] == {"error": "r.yaml:3: no key `sede`"}
+    assert Gathering(PLACE, RecipeError("r.yaml:3: no key `sede`")).result(20)["recipe"] == {
+        "error": "r.yaml:3: no key `sede`"
+    }
 
 
 def test_a_look_that_hangs_is_named(monkeypatch):
@@ -43,10 +45,13 @@ def test_a_look_that_fails_in_a_way_nobody_foresaw_is_a_fact_too(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["__version__ = '2.11.0+cu128'\ncuda = '12.8'\n", "__version__ = '2.11.0+cu128'\ncuda: Optional[str] = '12.8'\n"]
+    "text",
+    ["__version__ = '2.11.0+cu128'\ncuda = '12.8'\n", "__version__ = '2.11.0+cu128'\ncuda: Optional[str] = '12.8'\n"],
 )
 def test_the_version_of_torch_is_read_from_its_file(tmp_path, monkeypatch, text):
     (tmp_path / "version.py").write_text(text)
-    monkeypatch.setattr(gathered.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "__init__.py")}))
+    monkeypatch.setattr(
+        gathered.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
+    )
     monkeypatch.setattr(gathered, "nccl_package", lambda: "2.27.5")
     assert gathered.version_of_torch() == {"torch": "2.11.0+cu128", "CUDA": "12.8", "NCCL": "2.27.5"}

@@ -22,7 +22,10 @@ def cause_of(address, seconds=0.1) -> str:
 def test_a_port_where_nothing_listens():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert cause_of(("127.0.0.1", port)) == f"nothing listens at 127.0.0.1:{port}, where this node was told that the master is"
+    assert (
+        cause_of(("127.0.0.1", port))
+        == f"nothing listens at 127.0.0.1:{port}, where this node was told that the master is"
+    )
 
 
 def test_a_name_that_does_not_resolve():

@@ -15,8 +15,17 @@ from cpt.cluster.place import place_of_process
 from cpt.errors import LaunchError
 from cpt.recipe.schema import Recipe
 
-RECIPE = Recipe.model_validate({"name": "r", "model": {"path": "a/b"}, "data": {"sources": [{"path": "a/c"}]}, "budget": {"epochs": 1}})
-TWO_NODES = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+RECIPE = Recipe.model_validate(
+    {"name": "r", "model": {"path": "a/b"}, "data": {"sources": [{"path": "a/c"}]}, "budget": {"epochs": 1}}
+)
+TWO_NODES = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 @pytest.fixture
@@ -38,7 +47,11 @@ def asked(monkeypatch):
 def test_two_nodes_are_looked_at_and_told(asked, capsys):
     check_launched_nodes(RECIPE, True)
     said = capsys.readouterr().out
-    assert "Looking whether the 2 nodes fit together" in said and "warning: b: small disk." in said and "2 nodes fit together: a, b" in said
+    assert (
+        "Looking whether the 2 nodes fit together" in said
+        and "warning: b: small disk." in said
+        and "2 nodes fit together: a, b" in said
+    )
     assert asked[0][1] == {"on_cpu": True, "publish": None, "address": None}
 
 

@@ -144,7 +144,10 @@ def test_what_a_judge_refuses_ends_it_for_all(master):
 def test_two_nodes_with_one_number_are_told_apart(master):
     master.place = replace(master.place, world_size=3, num_nodes=3)
     with ThreadPoolExecutor() as pool:
-        guests = [pool.submit(arrive, master, world_size=3, num_nodes=3, names=("host-0", name, "x")) for name in ("host-1", "host-9")]
+        guests = [
+            pool.submit(arrive, master, world_size=3, num_nodes=3, names=("host-0", name, "x"))
+            for name in ("host-1", "host-9")
+        ]
         (complaint,) = complaints_of(lambda: master.open(2))
         for guest in guests:
             guest.result().close()
@@ -170,7 +173,10 @@ def test_a_port_scanner_does_not_disturb(master):
 
 def test_half_a_hello_is_waited_for(master):
     end = Connection(socket.create_connection(("127.0.0.1", master.place.port)))
-    hello = b'{"greeting": "cpt preflight 1", "rank": 1, "world_size": 2, "node": 1, "num_nodes": 2, "local_rank": 0, "name": "host-1"}\n'
+    hello = (
+        b'{"greeting": "cpt preflight 1", "rank": 1, "world_size": 2, "node": 1, "num_nodes": 2, "local_rank": 0,'
+        b' "name": "host-1"}\n'
+    )
     end.end.sendall(hello[:40])
     threading.Timer(0.2, end.end.sendall, [hello[40:]]).start()
     master.open(2)

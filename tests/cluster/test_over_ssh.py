@@ -57,7 +57,11 @@ def test_nodes_that_fit_say_so(ssh):
 )
 def test_what_ssh_says_is_the_cause_and_what_follows_from_it_is_not_told(ssh, said, remedy):
     (complaint,), fits = check_over_ssh(ssh(node_a=report(ABSENT), node_b=f"echo '{said}' >&2; exit 255"))
-    assert complaint.host == "node-b" and complaint.cause == f"cannot be reached by ssh: {said}" and remedy in complaint.remedy
+    assert (
+        complaint.host == "node-b"
+        and complaint.cause == f"cannot be reached by ssh: {said}"
+        and remedy in complaint.remedy
+    )
     assert fits == ""
 
 
@@ -82,7 +86,10 @@ def test_the_line_on_the_other_side_is_quoted(ssh, tmp_path):
     check_over_ssh(Wish(["a b.yaml", "name=x;y"], wish.nodes, 29500, tmp_path / "with space", "python3", 0.5))
     line = (tmp_path / "line").read_text()
     assert line.startswith(f"cd '{tmp_path}/with space' && exec env ")
-    assert "-m cpt doctor 'a b.yaml' 'name=x;y' --nodes node-a,node-b --node-rank 0 --master node-a:29500 --report" in line
+    assert (
+        "-m cpt doctor 'a b.yaml' 'name=x;y' --nodes node-a,node-b --node-rank 0 --master node-a:29500 --report"
+        in line
+    )
 
 
 def test_a_machine_without_ssh_is_told(ssh, tmp_path, monkeypatch):

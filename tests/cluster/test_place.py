@@ -8,17 +8,32 @@ from cpt.cluster import place as places
 from cpt.cluster.place import addresses_of, is_here, own_addresses, place_of_node, place_of_process
 from cpt.errors import LaunchError
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+}
 MASTER = {"MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}
 
 
 def test_a_node_of_the_command_line():
     place = place_of_node(1, ["a", "b"], "[fd00::1]:29500")
-    assert (place.rank, place.num_nodes, place.local_rank, place.name, place.master, place.port) == (1, 2, 0, "b", "fd00::1", 29500)
+    assert (place.rank, place.num_nodes, place.local_rank, place.name, place.master, place.port) == (
+        1,
+        2,
+        0,
+        "b",
+        "fd00::1",
+        29500,
+    )
 
 
 @pytest.mark.parametrize(
-    ("node", "master", "complaint"), [(2, "a:1", "numbers 0 to 1"), (0, "a", "expected HOST:PORT"), (0, "a:0", "HOST:PORT")]
+    ("node", "master", "complaint"),
+    [(2, "a:1", "numbers 0 to 1"), (0, "a", "expected HOST:PORT"), (0, "a:0", "HOST:PORT")],
 )
 def test_wrong_numbers_and_addresses_are_refused(node, master, complaint):
     with pytest.raises(LaunchError, match=complaint):
@@ -29,9 +44,30 @@ def test_wrong_numbers_and_addresses_are_refused(node, master, complaint):
     "environment",
     [
         TORCHRUN,
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2"},  # deepspeed
-        {"RANK": "5", "WORLD_SIZE": "8", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4", "SLURM_NODEID": "1", "SLURM_NNODES": "2"},
-        {"RANK": "5", "WORLD_SIZE": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NNODES": "2"},
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_SIZE": "4",
+            "CROSS_RANK": "1",
+            "CROSS_SIZE": "2",
+        },  # deepspeed
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "SLURM_LOCALID": "1",
+            "SLURM_NTASKS_PER_NODE": "4",
+            "SLURM_NODEID": "1",
+            "SLURM_NNODES": "2",
+        },
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "SLURM_PROCID": "5",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "1",
+            "SLURM_NNODES": "2",
+        },
         {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
     ],
     ids=["torchrun", "deepspeed", "slurm", "slurm without a number of tasks", "by hand"],
@@ -44,7 +80,9 @@ def test_launchers_tell_the_same(environment):
 def test_one_node_is_no_cluster():
     assert place_of_process({}) is None
     assert place_of_process({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **MASTER}) is None
-    assert place_of_process({"RANK": "1", "WORLD_SIZE": "2", **MASTER}) is None  # nothing says that there are two nodes
+    assert (
+        place_of_process({"RANK": "1", "WORLD_SIZE": "2", **MASTER}) is None
+    )  # nothing says that there are two nodes
     alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_NNODES": "4", "SLURM_PROCID": "0"}
     assert place_of_process({**alone, **MASTER}) is None  # torchrun on one node of an allocation of four
 

@@ -1,4 +1,5 @@
-"""Faults of clusters, planted on real hosts: each is named with its host in under a minute, by `cpt doctor` and by starting the run."""
+"""Faults of clusters, planted on real hosts: each is named with its host in under a minute, by `cpt doctor` and by
+starting the run."""
 
 import os
 import sys
@@ -76,20 +77,25 @@ def not_shared(recipe: Path) -> str:
 def record(record_property, request):
     """Takes how long it was until the fault was named, shown with `-s` and kept in the JUnit file.
 
-    What Python's imports of the run took before its check began is told apart: under a minute has to be what the check takes.
+    What Python's imports of the run took before its check began is told apart: under a minute has to be what the check
+    takes.
     """
 
     def keep(seconds: float, importing: float = 0.0) -> None:
         record_property("seconds", round(seconds, 1))
         record_property("importing", round(importing, 1))
-        sys.stdout.write(f"\n{request.node.nodeid.partition('::')[2]}: named after {seconds:.1f} s, {importing:.1f} s of them imports\n")
+        sys.stdout.write(
+            f"\n{request.node.nodeid.partition('::')[2]}: named after {seconds:.1f} s, {importing:.1f} s of them"
+            " imports\n"
+        )
         assert seconds - importing < LIMIT_SECONDS
 
     return keep
 
 
 def doctor(host, recipe: Path, *options: str) -> tuple[str, float]:
-    """`cpt doctor --nodes` on that host, which has to find something: what it prints, in one line, and how long it took."""
+    """`cpt doctor --nodes` on that host, which has to find something: what it prints, in one line, and how long it
+    took."""
     began = time.monotonic()
     words = [sys.executable, "-m", "cpt", "doctor", str(recipe), "--nodes", NODES, *options]
     result = host.run(words, env={**os.environ, "COLUMNS": "400"}, cwd=ROOT, timeout=120)
@@ -156,14 +162,23 @@ def torchrun_of(recipe: Path, *of_node_1: str):
     """The run by torchrun, started on each node."""
     options = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "host-0", "--master_port", str(PORT)]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), *options]
-    return lambda node: [*torchrun, "--node_rank", str(node), "cpt/train.py", str(recipe), *(of_node_1 if node else ())]
+    return lambda node: [
+        *torchrun,
+        "--node_rank",
+        str(node),
+        "cpt/train.py",
+        str(recipe),
+        *(of_node_1 if node else ()),
+    ]
 
 
 class TestByDoctor:
     """`cpt doctor --nodes` on one of the hosts, which asks the other one by ssh."""
 
     def test_equal_hosts_fit_together(self, hosts, recipe):
-        result = hosts[0].run([sys.executable, "-m", "cpt", "doctor", str(recipe), "--nodes", NODES], cwd=ROOT, timeout=120)
+        result = hosts[0].run(
+            [sys.executable, "-m", "cpt", "doctor", str(recipe), "--nodes", NODES], cwd=ROOT, timeout=120
+        )
         assert result.returncode == 0, result.stdout + result.stderr
         assert "2 nodes fit together: host-0, host-1; an all-reduce of" in result.stdout
         assert not list(recipe.parent.glob("runs/.cpt-preflight*"))
@@ -224,7 +239,10 @@ class TestByStartingTheRun:
     def test_wrong_port_by_the_line_before_the_launcher(self, hosts, recipe, tmp_path, record):
         complaint = "host-1 │ nothing listens at host-0:29511, where this node was told that the master is"
         said, *seconds = on_each(hosts, line_before(recipe, ports=(PORT, 29511)), tmp_path, [complaint])
-        assert "host-1 │ did not come to the master at host-0:29500" in said[0] and "told another master or port" in said[0]
+        assert (
+            "host-1 │ did not come to the master at host-0:29500" in said[0]
+            and "told another master or port" in said[0]
+        )
         record(*seconds)
 
     def test_clashing_master_port(self, hosts, recipe, tmp_path, stranger, record):
@@ -232,7 +250,9 @@ class TestByStartingTheRun:
         assert f"host-1: what listens at host-0:{PORT} is not this run's master" in said[1], said
         record(*seconds)
 
-    def test_unequal_torch_recipe_and_data_and_a_folder_not_shared(self, hosts, recipe, corpus_of_its_own, tmp_path, record):
+    def test_unequal_torch_recipe_and_data_and_a_folder_not_shared(
+        self, hosts, recipe, corpus_of_its_own, tmp_path, record
+    ):
         """All four at once, by torchrun, whose agents meet first and hold the master's port."""
         complaints = [
             f"host-1: {UNEQUAL_TORCH}",

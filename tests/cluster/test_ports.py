@@ -11,7 +11,10 @@ from cpt.cluster.complaint import Unfit
 
 
 def test_a_free_port_is_listened_at():
-    with ports.listen_at(0, "host-0") as listening, socket.create_connection(("127.0.0.1", listening.getsockname()[1]), 1):
+    with (
+        ports.listen_at(0, "host-0") as listening,
+        socket.create_connection(("127.0.0.1", listening.getsockname()[1]), 1),
+    ):
         assert listening.accept()
 
 
@@ -20,7 +23,10 @@ def test_the_holder_of_a_port_is_named(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(Unfit) as unfit:
         ports.listen_at(port := other.getsockname()[1], "host-0")
     (complaint,) = unfit.value.complaints
-    assert complaint.host == "host-0" and f"port {port} is taken on this node, the master: process {os.getpid()} of" in complaint.cause
+    assert (
+        complaint.host == "host-0"
+        and f"port {port} is taken on this node, the master: process {os.getpid()} of" in complaint.cause
+    )
 
 
 def test_a_port_that_is_given_back_meanwhile_is_taken():

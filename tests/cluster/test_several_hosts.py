@@ -1,4 +1,5 @@
-"""Runs on two hosts of this machine (tests/several_hosts.py): the same as on one, and what becomes of them when a host is lost."""
+"""Runs on two hosts of this machine (tests/several_hosts.py): the same as on one, and what becomes of them when a host
+is lost."""
 
 import time
 
@@ -61,14 +62,20 @@ def is_the_same(run, straight, relative=0.0):
     return True
 
 
-# --- the hosts themselves --------------------------------------------------------------------------------------------------------------
+# --- the hosts themselves --------------------------------------------------------------------------------------------
 
 
 def test_each_host_has_a_name_a_network_processes_and_mounts_of_its_own(hosts, tmp_path):
     zero, one = hosts
-    assert zero.run(["ssh", "host-1", "hostname; hostname -I; id -un"]).stdout.split() == ["host-1", one.address, "root"]
+    assert zero.run(["ssh", "host-1", "hostname; hostname -I; id -un"]).stdout.split() == [
+        "host-1",
+        one.address,
+        "root",
+    ]
     assert one.run(["ssh", "host-0", "ls /sys/class/net"]).stdout.split() == ["eth0", "lo"]
-    assert zero.run(["ps", "-o", "comm=", "1"]).stdout.strip() == "sshd" and "sleep" not in zero.run(["ps", "ax"]).stdout
+    assert (
+        zero.run(["ps", "-o", "comm=", "1"]).stdout.strip() == "sshd" and "sleep" not in zero.run(["ps", "ax"]).stdout
+    )
     shared, file = tmp_path / "shared", tmp_path / "recipe.yaml"
     shared.mkdir()
     (shared / "a").touch()
@@ -108,7 +115,7 @@ def test_what_is_missing_is_named_with_its_package(monkeypatch):
         complain_about_what_is_missing()
 
 
-# --- runs ------------------------------------------------------------------------------------------------------------------------------
+# --- runs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -128,13 +135,25 @@ def test_a_host_without_power_is_named_and_the_run_goes_on_without_it(hosts, run
     assert launched[0].wait(120) != 0
     assert time.monotonic() - began < SECONDS_TO_NOTICE
     status, (event,) = run.status(), read_events(run.run)
-    assert "host-1 (process 1) is gone" in status["message"] and f"goes on from checkpoint-{2 * EVERY}" in status["message"]
-    assert (status["state"], status["error"], event["kind"], event["message"]) == ("failed", "LaunchError", "lost", status["message"])
-    assert f"LaunchError: {status['message']}" in run.log("host-0").read_text(), "the last word of the log, without a traceback of ours"
+    assert (
+        "host-1 (process 1) is gone" in status["message"]
+        and f"goes on from checkpoint-{2 * EVERY}" in status["message"]
+    )
+    assert (status["state"], status["error"], event["kind"], event["message"]) == (
+        "failed",
+        "LaunchError",
+        "lost",
+        status["message"],
+    )
+    assert f"LaunchError: {status['message']}" in run.log("host-0").read_text(), (
+        "the last word of the log, without a traceback of ours"
+    )
 
     run.must_end_well(*run.by_torchrun(hosts[:1]))
     assert is_the_same(run, on_one_host(2), relative=2e-6)
-    assert run.steps_of_start(2) == set(range(2 * EVERY + 1, STEPS + 1)), "nothing was done twice but what no checkpoint had"
+    assert run.steps_of_start(2) == set(range(2 * EVERY + 1, STEPS + 1)), (
+        "nothing was done twice but what no checkpoint had"
+    )
     assert [event["kind"] for event in read_events(run.run)] == ["lost", "elastic"]
 
 
@@ -147,7 +166,11 @@ def test_a_cut_link_ends_both_sides_and_the_run_goes_on_when_it_is_back(hosts, r
     assert [process.wait(120) != 0 for process in launched] == [True, True]
     assert time.monotonic() - began < SECONDS_TO_NOTICE
     message = run.status()["message"]
-    assert "lost each other" in message and "host-0 (process 0) and host-1 (process 1)" in message and "ddp_timeout" in message
+    assert (
+        "lost each other" in message
+        and "host-0 (process 0) and host-1 (process 1)" in message
+        and "ddp_timeout" in message
+    )
     hosts[1].join_link()
     run.must_end_well(*run.by_torchrun())
     assert is_the_same(run, on_one_host(3))
@@ -167,7 +190,7 @@ def test_supervisors_on_both_hosts_bring_a_run_back_after_a_reboot(hosts, run_of
     assert [kind for kind, _ in events] == ["lost", "restart"] and "host-1 (process 1) is gone" in events[1][1]
 
 
-# --- wider ------------------------------------------------------------------------------------------------------------------------------
+# --- wider -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -182,11 +205,17 @@ def test_torchrun_on_two_hosts_trains_as_on_one(run_of, on_one_host, stage):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("event", ["power", "reboot", "frozen"])
-def test_whichever_host_is_lost_the_other_one_says_so_and_goes_on_alone(hosts, run_of, on_one_host, stage, lost, event):
+def test_whichever_host_is_lost_the_other_one_says_so_and_goes_on_alone(
+    hosts, run_of, on_one_host, stage, lost, event
+):
     run, straight = run_of(f"{event}-{lost}-{stage}", stage), on_one_host(stage)
     launched = run.by_torchrun(pause=True)
     run.await_step(PAUSED, launched[0])
-    {"power": hosts[lost].power_off, "reboot": lambda: hosts[lost].power_off(last_words=True), "frozen": hosts[lost].freeze}[event]()
+    {
+        "power": hosts[lost].power_off,
+        "reboot": lambda: hosts[lost].power_off(last_words=True),
+        "frozen": hosts[lost].freeze,
+    }[event]()
     began = time.monotonic()
     assert launched[1 - lost].wait(120) != 0 and time.monotonic() - began < SECONDS_TO_NOTICE
     assert f"host-{lost} (process {lost}) is gone" in run.status()["message"]
@@ -199,7 +228,9 @@ def test_whichever_host_is_lost_the_other_one_says_so_and_goes_on_alone(hosts, r
 @pytest.mark.long
 def test_supervisors_see_a_frozen_host_long_before_the_others_give_up(hosts, run_of, on_one_host):
     run = run_of("supervised", 0)
-    run.recipe.write_text(run.recipe.read_text().replace(f"ddp_timeout: {SECONDS_TO_WAIT_FOR_OTHERS}", "ddp_timeout: 1800"))
+    run.recipe.write_text(
+        run.recipe.read_text().replace(f"ddp_timeout: {SECONDS_TO_WAIT_FOR_OTHERS}", "ddp_timeout: 1800")
+    )
     launched = run.by_torchrun(pause=True, supervise=True)
     run.await_step(PAUSED, launched[0])
     hosts[1].freeze()
@@ -241,7 +272,14 @@ def test_deepspeeds_launcher_ends_when_a_host_is_lost(hosts, run_of, last_words)
 @pytest.mark.long
 def test_torchrun_goes_on_by_itself_with_the_hosts_that_are_left(hosts, run_of, on_one_host):
     run = run_of("elastic", 0)
-    elastic = [str(BIN / "torchrun"), "--nproc_per_node=1", "--nnodes=1:2", "--max_restarts=3", "--rdzv_backend=c10d", "--rdzv_id=one"]
+    elastic = [
+        str(BIN / "torchrun"),
+        "--nproc_per_node=1",
+        "--nnodes=1:2",
+        "--max_restarts=3",
+        "--rdzv_backend=c10d",
+        "--rdzv_id=one",
+    ]
     words = [*elastic, f"--rdzv_endpoint={hosts[0].address}:29400", "cpt/train.py", str(run.recipe)]
     run.starts = 1
     launched = [host.start(words, env=run.environment(pause=True), cwd=ROOT, log=run.log(host.name)) for host in hosts]

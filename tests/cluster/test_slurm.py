@@ -1,4 +1,5 @@
-"""A job of `cpt launch --launcher slurm` in a real SLURM: told to stop, put aside for another job, and ended as if nothing had been."""
+"""A job of `cpt launch --launcher slurm` in a real SLURM: told to stop, put aside for another job, and ended as if
+nothing had been."""
 
 import subprocess
 import time
@@ -33,10 +34,16 @@ def test_a_job_that_is_requeued_twice_has_the_losses_of_an_undisturbed_run(tiny_
         assert (first["state"], first["exit_code"]) == ("interrupted", 75) and "SIGUSR1" in first["message"]
 
         wait_for_step(slurm, work, job, first["step"] + STEPS // 4)
-        urgent = slurm.submit("--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true", cwd=work)  # takes its nodes
+        urgent = slurm.submit(
+            "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true", cwd=work
+        )  # takes its nodes
         slurm.wait_for(job, "PENDING")
         second = status(work, "run")
-        assert second["state"] == "interrupted" and first["step"] < second["step"] < STEPS and "SIGTERM" in second["message"]
+        assert (
+            second["state"] == "interrupted"
+            and first["step"] < second["step"] < STEPS
+            and "SIGTERM" in second["message"]
+        )
 
         slurm.wait_for(urgent, "COMPLETED")
         assert slurm.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", slurm.logs()
@@ -50,7 +57,11 @@ def test_a_job_that_is_requeued_twice_has_the_losses_of_an_undisturbed_run(tiny_
 @pytest.mark.cluster
 def test_the_scripts_pass_shellcheck(tiny_recipe, tmp_path):
     work = work_folder(tiny_recipe, tmp_path)
-    for engine, hosts in {"slurm": (), "torchrun": ("--hosts", "a,b", "--no-ssh"), "accelerate": ("--hosts", "a,b", "--no-ssh")}.items():
+    for engine, hosts in {
+        "slurm": (),
+        "torchrun": ("--hosts", "a,b", "--no-ssh"),
+        "accelerate": ("--hosts", "a,b", "--no-ssh"),
+    }.items():
         for nodes in ("1", "2"):
             words = ("--nodes", nodes, "--gpus-per-node", "1", "--launcher", engine, *(hosts if nodes == "2" else ()))
             folder = write_launch(work, f"{engine}-{nodes}", *words)

@@ -30,7 +30,13 @@ def test_the_tasks_of_an_array_make_the_store_that_one_machine_makes(tiny_recipe
         "window_bytes": 250_000,
     }
     recipe, cache = write_recipe(tiny_recipe, tmp_path / "recipe.yaml"), tmp_path / "shared"
-    options = ["--array=1-3", "--cpus-per-task=1", "--mem=0", f"--output={tmp_path}/prepare-%a.log", f"--export=ALL,CPT_CACHE={cache}"]
+    options = [
+        "--array=1-3",
+        "--cpus-per-task=1",
+        "--mem=0",
+        f"--output={tmp_path}/prepare-%a.log",
+        f"--export=ALL,CPT_CACHE={cache}",
+    ]
     with several_hosts(2, folder=tmp_path / "hosts") as hosts, slurm_on(hosts, tmp_path / "slurm") as slurm:
         job = slurm.submit(*options, str(SCRIPT), str(recipe), cwd=tmp_path)
         end = time.monotonic() + 300
@@ -43,7 +49,11 @@ def test_the_tasks_of_an_array_make_the_store_that_one_machine_makes(tiny_recipe
             time.sleep(0.5)
     told = "".join((tmp_path / f"prepare-{task}.log").read_text() for task in (1, 2, 3))
     assert "tokens of 50,000 documents are ready" in told, told
-    subprocess.run([sys.executable, "-m", "cpt", "prepare", str(recipe), "--cache", str(tmp_path / "one")], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "cpt", "prepare", str(recipe), "--cache", str(tmp_path / "one")],
+        check=True,
+        capture_output=True,
+    )
     assert files_of(cache) == files_of(tmp_path / "one"), told
     counts = [json.loads(path.read_text())["documents"] for path in cache.glob("tokens/*/description.json")]
     assert counts == [25_000, 25_000]

@@ -111,7 +111,9 @@ def test_a_launched_node_uses_as_many_gpus_as_processes(monkeypatch):
     monkeypatch.setattr(under_test, "find_gpus", lambda: [CARD] * 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    place = place_of_process({"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    place = place_of_process(
+        {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    )
     assert usable_gpus(place) == 2
 
 

@@ -19,11 +19,20 @@ def test_bandwidth_is_what_each_process_sent():
 def test_a_slow_node_is_named_by_its_neighbours():
     fast, slow = 10.0, 1.0
     (complaint,) = slow_nodes({"a": {"b": fast, "c": slow}, "b": {"a": fast, "c": slow}, "c": {"a": slow, "b": slow}})
-    assert complaint.host == "c" and "1.00 GB/s with its neighbours, where others reach 10.00" in complaint.cause and not complaint.fatal
+    assert (
+        complaint.host == "c"
+        and "1.00 GB/s with its neighbours, where others reach 10.00" in complaint.cause
+        and not complaint.fatal
+    )
 
 
 def test_a_slow_link_between_two_good_nodes_is_named():
-    ring = {"a": {"b": 9.0, "d": 10.0}, "b": {"a": 9.0, "c": 1.0}, "c": {"b": 1.0, "d": 10.0}, "d": {"c": 10.0, "a": 10.0}}
+    ring = {
+        "a": {"b": 9.0, "d": 10.0},
+        "b": {"a": 9.0, "c": 1.0},
+        "c": {"b": 1.0, "d": 10.0},
+        "d": {"c": 10.0, "a": 10.0},
+    }
     (complaint,) = slow_nodes(ring)
     assert complaint.host == "b, c"
 
@@ -43,7 +52,9 @@ def test_an_all_reduce_far_below_the_link_is_told():
 def test_gloo_is_not_measured_by_a_link_that_no_core_can_fill():
     links = {"a": {"ethernet": 12.5}, "b": {"ethernet": 12.5}}
     assert judge_speeds({"a": said(0.1), "b": said(0.1)}, links, "gloo") == []
-    assert judge_speeds({"a": said(1.0), "b": said(1.0)}, {"a": {}, "b": {}}, "gloo") == []  # nothing is known of virtual links
+    assert (
+        judge_speeds({"a": said(1.0), "b": said(1.0)}, {"a": {}, "b": {}}, "gloo") == []
+    )  # nothing is known of virtual links
 
 
 @pytest.fixture

@@ -42,8 +42,13 @@ def test_torchrun_on_two_hosts_is_stopped_and_goes_on_as_if_nothing_had_been(wor
     assert start.wait(120) != 0
     stopped = status(work, "torchrun")
     assert (stopped["state"], stopped["exit_code"]) == ("interrupted", 75) and stopped["step"] < STEPS
-    assert "The run is told to save and end." in log.read_text() and f"checkpoint-{stopped['step']} is saved" in log.read_text()
-    again = hosts[1].run(["bash", str(folder / "start.sh")], timeout=300)  # from the other host: who starts it takes no part
+    assert (
+        "The run is told to save and end." in log.read_text()
+        and f"checkpoint-{stopped['step']} is saved" in log.read_text()
+    )
+    again = hosts[1].run(
+        ["bash", str(folder / "start.sh")], timeout=300
+    )  # from the other host: who starts it takes no part
     assert again.returncode == 0, again.stdout
     assert "host-0: 2 nodes fit together: host-0, host-1" in again.stdout
     assert losses(work, "torchrun") == straight and len(straight) == STEPS
@@ -51,7 +56,10 @@ def test_torchrun_on_two_hosts_is_stopped_and_goes_on_as_if_nothing_had_been(wor
 
 @pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
 def test_the_other_launchers_start_zero_on_two_hosts(work, hosts, engine):
-    autos = "".join(f"{key}: auto, " for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"))
+    autos = "".join(
+        f"{key}: auto, "
+        for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    )
     profile = f"training.deepspeed={{{autos}zero_optimization: {{stage: 2}}}}"
     folder = write_launch(work, engine, profile, "budget.tokens=4096", *HOSTS, "--launcher", engine)
     done = hosts[0].run(["bash", str(folder / "start.sh")], timeout=300)

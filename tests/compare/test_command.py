@@ -18,8 +18,12 @@ def test_two_runs_are_compared_and_written_in_each_form(tmp_path, capsys):
     assert ended(*runs, *(word for kind, path in files.items() for word in (f"--{kind}", path))) == 0
     assert "1 difference (recipe 1)" in capsys.readouterr().out
     assert ended(*runs, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["differences"] == [{"topic": "Recipe", "name": "seed", "values": ["1", "5"]}]
-    assert files["markdown"].read_text().startswith("# a and b\n") and files["html"].read_text().startswith("<!DOCTYPE html>")
+    assert json.loads(capsys.readouterr().out)["differences"] == [
+        {"topic": "Recipe", "name": "seed", "values": ["1", "5"]}
+    ]
+    assert files["markdown"].read_text().startswith("# a and b\n") and files["html"].read_text().startswith(
+        "<!DOCTYPE html>"
+    )
 
 
 def test_what_cannot_be_compared_is_refused_with_what_to_write(tmp_path, capsys):

@@ -65,7 +65,8 @@ def test_runs_that_differ_in_nothing_are_said_to(tmp_path):
     assert lines_of(comparison) == {} and "nothing differs" in comparison.headline()
     (recipe,) = comparison.differences
     assert recipe.remarks == tuple(
-        f"{key} is written in other ways, but the files are the same." for key in ("model.path", "data.sources[domain].path")
+        f"{key} is written in other ways, but the files are the same."
+        for key in ("model.path", "data.sources[domain].path")
     )
 
 
@@ -93,7 +94,9 @@ def test_held_out_text_has_standard_errors_and_paired_differences(tmp_path):
     assert value.values[0] is not None and value.values[0].startswith("1.2500 ± 0.00")
     assert difference.numbers[1] == pytest.approx(0.1 / 0.6931, rel=1e-3)
     assert "+0.1443 (95 % interval +0.1443 to +0.1443, 40 documents)" in difference.values
-    assert "`domain` document by document, third with first: the documents are not the same." in comparison.not_compared
+    assert (
+        "`domain` document by document, third with first: the documents are not the same." in comparison.not_compared
+    )
 
 
 def test_what_makes_losses_mean_something_else_is_told(tmp_path):
@@ -123,12 +126,22 @@ def test_a_title_names_a_few_runs_and_counts_many(tmp_path):
     assert compare([first, *[second] * 6]).title == "7 runs beside first"
 
 
-FILES = ("recipe.yaml", "environment.json", "inputs.json", "status.json", "metrics.jsonl", "events.jsonl", "verdict.json", "starts.jsonl")
+FILES = (
+    "recipe.yaml",
+    "environment.json",
+    "inputs.json",
+    "status.json",
+    "metrics.jsonl",
+    "events.jsonl",
+    "verdict.json",
+    "starts.jsonl",
+)
 
 
 @pytest.mark.parametrize("name", [*FILES, "held_out/step-20.npz"])
 @pytest.mark.parametrize(
-    "rubbish", [None, b"", b'{"a": ', b"[1, 2]", b'{"data": 5, "git": 3, "versions": [], "stage": []}', b"\xff\xfe\x00"]
+    "rubbish",
+    [None, b"", b'{"a": ', b"[1, 2]", b'{"data": 5, "git": 3, "versions": [], "stage": []}', b"\xff\xfe\x00"],
 )
 def test_a_file_that_is_gone_or_rubbish_costs_only_what_it_tells(tmp_path, name, rubbish):
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", one_key)
@@ -143,7 +156,9 @@ def test_a_file_that_is_gone_or_rubbish_costs_only_what_it_tells(tmp_path, name,
         comparison = compare(folders)
         json.dumps(comparison.to_json(), allow_nan=False)
         assert (("Recipe", "optimizer.learning_rate") in lines_of(comparison)) == (name != "recipe.yaml")
-        if name not in ("events.jsonl", "verdict.json", "starts.jsonl") and not (rubbish or b"").startswith(b'{"data"'):
+        if name not in ("events.jsonl", "verdict.json", "starts.jsonl") and not (rubbish or b"").startswith(
+            b'{"data"'
+        ):
             assert "second" in not_compared(comparison)
 
 

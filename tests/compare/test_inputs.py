@@ -5,7 +5,9 @@ from cpt.compare.record import read_record
 
 
 def records(tmp_path, *plants):
-    folders = [write_run(tmp_path / f"run{number}", *([plant] if plant else [])) for number, plant in enumerate(plants)]
+    folders = [
+        write_run(tmp_path / f"run{number}", *([plant] if plant else [])) for number, plant in enumerate(plants)
+    ]
     return [read_record(folder, folder.name) for folder in folders]
 
 
@@ -54,7 +56,9 @@ def test_weights_are_told_by_file(tmp_path):
     def other(inputs, **others):
         inputs["weights"]["sha256"] = {"model.safetensors": "changed"}
 
-    assert rows(model_topic(records(tmp_path, None, other))) == {"weights model.safetensors": ("weights-hash", "changed")}
+    assert rows(model_topic(records(tmp_path, None, other))) == {
+        "weights model.safetensors": ("weights-hash", "changed")
+    }
 
 
 def test_a_path_to_the_same_content_means_the_same(tmp_path):

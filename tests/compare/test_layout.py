@@ -13,7 +13,9 @@ def test_few_runs_stand_side_by_side():
 
 def test_of_many_runs_those_with_the_same_value_share_a_line():
     table = difference_table(TOPIC, NAMES)
-    assert table.rows == [["seed", "1", "a, c, e, f"], ["", "2", "b"], ["", "?", "d"]] and table.remarks == ("a remark",)
+    assert table.rows == [["seed", "1", "a, c, e, f"], ["", "2", "b"], ["", "?", "d"]] and table.remarks == (
+        "a remark",
+    )
 
 
 def test_of_many_runs_each_is_a_line_of_figures():

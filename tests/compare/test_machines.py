@@ -5,7 +5,9 @@ from cpt.compare.record import read_record
 
 
 def records(tmp_path, *plants):
-    folders = [write_run(tmp_path / f"run{number}", *([plant] if plant else [])) for number, plant in enumerate(plants)]
+    folders = [
+        write_run(tmp_path / f"run{number}", *([plant] if plant else [])) for number, plant in enumerate(plants)
+    ]
     return [read_record(folder, folder.name) for folder in folders]
 
 
@@ -62,7 +64,11 @@ def test_hardware_processes_and_variables_are_compared(tmp_path):
         environment["variables"] = {}
 
     found = rows(machine_topic(records(tmp_path, None, other)))
-    assert found == {"processes": ("1", "8"), "gpus": ("none", "2 x H100"), "variable OMP_NUM_THREADS": ("2", "not set")}
+    assert found == {
+        "processes": ("1", "8"),
+        "gpus": ("none", "2 x H100"),
+        "variable OMP_NUM_THREADS": ("2", "not set"),
+    }
 
 
 def test_a_run_started_outside_a_repository_differs_from_one_inside(tmp_path):

@@ -13,7 +13,9 @@ def test_only_the_deepest_keys_that_differ_are_told():
     first = {"name": "a", "output_dir": "x", "optimizer": {"learning_rate": 1, "name": "adamw"}, "seed": 1}
     assert keys(first, copied(first) | {"name": "b", "output_dir": "y"}) == {}
     assert keys(first, first | {"seed": 2}, first) == {"seed": [1, 2, 1]}
-    assert keys(first, first | {"optimizer": {"learning_rate": 2, "name": "adamw"}}) == {"optimizer.learning_rate": [1, 2]}
+    assert keys(first, first | {"optimizer": {"learning_rate": 2, "name": "adamw"}}) == {
+        "optimizer.learning_rate": [1, 2]
+    }
 
 
 def test_true_is_not_one_but_one_is_one():
@@ -41,10 +43,16 @@ def test_a_key_that_exists_no_more_is_compared_as_written_and_told(tmp_path):
         recipe.update(gone=5)
         recipe["checkpoints"] = {"lost": 6}
 
-    records = [read_record(write_run(tmp_path / "now"), "now"), read_record(write_run(tmp_path / "old", old_keys), "old")]
+    records = [
+        read_record(write_run(tmp_path / "now"), "now"),
+        read_record(write_run(tmp_path / "old", old_keys), "old"),
+    ]
     said: list[str] = []
     topic = recipe_topic(records, set(), said)
-    assert {row.name: row.values for row in topic.rows} == {"gone": ("not set", "5"), "checkpoints.lost": ("not set", "6")}
+    assert {row.name: row.values for row in topic.rows} == {
+        "gone": ("not set", "5"),
+        "checkpoints.lost": ("not set", "6"),
+    }
     assert "`checkpoints.lost`" in said[0] and "`gone`" in said[0] and "another version" in said[0]
 
 
@@ -53,7 +61,10 @@ def test_a_recipe_that_has_lost_its_form_is_compared_as_written(tmp_path):
         recipe["data"] = "a mixture"
         del recipe["budget"]
 
-    records = [read_record(write_run(tmp_path / "now"), "now"), read_record(write_run(tmp_path / "old", other_form), "old")]
+    records = [
+        read_record(write_run(tmp_path / "now"), "now"),
+        read_record(write_run(tmp_path / "old", other_form), "old"),
+    ]
     said: list[str] = []
     topic = recipe_topic(records, set(), said)
     assert [row.name for row in topic.rows] == ["data"] and "as they are written" in said[0]
@@ -67,7 +78,14 @@ def test_a_recipe_without_unknown_keys_is_filled_with_defaults(tmp_path):
 def test_values_are_told_in_one_line():
     assert [told(value) for value in (UNSET, None, "", 1e-5, "a\nb")] == ["not set", "null", "''", "1e-5", "a b"]
     assert told({"name": "a", "options": {}, "subset": None}) == "{name: a}"
-    assert [told(value) for value in (1, "1", True, "true", None, "null")] == ["1", "'1'", "true", "'true'", "null", "'null'"]
+    assert [told(value) for value in (1, "1", True, "true", None, "null")] == [
+        "1",
+        "'1'",
+        "true",
+        "'true'",
+        "null",
+        "'null'",
+    ]
 
 
 def test_long_values_that_differ_at_their_end_differ_in_the_table():

@@ -8,7 +8,10 @@ def test_what_is_not_known_is_no_difference():
 
 def test_a_topic_keeps_what_differs_or_what_is_known():
     same, other, unknown = Row("same", ("1", "1")), Row("other", ("1", "2")), Row("unknown", (None, None))
-    assert differing("x", [same, other, unknown]).rows == (other,) and known("x", [same, other, unknown]).rows == (same, other)
+    assert differing("x", [same, other, unknown]).rows == (other,) and known("x", [same, other, unknown]).rows == (
+        same,
+        other,
+    )
 
 
 def test_a_topic_with_a_remark_is_not_empty():

@@ -32,7 +32,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
-    """`talking(template)`: the same with the marks of chats, and a few words as tokens of their own; `bos=True` puts `<s>` in front."""
+    """`talking(template)`: the same with the marks of chats, and a few words as tokens of their own; `bos=True` puts
+    `<s>` in front."""
 
     def make(template: str | None, *, bos: bool = False, eos: str = "<|endoftext|>") -> PreTrainedTokenizerFast:
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -41,7 +42,9 @@ def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
         backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
-        made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>", bos_token="<s>")
+        made = PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>", bos_token="<s>"
+        )
         made.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in CHAT_MARKS], special_tokens=True)
         made.eos_token, made.chat_template = eos, template
         if bos:
@@ -79,10 +82,16 @@ def source(tmp_path: Path) -> Callable[..., Source]:
 
 @pytest.fixture
 def tokenized(tokenizer, tmp_path: Path) -> Callable[..., TokenizedSource]:
-    """`tokenized(source, filter, cache="folder", workers=2, on_bad_row="skip")`: all of a source, in a store in the test's folder."""
+    """`tokenized(source, filter, cache="folder", workers=2, on_bad_row="skip")`: all of a source, in a store in the
+    test's folder."""
 
     def run(
-        source: Source, *filters: Component, cache: str = "cache", workers: int | None = None, by: object = tokenizer, **data: object
+        source: Source,
+        *filters: Component,
+        cache: str = "cache",
+        workers: int | None = None,
+        by: object = tokenizer,
+        **data: object,
     ) -> TokenizedSource:
         recipe = Data(sources=[source], filters=list(filters), **data)
         opened = open_source(recipe, source, "data.sources[0]", DocumentEncoder(by), tmp_path / cache, seed=1)

@@ -18,7 +18,14 @@ TEXTS = [f"document {number} of many" for number in range(400)]
 def build(tokenizer, tmp_path):
     def run(*sources, seed=1, evaluation=None, budget=None, **options):
         data = Data(sources=list(sources), **{"sequence_length": 64, **options})
-        return build_data(data, tokenizer, seed=seed, evaluation=evaluation or Evaluation(), budget=budget, cache_dir=tmp_path / "cache")
+        return build_data(
+            data,
+            tokenizer,
+            seed=seed,
+            evaluation=evaluation or Evaluation(),
+            budget=budget,
+            cache_dir=tmp_path / "cache",
+        )
 
     return run
 
@@ -30,7 +37,10 @@ def texts_in(rows, tokenizer):
 
 def test_training_and_held_out_documents_are_apart_and_complete(build, source, tokenizer):
     prepared = build(source("a", TEXTS), evaluation=Evaluation(held_out_share=0.1))
-    trained, held_out = texts_in(prepared.windowed[0].window(0), tokenizer), texts_in(prepared.held_out["a"].rows, tokenizer)
+    trained, held_out = (
+        texts_in(prepared.windowed[0].window(0), tokenizer),
+        texts_in(prepared.held_out["a"].rows, tokenizer),
+    )
     assert trained | held_out == set(TEXTS) and not trained & held_out
     assert 20 <= len(held_out) <= 60
 
@@ -45,7 +55,11 @@ def test_an_equal_text_is_held_out_in_every_source_and_for_every_seed(build, sou
 
 
 def test_a_huge_document_is_trained_on_and_not_held_out(build, source, tokenizer):
-    huge = next(text for number in range(1000) if xxh3_64_intdigest((text := f"{number} " + "x" * 20_000).encode()) < 0.1 * 2**64)
+    huge = next(
+        text
+        for number in range(1000)
+        if xxh3_64_intdigest((text := f"{number} " + "x" * 20_000).encode()) < 0.1 * 2**64
+    )
     prepared = build(source("a", [*TEXTS, huge]), sequence_length=512, evaluation=Evaluation(held_out_share=0.1))
     held_out = prepared.held_out["a"]
     assert 20 <= held_out.num_documents <= 60 and held_out.num_tokens < 2000
@@ -54,7 +68,10 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source, tokenizer
 
 def test_the_order_of_files_does_not_change_what_is_held_out(build, source, tokenizer):
     share, mixed = Evaluation(held_out_share=0.2), [*TEXTS[200:], "y" * 300, *TEXTS[:200]]
-    one, other = (build(source(name, texts), evaluation=share).held_out[name] for name, texts in (("a", mixed), ("b", mixed[::-1])))
+    one, other = (
+        build(source(name, texts), evaluation=share).held_out[name]
+        for name, texts in (("a", mixed), ("b", mixed[::-1]))
+    )
     assert texts_in(one.rows, tokenizer) == texts_in(other.rows, tokenizer)
 
 
@@ -64,7 +81,9 @@ def test_no_source_trains_on_a_text_that_another_one_holds_out(build, source, to
     sources = source("long", long), source("short", [*[f"{number}" for number in range(2000)], *chosen])
     prepared = build(*sources, sequence_length=256, evaluation=Evaluation(held_out_share=0.05))
     assert texts_in(prepared.held_out["long"].rows, tokenizer) == chosen and len(chosen) > 5
-    assert not chosen & texts_in(prepared.held_out["short"].rows, tokenizer), "too long to be held out of the short ones"
+    assert not chosen & texts_in(prepared.held_out["short"].rows, tokenizer), (
+        "too long to be held out of the short ones"
+    )
     assert not chosen & texts_in(prepared.windowed[1].window(0), tokenizer)
 
 
@@ -86,12 +105,17 @@ def test_documents_of_a_held_out_set_are_never_trained_on(build, source, tokeniz
 
 def test_a_held_out_set_counts_documents_tokens_and_bytes(build, source):
     exam = source("exam", ["abc", "ö"])
-    held_out = build(source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path, name="x")])).held_out["x"]
+    held_out = build(
+        source("a", TEXTS), evaluation=Evaluation(perplexity=[HeldOut(path=exam.path, name="x")])
+    ).held_out["x"]
     assert (held_out.name, held_out.num_documents, held_out.num_tokens, held_out.num_bytes) == ("x", 2, 7, 5)
 
 
 def test_held_out_rows_do_not_depend_on_the_seed(build, source):
-    first, second = (build(source("a", TEXTS), seed=seed, evaluation=Evaluation(held_out_share=0.3)).held_out["a"].rows for seed in (1, 2))
+    first, second = (
+        build(source("a", TEXTS), seed=seed, evaluation=Evaluation(held_out_share=0.3)).held_out["a"].rows
+        for seed in (1, 2)
+    )
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(first, second, strict=True))
 
 
@@ -108,7 +132,9 @@ def test_a_share_that_takes_no_document_is_told(build, source, caplog):
 
 
 def test_a_share_that_leaves_nothing_to_evaluate_is_refused_with_one_that_does(build, source):
-    with pytest.raises(DataError, match="none of 400 documents fell into it, so nothing can be evaluated. Make it 0.12, or name files"):
+    with pytest.raises(
+        DataError, match="none of 400 documents fell into it, so nothing can be evaluated. Make it 0.12, or name files"
+    ):
         build(source("a", TEXTS), evaluation=Evaluation(held_out_share=1e-9))
 
 
@@ -121,7 +147,14 @@ def test_a_general_set_that_is_not_there_names_a_public_one(build, source):
 def test_reports_count_documents_tokens_rows_and_shares(build, source):
     prepared = build(source("a", ["abc", "", "abcde"], weight=3), source("b", ["x" * 63] * 5), sequence_length=64)
     first, second = prepared.sources
-    assert (first.name, first.documents, first.dropped, first.tokens, first.rows, first.share) == ("a", 2, {"empty": 1}, 10, 1, 0.75)
+    assert (first.name, first.documents, first.dropped, first.tokens, first.rows, first.share) == (
+        "a",
+        2,
+        {"empty": 1},
+        10,
+        1,
+        0.75,
+    )
     assert (second.documents, second.tokens, second.rows, second.share) == (5, 320, 5, 0.25)
     assert prepared.num_tokens == 330
     assert [len(value) for value in first.files.values()] == [32]
@@ -137,7 +170,10 @@ def test_a_line_is_logged_for_each_source(build, source, caplog):
 def test_a_document_that_outweighs_all_others_is_told_with_its_place(build, source, caplog):
     heavy = source("a", [*TEXTS, "x" * 50_000])
     build(heavy, source("b", TEXTS))
-    assert f"a: one of 401 documents ({heavy.path}:401) makes up 86% of the tokens" in caplog.text and "b: one of" not in caplog.text
+    assert (
+        f"a: one of 401 documents ({heavy.path}:401) makes up 86% of the tokens" in caplog.text
+        and "b: one of" not in caplog.text
+    )
 
 
 def test_filters_of_all_and_of_one_source_both_count(build, source):
@@ -185,7 +221,10 @@ def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, sourc
 
 def test_an_equal_text_after_its_transforms_is_held_out(build, source):
     exam = source("exam", ["the cafe\u0301 \r\n"])
-    options = {"transforms": [Component(name="normalise")], "evaluation": Evaluation(perplexity=[HeldOut(path=exam.path)])}
+    options = {
+        "transforms": [Component(name="normalise")],
+        "evaluation": Evaluation(perplexity=[HeldOut(path=exam.path)]),
+    }
     assert build(source("a", [*TEXTS, "the caf\u00e9"]), **options).sources[0].held_out == 1
 
 
@@ -194,7 +233,11 @@ def test_equal_documents_are_read_once_where_that_is_asked(build, source, caplog
     first = source("a", TEXTS + TEXTS[:50])
     both, once = build(first), build(first, deduplicate="exact")
     assert both.sources[0].documents == 450 and both.sources[0].dropped == {}
-    assert (once.sources[0].documents, once.sources[0].held_out, once.sources[0].dropped) == (400, 0, {"exact duplicate": 50})
+    assert (once.sources[0].documents, once.sources[0].held_out, once.sources[0].dropped) == (
+        400,
+        0,
+        {"exact duplicate": 50},
+    )
     assert "0 held out, 50 dropped (exact duplicate)" in caplog.text and once.fingerprint != both.fingerprint
 
 
@@ -207,7 +250,10 @@ def test_held_out_documents_are_there_once_too(build, source):
 
 
 def test_near_duplicates_are_counted_by_themselves(build, source):
-    texts = [f"{text} {number} of the texts that are nearly the same as each other {number}" for number, text in enumerate(TEXTS[:9])]
+    texts = [
+        f"{text} {number} of the texts that are nearly the same as each other {number}"
+        for number, text in enumerate(TEXTS[:9])
+    ]
     report = build(source("a", [*texts, texts[0] + ".", texts[1]]), deduplicate="near").sources[0]
     assert report.dropped["exact duplicate"] == 1 and report.dropped["near duplicate"] >= 1
     assert report.documents + sum(report.dropped.values()) == 11
@@ -256,7 +302,9 @@ def test_the_fingerprint_changes_with_weights_texts_and_tokenizer(build, source,
     fingerprints = [build(first, second).fingerprint]
     fingerprints += [build(first, second.model_copy(update={"weight": 2.0})).fingerprint]
     other = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>", pad_token="<pad>")
-    fingerprints += [build_data(Data(sources=[first, second], sequence_length=64), other, seed=1, cache_dir=tmp_path).fingerprint]
+    fingerprints += [
+        build_data(Data(sources=[first, second], sequence_length=64), other, seed=1, cache_dir=tmp_path).fingerprint
+    ]
     fingerprints += [build(source("a", [*TEXTS, "one more"]), second).fingerprint]
     assert len(set(fingerprints)) == 4
 
@@ -272,7 +320,10 @@ def tokens_read(prepared, rows):
 @pytest.mark.parametrize("packing", ["best_fit", "concatenate", "none"])
 def test_weights_are_shares_of_tokens_however_full_the_rows_are(build, source, packing):
     prepared = build(
-        source("a", ["x" * 33] * 300, weight=3.0), source("b", ["y" * 62] * 300), source("c", ["z"] * 999, weight=2.0), packing=packing
+        source("a", ["x" * 33] * 300, weight=3.0),
+        source("b", ["y" * 62] * 300),
+        source("c", ["z"] * 999, weight=2.0),
+        packing=packing,
     )
     tokens = tokens_read(prepared, 20_000)
     assert [number / sum(tokens) for number in tokens] == pytest.approx([1 / 2, 1 / 6, 1 / 3], abs=0.001)
@@ -286,8 +337,14 @@ def test_a_temperature_gives_weights_by_size(build, source):
 
 
 def test_phases_read_each_source_on_where_the_phase_before_left_it(build, source):
-    phases = [Phase(until=64 * 30, weights={"a": 1.0}), Phase(until=64 * 80, weights={"b": 1.0}), Phase(weights={"a": 1.0})]
-    prepared = build(source("a", ["x" * 63] * 40), source("b", ["y" * 63] * 50), phases=phases, budget=Budget(tokens=64 * 90))
+    phases = [
+        Phase(until=64 * 30, weights={"a": 1.0}),
+        Phase(until=64 * 80, weights={"b": 1.0}),
+        Phase(weights={"a": 1.0}),
+    ]
+    prepared = build(
+        source("a", ["x" * 63] * 40), source("b", ["y" * 63] * 50), phases=phases, budget=Budget(tokens=64 * 90)
+    )
     assert sorted(prepared.rows.locate(number) for number in range(90)) == [
         (source, row) for source in (0, 1) for row in range((40, 50)[source])
     ]
@@ -297,7 +354,11 @@ def test_phases_read_each_source_on_where_the_phase_before_left_it(build, source
 
 def test_the_fingerprint_changes_with_a_phase(build, source):
     def phased(until):
-        return build(source("a", TEXTS), source("b", TEXTS), phases=[Phase(until=until, weights={"a": 1.0}), Phase(weights={"b": 1.0})])
+        return build(
+            source("a", TEXTS),
+            source("b", TEXTS),
+            phases=[Phase(until=until, weights={"a": 1.0}), Phase(weights={"b": 1.0})],
+        )
 
     assert phased(64 * 1000).fingerprint != phased(64 * 1001).fingerprint
 

@@ -12,7 +12,10 @@ def shout(text, *, mark="!"):
 
 
 def test_functions_come_in_the_order_of_the_recipe_with_their_options():
-    lists = {"a": [Component(name="shout"), Component(name="shout", mark="?")], "b": [Component(name="shout", mark=".")]}
+    lists = {
+        "a": [Component(name="shout"), Component(name="shout", mark="?")],
+        "b": [Component(name="shout", mark=".")],
+    }
     functions = build_components("filter", lists, {"shout": shout})
     assert [function("x") for function in functions] == ["x!", "x?", "x."]
     assert {name_of(function) for function in functions} == {"shout"}
@@ -20,7 +23,9 @@ def test_functions_come_in_the_order_of_the_recipe_with_their_options():
 
 def test_an_option_is_refused_with_its_place():
     with pytest.raises(RecipeError, match=r"`a\[1\].makr` is not an option of shout"):
-        build_components("filter", {"a": [Component(name="shout"), Component(name="shout", makr="?")]}, {"shout": shout})
+        build_components(
+            "filter", {"a": [Component(name="shout"), Component(name="shout", makr="?")]}, {"shout": shout}
+        )
 
 
 def test_the_text_is_that_of_the_whole_module():

@@ -53,10 +53,15 @@ def test_chats_are_trained_on_and_held_out(chatter, tmp_path):
     text = "".join(chatter.decode(row["input_ids"]) for row in prepared.windowed[0].window(0))
     written = chatter.apply_chat_template(chat(7), tokenize=False) + "<|endoftext|>"
     assert text.count(written) == 1 and "What is 3<" not in text
-    turns = sum(int((row["input_ids"] == chatter.convert_tokens_to_ids("<|im_end|>")).sum()) for row in prepared.windowed[0].window(0))
+    turns = sum(
+        int((row["input_ids"] == chatter.convert_tokens_to_ids("<|im_end|>")).sum())
+        for row in prepared.windowed[0].window(0)
+    )
     assert turns == 2 * 39, "what looks like the end of a turn in a message is none"
     judged = prepared.held_out["judge"]
-    assert judged.num_documents == 2 and judged.num_bytes == sum(len(transcript(chat(number), "").encode()) for number in (3, 99))
+    assert judged.num_documents == 2 and judged.num_bytes == sum(
+        len(transcript(chat(number), "").encode()) for number in (3, 99)
+    )
 
 
 def test_a_chat_needs_a_template(tokenizer, tmp_path):

@@ -16,7 +16,14 @@ def texts(path, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in {"b.txt": "B", "a.md": "A", "sub/c.txt": "C", "sub/x.py": "no", ".git/d.txt": "no", "sub/.e.txt": "no"}.items():
+    for name, text in {
+        "b.txt": "B",
+        "a.md": "A",
+        "sub/c.txt": "C",
+        "sub/x.py": "no",
+        ".git/d.txt": "no",
+        "sub/.e.txt": "no",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "sub/d.jsonl").write_text(json.dumps({"text": "D"}))
@@ -25,8 +32,20 @@ def folder(tmp_path):
 
 def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    kinds = {"word": "local", "sub/missing": "local", "one/two/three": "local", "HuggingFaceFW/fineweb-edu": "hub", "owner/name.v1": "hub"}
-    kinds |= {"s3://bucket/a.jsonl": "url", "my_lab.data:dump": "function", "owner/name": "hub", "a.jsonl.gz": "local", "a/*": "local"}
+    kinds = {
+        "word": "local",
+        "sub/missing": "local",
+        "one/two/three": "local",
+        "HuggingFaceFW/fineweb-edu": "hub",
+        "owner/name.v1": "hub",
+    }
+    kinds |= {
+        "s3://bucket/a.jsonl": "url",
+        "my_lab.data:dump": "function",
+        "owner/name": "hub",
+        "a.jsonl.gz": "local",
+        "a/*": "local",
+    }
     assert {path: kind_of(path) for path in kinds} == kinds
 
 
@@ -66,7 +85,11 @@ def test_states_follow_files_and_what_a_server_says_of_them(folder):
 
 @pytest.mark.parametrize(
     "path, message",
-    [("memory://nothing/a.txt", "no such file"), ("memory://nothing", "no such file"), ("gopher://x/a.txt", "cannot be read")],
+    [
+        ("memory://nothing/a.txt", "no such file"),
+        ("memory://nothing", "no such file"),
+        ("gopher://x/a.txt", "cannot be read"),
+    ],
 )
 def test_a_url_without_files_is_said_with_the_key(path, message):
     with pytest.raises(DataError, match=message) as error:

@@ -43,7 +43,10 @@ def filled(document):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-@given(texts=st.lists(st.text("abc \n(", min_size=1, max_size=30), min_size=1, max_size=5), rate=st.sampled_from([0.5, 1.0]))
+@given(
+    texts=st.lists(st.text("abc \n(", min_size=1, max_size=30), min_size=1, max_size=5),
+    rate=st.sampled_from([0.5, 1.0]),
+)
 def test_every_text_can_be_read_back(coder, texts, rate):
     assert [filled(document) for document in written(coder, texts, rate=rate)] == texts
 
@@ -75,13 +78,18 @@ def test_rates_and_marks_are_in_the_fingerprint(coder):
 
 
 def test_a_tokenizer_without_marks_is_refused(tokenizer):
-    with pytest.raises(RecipeError, match=r"`data.sources\[0\].fill_in_the_middle`: the tokenizer .* has no marks for it"):
+    with pytest.raises(
+        RecipeError, match=r"`data.sources\[0\].fill_in_the_middle`: the tokenizer .* has no marks for it"
+    ):
         encoder(tokenizer)
 
 
 def test_a_source_asks_for_it_by_its_key(coder, source, tmp_path):
     whole, gaps = source("a", TEXTS), source("b", TEXTS, fill_in_the_middle={"rate": 1.0})
     prepared = build_data(Data(sources=[whole, gaps], sequence_length=128), coder, seed=1, cache_dir=tmp_path)
-    first, second = ("".join(coder.decode(row["input_ids"]) for row in rows) for rows in (one.window(0) for one in prepared.windowed))
+    first, second = (
+        "".join(coder.decode(row["input_ids"]) for row in rows)
+        for rows in (one.window(0) for one in prepared.windowed)
+    )
     assert PREFIX not in first and second.count(PREFIX) == second.count(MIDDLE) == 300
     assert prepared.sources[1].tokens == prepared.sources[0].tokens + 3 * 300

@@ -18,7 +18,11 @@ def test_the_first_refusing_filter_gives_the_reason():
     filters = build_filters(
         {"data.filters": [Component(name="length", max_characters=2)], "k": [Component(name="pattern", drop="a")]},
     )
-    assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == ["longer than 2 characters", "matches a", None]
+    assert [reason_to_drop(view(text), filters) for text in ("abc", "ab", "b")] == [
+        "longer than 2 characters",
+        "matches a",
+        None,
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(set(FILTERS) - {"pattern", "keep_share", "language"}))
@@ -34,7 +38,10 @@ def test_a_filter_runs_with_its_published_defaults_on_any_text(name):
         (Component(name="lenght"), "no filter called `lenght`. Did you mean `length`"),
         (Component(name="length", min_chars=3), r"`data.filters\[0\].min_chars` is not an option of length"),
         (Component(name="language"), r"`data.filters\[0\]` needs `keep`"),
-        (Component(name="gopher_quality", stop_words="the"), r"`data.filters\[0\].stop_words`: expected a list, got 'the'"),
+        (
+            Component(name="gopher_quality", stop_words="the"),
+            r"`data.filters\[0\].stop_words`: expected a list, got 'the'",
+        ),
         (Component(name="no_such_module:check"), "cannot import `no_such_module`"),
     ],
 )

@@ -1,6 +1,14 @@
 import pytest
 
-from cpt.data.forms import columns_named, form_of, form_of_source, refuse_layout, refuse_texts, source_with_form, with_form
+from cpt.data.forms import (
+    columns_named,
+    form_of,
+    form_of_source,
+    refuse_layout,
+    refuse_texts,
+    source_with_form,
+    with_form,
+)
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 
@@ -29,7 +37,9 @@ def test_a_stage_that_names_the_tensors_of_a_row_reads_documents():
 
 
 def test_other_columns_are_of_no_form():
-    with pytest.raises(RecipeError, match="COLUMNS are images, and data is made for: text; messages; prompt, chosen, rejected"):
+    with pytest.raises(
+        RecipeError, match="COLUMNS are images, and data is made for: text; messages; prompt, chosen, rejected"
+    ):
         form_of(("images",))
 
 
@@ -59,14 +69,22 @@ def test_the_form_travels_with_the_source(form, chat, named):
 @pytest.mark.parametrize(
     ("form", "chat", "said"),
     [
-        ("preference", "talk", r"`data.sources\[0\].chat: talk` names one column, and this stage learns from prompt, chosen, rejected or"),
+        (
+            "preference",
+            "talk",
+            r"`data.sources\[0\].chat: talk` names one column, and this stage learns from prompt, chosen, rejected or",
+        ),
         (
             "preference",
             {"messages": "a"},
             r"`data.sources\[0\].chat` names the columns of messages, and this stage learns from prompt, chosen",
         ),
         ("judged", {"prompt": "a", "completion": "b"}, "learns from prompt, completion, label"),
-        ("document", {"prompt": "a", "completion": "b"}, "names the columns of prompt, completion, and this stage learns from messages"),
+        (
+            "document",
+            {"prompt": "a", "completion": "b"},
+            "names the columns of prompt, completion, and this stage learns from messages",
+        ),
     ],
 )
 def test_columns_of_another_form_are_refused(form, chat, said):
@@ -100,6 +118,8 @@ def test_gaps_are_not_for_examples():
     ],
 )
 def test_files_of_text_are_no_pairs(source, said):
-    with pytest.raises(DataError, match=rf"`k.path`: texts holds .txt files, .* the columns prompt, chosen, rejected or .*{said}"):
+    with pytest.raises(
+        DataError, match=rf"`k.path`: texts holds .txt files, .* the columns prompt, chosen, rejected or .*{said}"
+    ):
         refuse_texts(source_with_form(source, "preference", "k"), ".txt", "k")
     refuse_texts(source_with_form(source, "conversation", "k"), ".txt", "k")

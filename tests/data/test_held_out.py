@@ -11,7 +11,13 @@ def test_a_set_counts_documents_tokens_and_bytes_of_the_chosen(tokenized, source
     opened = tokenized(source("a", ["öne", "two", "three"]))
     documents = opened.documents([0])
     found = held_out_set("exam", documents, np.array([0, 2]), Layout(16, "best_fit", None, 257), tmp_path / "cache")
-    assert (found.name, found.num_documents, found.num_tokens, found.num_bytes, len(found.rows)) == ("exam", 2, 4 + 1 + 6, 4 + 5, 1)
+    assert (found.name, found.num_documents, found.num_tokens, found.num_bytes, len(found.rows)) == (
+        "exam",
+        2,
+        4 + 1 + 6,
+        4 + 5,
+        1,
+    )
 
 
 def test_overlapping_windows_are_no_way_to_judge(tokenized, source, tmp_path):
@@ -24,13 +30,20 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content +
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
-def test_conversations_and_texts_beside_them_are_judged_to_their_ends(talking, tokenized, rows_file, tmp_path, packing):
+def test_conversations_and_texts_beside_them_are_judged_to_their_ends(
+    talking, tokenized, rows_file, tmp_path, packing
+):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "b" * 50}]
     rows = rows_file("talks", [{"messages": said}, {"text": "c" * 40}, {"text": "d"}])
     documents = tokenized(source_with_form(rows, "conversation", "data.sources[0]"), by=talking(CHATML)).documents([0])
     layout = Layout(16, packing, None, 257, "conversation")
     found = held_out_set("exam", documents, np.arange(3), layout, tmp_path / "cache")
-    of_documents = [documents.segments(start, end - start) for start, end in zip(documents.offsets, documents.offsets[1:], strict=False)]
+    of_documents = [
+        documents.segments(start, end - start)
+        for start, end in zip(documents.offsets, documents.offsets[1:], strict=False)
+    ]
     learned = sum(int((segments[1:] == LEARNED).sum()) for segments in of_documents)
     assert sum(int((row["labels"] != -100).sum()) for row in found.rows) == learned == 50 + 2 + 40 + 1
-    assert (found.num_documents, found.num_bytes) == (3, 50 + 40 + 1), "bytes of the answers and texts, of which all is read"
+    assert (found.num_documents, found.num_bytes) == (3, 50 + 40 + 1), (
+        "bytes of the answers and texts, of which all is read"
+    )

@@ -20,8 +20,12 @@ from cpt.recipe.schema import Data
 def rows(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("loader")
     for name in "ab":
-        (folder / f"{name}.csv").write_text("text\n" + "".join(f"{name}{number} {'x' * (number % 23)}\n" for number in range(200)))
-    data = Data(sources=[{"path": str(folder / "a.csv"), "weight": 2}, {"path": str(folder / "b.csv")}], sequence_length=16)
+        (folder / f"{name}.csv").write_text(
+            "text\n" + "".join(f"{name}{number} {'x' * (number % 23)}\n" for number in range(200))
+        )
+    data = Data(
+        sources=[{"path": str(folder / "a.csv"), "weight": 2}, {"path": str(folder / "b.csv")}], sequence_length=16
+    )
     return build_data(data, tokenizer, seed=7, cache_dir=folder).rows
 
 
@@ -30,7 +34,9 @@ def batches(rows, **options):
 
 
 def same(first, second):
-    return len(first) == len(second) and all(torch.equal(a[key], b[key]) for a, b in zip(first, second, strict=True) for key in a)
+    return len(first) == len(second) and all(
+        torch.equal(a[key], b[key]) for a, b in zip(first, second, strict=True) for key in a
+    )
 
 
 def row_set(batch_list):
@@ -47,7 +53,9 @@ def with_first_positions(batch):
     return {**batch, "first": batch["position_ids"][:, 0]}
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 0}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"depth": 0}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}]
+)
 def test_batches_are_completed_where_they_are_made(rows, options):
     plain, completed = batches(rows), batches(rows, complete=with_first_positions, **options)
     assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
@@ -59,9 +67,13 @@ def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
 
 
-@pytest.mark.parametrize("options", [{"depth": 0}, {"depth": 1}, {"depth": 4}, {}, {"num_workers": 2}, {"num_workers": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"depth": 0}, {"depth": 1}, {"depth": 4}, {}, {"num_workers": 2}, {"num_workers": 4}], ids=str
+)
 def test_the_way_of_feeding_changes_nothing(rows, options):
-    assert same(batches(rows, rows_in_all=400, **options), [stack_rows([rows[n], rows[n + 1]]) for n in range(0, 400, 2)])
+    assert same(
+        batches(rows, rows_in_all=400, **options), [stack_rows([rows[n], rows[n + 1]]) for n in range(0, 400, 2)]
+    )
 
 
 def test_several_threads_change_nothing(rows):
@@ -92,7 +104,9 @@ def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypat
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
     monkeypatch.setattr(torch.accelerator, "set_device_index", devices.append)
     monkeypatch.setattr(loader_module, "pin_memory", Pinnable.pin_memory)
-    loader = CPTDataLoader(rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some)))
+    loader = CPTDataLoader(
+        rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some))
+    )
     assert len(list(loader)) == 3 and pinned == ["data-prefetch"] * 3 and devices == [3]
 
 
@@ -126,7 +140,9 @@ def test_a_step_is_the_same_set_of_rows_on_any_number_of_processes(rows, world_s
     accumulation = 8 // world_size  # 8 rows a step
     for step in range(6):
         mine = [batch for rank in ranks for batch in rank[step * accumulation : (step + 1) * accumulation]]
-        assert row_set(mine) == row_set([{"input_ids": torch.stack([rows[n]["input_ids"] for n in range(step * 8, step * 8 + 8)])}])
+        assert row_set(mine) == row_set(
+            [{"input_ids": torch.stack([rows[n]["input_ids"] for n in range(step * 8, step * 8 + 8)])}]
+        )
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
@@ -178,7 +194,8 @@ def test_a_subclass_may_change_the_batches(rows):
 
 
 class Suicidal(torch.utils.data.Dataset):
-    """Rows that are their number; the first worker that reaches row 13 is killed there, as the kernel does where memory ends."""
+    """Rows that are their number; the first worker that reaches row 13 is killed there, as the kernel does where
+    memory ends."""
 
     def __init__(self, mark):
         self.mark = mark

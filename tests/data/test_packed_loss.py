@@ -25,7 +25,9 @@ def losses(model, rows):
     with torch.no_grad():
         logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
     labels = batch["labels"][:, 1:]
-    each = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    each = torch.nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+    )
     return each[labels != IGNORED].sort().values
 
 
@@ -38,7 +40,9 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(model, tokenizer, so
     for number in range(len(packed)):
         row = packed[number]
         begins = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), 32]
-        pieces += [{name: values[a:b] for name, values in row.items()} for a, b in zip(begins, begins[1:], strict=False)]
+        pieces += [
+            {name: values[a:b] for name, values in row.items()} for a, b in zip(begins, begins[1:], strict=False)
+        ]
     together, alone = losses(model, packed), torch.cat([losses(model, [piece]) for piece in pieces]).sort().values
     assert len(together) == len(alone) > 100
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)

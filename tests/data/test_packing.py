@@ -66,7 +66,9 @@ def test_concatenated_rows_are_full_but_for_the_last(lengths, sequence_length):
 @given(LENGTHS, st.integers(1, 16), st.integers(0, 3))
 def test_a_concatenated_document_goes_on_where_the_row_before_ended(lengths, sequence_length, seed):
     starts, _ = documents(lengths)
-    pieces = [piece for row in rows_of(pack(*documents(lengths), sequence_length, "concatenate", seed)) for piece in row]
+    pieces = [
+        piece for row in rows_of(pack(*documents(lengths), sequence_length, "concatenate", seed)) for piece in row
+    ]
     for (start, length), (following, _) in zip(pieces, pieces[1:], strict=False):
         assert following == start + length or following in starts
     assert len(pieces) <= len(lengths) + sum(lengths) // sequence_length
@@ -80,7 +82,11 @@ def test_windows_begin_each_stride_until_they_reach_the_end(lengths, sequence_le
     for start, length in zip(starts.tolist(), lengths, strict=True):
         begins = range(0, max(1, length - sequence_length + stride), stride)
         expected += [(start + at, min(sequence_length, length - at)) for at in begins]
-    pieces = [piece for row in rows_of(pack(*documents(lengths), sequence_length, "sliding_window", 0, stride)) for piece in row]
+    pieces = [
+        piece
+        for row in rows_of(pack(*documents(lengths), sequence_length, "sliding_window", 0, stride))
+        for piece in row
+    ]
     assert sorted(pieces) == sorted(expected)
     assert {at for start, length in pieces for at in range(start, start + length)} == set(range(sum(lengths)))
 
@@ -108,13 +114,17 @@ def test_other_documents_share_a_row_in_another_epoch():
         return {(a, b) for row in rows for a in row for b in row if a < b}
 
     first, second, third = map(company, range(3))
-    assert [packing.pieces(row, 0)[0].tolist() for row in range(9)] == [[start for start, _ in row] for row in rows_of(packing)[:9]]
+    assert [packing.pieces(row, 0)[0].tolist() for row in range(9)] == [
+        [start for start, _ in row] for row in rows_of(packing)[:9]
+    ]
     assert len(first & second) < 0.1 * len(first) and len(second & third) < 0.1 * len(first)
 
 
 def test_a_row_of_any_epoch_is_found_without_the_others():
     packing = pack(*documents([5, 5, 5, 3, 3, 2, 2, 9] * 9), 10, "best_fit", 0)
-    assert [packing.pieces(4, epoch)[0].tolist() for epoch in (10**9, 1, 10**9)][::2] == [packing.pieces(4, 10**9)[0].tolist()] * 2
+    assert [packing.pieces(4, epoch)[0].tolist() for epoch in (10**9, 1, 10**9)][::2] == [
+        packing.pieces(4, 10**9)[0].tolist()
+    ] * 2
 
 
 @given(LENGTHS, st.integers(1, 40), st.integers(0, 4))
@@ -172,4 +182,6 @@ def test_a_packing_is_written_and_read_back(tmp_path):
     starts, lengths = documents([3, 5, 10])
     fill_packing(starts, lengths, 4, "best_fit", 0, None, tmp_path)
     read, packing = open_packing(tmp_path), pack(starts, lengths, 4, "best_fit", 0)
-    assert all(getattr(read, field.name).tolist() == getattr(packing, field.name).tolist() for field in fields(packing))
+    assert all(
+        getattr(read, field.name).tolist() == getattr(packing, field.name).tolist() for field in fields(packing)
+    )

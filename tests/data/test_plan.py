@@ -38,7 +38,9 @@ def test_documents_that_are_counted_stay_in_one_shard(folder):
 
 
 def test_a_source_up_to_the_size_of_a_window_is_one(folder):
-    assert planned(folder, window_bytes=370).windows == [[0, 1, 2, 3, 4]] and planned(folder, window_bytes=370).is_whole
+    assert (
+        planned(folder, window_bytes=370).windows == [[0, 1, 2, 3, 4]] and planned(folder, window_bytes=370).is_whole
+    )
     assert planned(folder).held_out == [0, 1, 2, 3, 4]
 
 
@@ -59,7 +61,15 @@ def test_windows_begin_small_and_grow_to_their_size(num_bytes):
 
 
 def test_the_first_windows_have_1_1_2_and_4_shards():
-    assert [len(window) for window in in_windows(range(20), [SHARD_BYTES] * 20, SHARD_BYTES, 4 * SHARD_BYTES)] == [1, 1, 2, 4, 4, 4, 4]
+    assert [len(window) for window in in_windows(range(20), [SHARD_BYTES] * 20, SHARD_BYTES, 4 * SHARD_BYTES)] == [
+        1,
+        1,
+        2,
+        4,
+        4,
+        4,
+        4,
+    ]
 
 
 def test_a_shard_larger_than_a_window_is_one_by_itself():

@@ -76,7 +76,10 @@ def test_the_threads_end_when_nobody_wants_more():
 
 
 def test_a_script_that_stops_in_the_middle_ends_by_itself():
-    script = "from cpt.data.prefetch import Prefetched\nitems = iter(Prefetched(abs, range(10**9)))\nnext(items)\nraise KeyError('stop')"
+    script = (
+        "from cpt.data.prefetch import Prefetched\nitems = iter(Prefetched(abs, range(10**9)))\nnext(items)\nraise"
+        " KeyError('stop')"
+    )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
     assert ended.returncode == 1 and "KeyError: 'stop'" in ended.stderr
 

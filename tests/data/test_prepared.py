@@ -8,7 +8,9 @@ from cpt.recipe.schema import Data
 def prepared(tokenizer, source, tmp_path):
     def run(**data):
         sources = [source("a", ["x" * 15] * 40, weight=3.0), source("b", ["y" * 15] * 10)]
-        return build_data(Data(sources=sources, sequence_length=16, **data), tokenizer, seed=1, cache_dir=tmp_path / "cache")
+        return build_data(
+            Data(sources=sources, sequence_length=16, **data), tokenizer, seed=1, cache_dir=tmp_path / "cache"
+        )
 
     return run
 
@@ -29,7 +31,10 @@ def test_tokens_and_padding_are_arithmetic(prepared):
 
 def test_rows_that_are_half_padding_are_half_filled(tokenizer, source, tmp_path):
     data = build_data(
-        Data(sources=[source("a", ["x" * 7] * 40)], sequence_length=16, packing="none"), tokenizer, seed=1, cache_dir=tmp_path
+        Data(sources=[source("a", ["x" * 7] * 40)], sequence_length=16, packing="none"),
+        tokenizer,
+        seed=1,
+        cache_dir=tmp_path,
     )
     assert data.filled(40) == data.filled(40, first=8) == 0.5 and data.tokens(40) == {"a": 320}
     assert data.rows.documents_in(3).tolist() == [8]

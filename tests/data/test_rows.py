@@ -36,7 +36,12 @@ def pieces(row):
 def test_the_documents_can_be_read_back_from_the_rows(rows_of, tokenizer, packing, texts):
     rows = rows_of(texts, packing=packing)
     found = [piece for row in rows for piece in pieces(row) if PAD not in piece]
-    expected = [ids[at : at + 16] for text in texts for ids in [tokenizer(text)["input_ids"] + [256]] for at in range(0, len(ids), 16)]
+    expected = [
+        ids[at : at + 16]
+        for text in texts
+        for ids in [tokenizer(text)["input_ids"] + [256]]
+        for at in range(0, len(ids), 16)
+    ]
     assert sorted(found) == sorted(expected)
 
 
@@ -87,9 +92,16 @@ def test_a_row_of_a_token_budget_holds_each_piece_in_a_line(rows_of, tokenizer, 
         ):
             length = int(mask.sum())
             assert mask[:length].all() and positions.tolist() == list(range(len(ids))) and (ids[length:] == PAD).all()
-            assert labels[0] == -100 and torch.equal(labels[1:length], ids[1:length]) and (labels[length:] == -100).all()
+            assert (
+                labels[0] == -100 and torch.equal(labels[1:length], ids[1:length]) and (labels[length:] == -100).all()
+            )
             found.append(ids[:length].tolist())
-    expected = [ids[at : at + 16] for text in texts for ids in [tokenizer(text)["input_ids"] + [256]] for at in range(0, len(ids), 16)]
+    expected = [
+        ids[at : at + 16]
+        for text in texts
+        for ids in [tokenizer(text)["input_ids"] + [256]]
+        for at in range(0, len(ids), 16)
+    ]
     assert sorted(found) == sorted(expected)
 
 
@@ -102,7 +114,9 @@ def test_the_padding_of_a_token_budget_is_what_stands_in_its_batches(rows_of):
 
 def test_shares_of_a_mixture_are_of_tokens_however_full_the_batches_are(tokenizer, source, tmp_path):
     sources = [source("long", ["a" * 600] * 40), source("short", ["b" * 9] * 2000)]
-    prepared = build_data(Data(sources=sources, sequence_length=1000, packing="token_budget"), tokenizer, seed=1, cache_dir=tmp_path)
+    prepared = build_data(
+        Data(sources=sources, sequence_length=1000, packing="token_budget"), tokenizer, seed=1, cache_dir=tmp_path
+    )
     tokens = [0, 0]
     for number in range(300):
         tokens[prepared.rows.source_of(number)] += int(prepared.rows[number]["attention_mask"].sum())
@@ -147,6 +161,10 @@ def test_rows_are_stacked_by_name():
 def test_rows_of_another_epoch_hold_the_same_documents_in_other_company(rows_of):
     rows = rows_of([f"{number:03}" for number in range(200)])
     first, second = ([rows.row(number, epoch) for number in range(len(rows))] for epoch in (0, 1))
-    assert sorted(piece for row in first for piece in pieces(row)) == sorted(piece for row in second for piece in pieces(row))
-    assert {tuple(sorted(map(tuple, pieces(row)))) for row in first} != {tuple(sorted(map(tuple, pieces(row)))) for row in second}
+    assert sorted(piece for row in first for piece in pieces(row)) == sorted(
+        piece for row in second for piece in pieces(row)
+    )
+    assert {tuple(sorted(map(tuple, pieces(row)))) for row in first} != {
+        tuple(sorted(map(tuple, pieces(row)))) for row in second
+    }
     assert all(torch.equal(row["input_ids"], rows[number]["input_ids"]) for number, row in enumerate(first))

@@ -20,22 +20,30 @@ class Documents:
 
 
 def selection(**options):
-    return Selection(**{"held_out_share": None, "judged": np.empty(0, np.uint64), "repeated": None, "max_tokens": None, **options})
+    return Selection(
+        **{"held_out_share": None, "judged": np.empty(0, np.uint64), "repeated": None, "max_tokens": None, **options}
+    )
 
 
 def test_the_hash_of_a_text_decides_whether_it_is_held_out():
     documents = Documents([5, 5, 5], hashes=[0, 2**63, 2**64 - 1])
     half = selection(held_out_share=0.5)
-    assert half.choose(documents, [0], 0).documents.tolist() == [1, 2] and half.held_out(documents, [0]).tolist() == [0]
+    assert half.choose(documents, [0], 0).documents.tolist() == [1, 2] and half.held_out(documents, [0]).tolist() == [
+        0
+    ]
 
 
 def test_a_document_longer_than_the_limit_is_trained_on_whatever_its_hash_is():
     documents = Documents([5, 50], hashes=[0, 1])
     limited = selection(held_out_share=0.5, longest_held_out=10)
-    assert limited.held_out(documents, [0]).tolist() == [0] and limited.choose(documents, [0], 0).documents.tolist() == [1]
+    assert limited.held_out(documents, [0]).tolist() == [0] and limited.choose(
+        documents, [0], 0
+    ).documents.tolist() == [1]
 
 
-@pytest.mark.parametrize(("documents", "share", "spread"), [(50, 0.2, 1.0), (400, 0.05, 1.0), (400, 0.05, 2.0), (2000, 0.02, 1.5)])
+@pytest.mark.parametrize(
+    ("documents", "share", "spread"), [(50, 0.2, 1.0), (400, 0.05, 1.0), (400, 0.05, 2.0), (2000, 0.02, 1.5)]
+)
 def test_the_held_out_share_of_the_bytes_stays_near_the_one_asked_for_beside_a_huge_document(documents, share, spread):
     draw = np.random.default_rng(0)
     for _ in range(100):
@@ -59,7 +67,9 @@ def test_what_the_model_is_judged_by_is_not_trained_on():
     assert (chosen.documents.tolist(), chosen.held_out, chosen.is_limit_reached) == ([1], 1, False)
 
 
-@pytest.mark.parametrize(("before", "taken", "is_end"), [(0, [0, 1], True), (5, [0], True), (20, [], True), (-5, [0, 1, 2], False)])
+@pytest.mark.parametrize(
+    ("before", "taken", "is_end"), [(0, [0, 1], True), (5, [0], True), (20, [], True), (-5, [0, 1, 2], False)]
+)
 def test_a_limit_in_tokens_counts_what_came_before(before, taken, is_end):
     chosen = selection(max_tokens=10).choose(Documents([5, 5, 5], hashes=[1, 2, 3]), [0], before)
     assert (chosen.documents.tolist(), chosen.is_limit_reached) == (taken, is_end)

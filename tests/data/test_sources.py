@@ -23,7 +23,14 @@ def texts(path, **options):
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in {"b.txt": "B", "a.md": "A", "sub/c.txt": "C", "sub/x.py": "no", ".git/d.txt": "no", "sub/.e.txt": "no"}.items():
+    for name, text in {
+        "b.txt": "B",
+        "a.md": "A",
+        "sub/c.txt": "C",
+        "sub/x.py": "no",
+        ".git/d.txt": "no",
+        "sub/.e.txt": "no",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "sub/d.jsonl").write_text(json.dumps({"text": "D"}))
@@ -94,7 +101,9 @@ def test_the_sense_gate_knows_the_same_files():
 def test_a_hub_dataset_without_the_hub_says_what_to_do(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(ResourceError, match=r"owner/name: no such local path, and the Hub cannot be reached.*data.sources\[0\].path"):
+    with pytest.raises(
+        ResourceError, match=r"owner/name: no such local path, and the Hub cannot be reached.*data.sources\[0\].path"
+    ):
         texts("owner/name")
 
 
@@ -123,12 +132,23 @@ def read_all(source, piece_bytes):
     """Each item as its text or reason, with its place; and how many pieces there were."""
     pieces = pieces_of(source, "k", piece_bytes)
     items = [item for piece in pieces for item in read_piece(source, piece, "k")]
-    return [(item.text if isinstance(item, Document) else (item.reason, item.byte), item.where) for item in items], len(pieces)
+    return [
+        (item.text if isinstance(item, Document) else (item.reason, item.byte), item.where) for item in items
+    ], len(pieces)
 
 
-@given(LINES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(1, 200), st.sampled_from(["jsonl", "txt"]))
+@given(
+    LINES,
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 200),
+    st.sampled_from(["jsonl", "txt"]),
+)
 @settings(max_examples=150)
-def test_pieces_of_lines_give_what_the_whole_file_gives(tmp_path_factory, lines, end, bom, last_end, piece_bytes, kind):
+def test_pieces_of_lines_give_what_the_whole_file_gives(
+    tmp_path_factory, lines, end, bom, last_end, piece_bytes, kind
+):
     path = tmp_path_factory.mktemp("pieces") / f"a.{kind}"
     path.write_bytes(b"\xef\xbb\xbf" * bom + end.join([*lines, '{"text": "last"}' + end * last_end]).encode())
     source = Source(path=str(path), text_documents="line")
@@ -168,14 +188,18 @@ def test_pieces_of_a_file_behind_a_url_give_what_the_whole_file_gives(lines, las
     fsspec.filesystem("memory").pipe("/pieces/a.jsonl", content)
     source = Source(path="memory://pieces/a.jsonl")
     parts, num_pieces = read_all(source, piece_bytes)
-    assert [item for item, _ in parts] == [item for item, _ in read_all(source, 10**9)[0]] and num_pieces == -(-len(content) // piece_bytes)
+    assert [item for item, _ in parts] == [item for item, _ in read_all(source, 10**9)[0]] and num_pieces == -(
+        -len(content) // piece_bytes
+    )
 
 
 def test_pieces_follow_from_names_and_sizes_alone(tmp_path):
     for name in ("a.jsonl", "b.parquet", "c.arrow"):
         (tmp_path / name).write_bytes(b"not what its name says" * 10)
     source = Source(path=str(tmp_path))
-    assert files_with_sizes(source, "k") == [(str(tmp_path / name), 220) for name in ("a.jsonl", "b.parquet", "c.arrow")]
+    assert files_with_sizes(source, "k") == [
+        (str(tmp_path / name), 220) for name in ("a.jsonl", "b.parquet", "c.arrow")
+    ]
     assert [(piece.start, piece.stop) for piece in pieces_of(source, "k", 110)] == [(0, 110), (110, None)] * 3
 
 
@@ -184,4 +208,6 @@ def test_pieces_can_be_read_in_other_processes_in_any_order(folder):
     source = Source(path=str(folder))
     pieces = pickle.loads(pickle.dumps(pieces_of(source, "k", piece_bytes=300)))
     read = {piece.number: [item.where for item in read_piece(source, piece, "k")] for piece in reversed(pieces)}
-    assert [where for number in sorted(read) for where in read[number]] == [document.where for document in open_source(source, "k")]
+    assert [where for number in sorted(read) for where in read[number]] == [
+        document.where for document in open_source(source, "k")
+    ]

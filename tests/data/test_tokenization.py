@@ -31,7 +31,9 @@ def test_bos_stands_once_if_the_tokenizer_puts_one(tokenizer):
     with_bos.add_special_tokens({"bos_token": "<s>"})
     assert documents(DocumentEncoder(with_bos), ["a"])[0][0] != with_bos.bos_token_id
     special = [("<s>", with_bos.bos_token_id), ("<|endoftext|>", EOS)]
-    with_bos.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A <|endoftext|>", special_tokens=special)
+    with_bos.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|endoftext|>", special_tokens=special
+    )
     (ids,) = documents(DocumentEncoder(with_bos), ["a"])
     assert ids == [with_bos.bos_token_id, *with_bos("a", add_special_tokens=False)["input_ids"], EOS]
 
@@ -51,7 +53,9 @@ def test_no_text_ends_a_document_and_none_is_changed(tokenizer, texts):
 def test_a_special_token_that_is_vocabulary_too_is_spelled_in_pieces():
     """SentencePiece's Unigram finds `</s>` in text, whatever the tokenizer's settings."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -3.0) for character in "</s>ab")]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), eos_token="</s>", unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), eos_token="</s>", unk_token="<unk>"
+    )
     (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>bx"])
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b", "<unk>", "</s>"]
 
@@ -62,7 +66,9 @@ def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
     assert documents(DocumentEncoder(like_gpt2), ["a<|endoftext|>"])[0].count(EOS) == 1
     words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<eos>"))
     with pytest.raises(RecipeError, match="text cannot be told from it"):
-        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")).encode(["unknown"])
+        DocumentEncoder(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")).encode(
+            ["unknown"]
+        )
 
 
 def test_added_words_that_are_not_special_are_found(tokenizer):
@@ -88,7 +94,9 @@ def test_the_users_tokenizer_keeps_its_settings(tokenizer):
 def test_ids_are_kept_in_two_bytes_where_they_fit(tokenizer):
     assert DocumentEncoder(tokenizer).dtype == np.uint16
     words = {f"w{number}": number for number in range(2**16)}
-    large = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w2")), eos_token="w0")
+    large = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w2")), eos_token="w0"
+    )
     assert DocumentEncoder(large).dtype == np.uint16
     large.add_tokens(["one more"])
     assert DocumentEncoder(large).dtype == np.uint32
@@ -116,7 +124,9 @@ def encoders(tokenizer_folder):
     return slowly, fast
 
 
-hard_text = st.text(st.characters(codec="utf-8"), max_size=60) | st.text("ab \n\t\r's12.,<|>end\u0301\u3000\x00", max_size=80)
+hard_text = st.text(st.characters(codec="utf-8"), max_size=60) | st.text(
+    "ab \n\t\r's12.,<|>end\u0301\u3000\x00", max_size=80
+)
 
 
 @given(st.lists(hard_text | st.sampled_from(["<|endoftext|>", "a<pad>b", "<|im_start|>", "<|endof"]), max_size=8))
@@ -127,7 +137,9 @@ def test_gigatoken_gives_the_ids_of_hugging_face(encoders, texts):
 
 @pytest.mark.long
 def test_gigatoken_gives_the_ids_of_hugging_face_for_every_character(encoders):
-    texts = [f"a{chr(number)}{chr(number)} {chr(number)}1" for number in range(0x110000) if not 0xD800 <= number < 0xE000]
+    texts = [
+        f"a{chr(number)}{chr(number)} {chr(number)}1" for number in range(0x110000) if not 0xD800 <= number < 0xE000
+    ]
     for slowly, fast in zip(encoders[0].encode(texts), encoders[1].encode(texts), strict=True):
         assert np.array_equal(slowly, fast)
 
@@ -156,7 +168,9 @@ def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch
 
 def test_tokenizers_that_gigatoken_is_not_made_for_are_told(caplog):
     caplog.set_level(logging.INFO, "cpt")
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "e": 1}, unk_token="a")), eos_token="e")
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "e": 1}, unk_token="a")), eos_token="e"
+    )
     assert DocumentEncoder(words).proven_for(["a"]).engine.startswith("tokenizers")
     assert "byte-level BPE, and this is WordLevel" in caplog.text
     assert DocumentEncoder(ByT5Tokenizer()).proven_for(["a"]).engine == "ByT5Tokenizer"
@@ -172,7 +186,9 @@ def test_without_gigatoken_the_work_is_done_all_the_same(tokenizer, monkeypatch,
 def test_an_encoder_travels_to_other_processes(encoders):
     for encoder in encoders:
         copied = pickle.loads(pickle.dumps(encoder))
-        assert copied.engine == encoder.engine and documents(copied, ["the model"]) == documents(encoder, ["the model"])
+        assert copied.engine == encoder.engine and documents(copied, ["the model"]) == documents(
+            encoder, ["the model"]
+        )
 
 
 def test_no_documents_are_no_ids(encoders):

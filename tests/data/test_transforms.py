@@ -49,9 +49,9 @@ def run(text, *components):
 @pytest.fixture
 def my_transforms(tmp_path, monkeypatch):
     (tmp_path / "my_lab_transforms.py").write_text(
-        "def pages(document, *, mark='---'):\n    return [{**document, 'text': text} for text in document['text'].split(mark) if text]\n"
-        "def forgetful(document):\n    return {'text': document['text']}\n"
-        "def text_only(document):\n    return document['text']\n"
+        "def pages(document, *, mark='---'):\n    return [{**document, 'text': text} for text in"
+        " document['text'].split(mark) if text]\ndef forgetful(document):\n    return {'text': document['text']}\ndef"
+        " text_only(document):\n    return document['text']\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -78,7 +78,10 @@ def test_what_is_no_document_is_refused(my_transforms, name):
     "component, message",
     [
         (Component(name="normalize"), "no transform called `normalize`. Did you mean `normalise`"),
-        (Component(name="normalise", form="NFX"), r"`data.transforms\[0\].form`: expected one of NFC, NFKC or null, got 'NFX'"),
+        (
+            Component(name="normalise", form="NFX"),
+            r"`data.transforms\[0\].form`: expected one of NFC, NFKC or null, got 'NFX'",
+        ),
         (Component(name="mask_pii", kinds=["mail"]), r"`data.transforms\[0\].kinds`"),
     ],
 )
@@ -88,5 +91,7 @@ def test_a_wrong_transform_is_refused_with_its_place(component, message):
 
 
 def test_the_key_of_stored_tokens_holds_names_options_and_code(my_transforms):
-    ((name, options, code),) = transform_content({"data.transforms": [Component(name="my_lab_transforms:pages", mark="=")]})
+    ((name, options, code),) = transform_content(
+        {"data.transforms": [Component(name="my_lab_transforms:pages", mark="=")]}
+    )
     assert (name, options) == ("my_lab_transforms:pages", {"mark": "="}) and "def pages" in code

@@ -36,7 +36,9 @@ def prepared(folder, tokenizer, texts, *, cache="cache", **options):
     if not path.exists():
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     seed = options.pop("seed")
-    return build_data(Data(sources=[Source(path=str(path))], **options), tokenizer, seed=seed, cache_dir=Path(folder) / cache)
+    return build_data(
+        Data(sources=[Source(path=str(path))], **options), tokenizer, seed=seed, cache_dir=Path(folder) / cache
+    )
 
 
 def pieces(rows):
@@ -47,7 +49,9 @@ def pieces(rows):
         for ids, positions, mask in zip(*lines, strict=True):
             begins = (positions == 0).nonzero().flatten().tolist()
             parts = [ids[a:b][mask[a:b] == 1].tolist() for a, b in zip(begins, [*begins[1:], None], strict=True)]
-            found += [bytes(token if token < END else 0 for token in part) for part in parts if part and part[0] != PAD]
+            found += [
+                bytes(token if token < END else 0 for token in part) for part in parts if part and part[0] != PAD
+            ]
     return Counter(found)
 
 
@@ -66,8 +70,12 @@ def test_each_piece_of_each_document_stands_in_each_time_through_once(tokenizer,
         total = data.windowed[0].total.rows
         first = pieces(read(data, range(total)))
         size = options["sequence_length"]
-        assert sum(first.values()) == sum(-(-(length + 1) // size) for length in lengths), "no more pieces than there have to be"
-        assert sum(len(piece) * count for piece, count in first.items()) == sum(lengths) + len(lengths), "no token lost"
+        assert sum(first.values()) == sum(-(-(length + 1) // size) for length in lengths), (
+            "no more pieces than there have to be"
+        )
+        assert sum(len(piece) * count for piece, count in first.items()) == sum(lengths) + len(lengths), (
+            "no token lost"
+        )
         for epoch in (1, 2):
             assert pieces(read(data, range(epoch * total, (epoch + 1) * total))) == first
 
@@ -82,7 +90,9 @@ def test_a_row_is_the_same_whatever_was_read_before_and_whatever_is_stored(token
         cold = prepared(folder, tokenizer, texts, cache="other", **options)
         for number in numbers:
             row = cold.rows[number]
-            assert row.keys() == in_order[number].keys() and all(torch.equal(row[name], in_order[number][name]) for name in row)
+            assert row.keys() == in_order[number].keys() and all(
+                torch.equal(row[name], in_order[number][name]) for name in row
+            )
 
 
 @pytest.mark.parametrize("permutation", ["rows", "shards"])
@@ -90,7 +100,9 @@ def test_these_tests_notice_an_order_that_is_none(tokenizer, tmp_path, monkeypat
     """With the identity in place of a permutation, neighbours stay neighbours."""
 
     def neighbours(cache):
-        data = prepared(tmp_path, tokenizer, texts_of([20] * 200), cache=cache, sequence_length=21, window_bytes=1000, seed=3)
+        data = prepared(
+            tmp_path, tokenizer, texts_of([20] * 200), cache=cache, sequence_length=21, window_bytes=1000, seed=3
+        )
         numbers = [int(bytes(row["input_ids"][:3].tolist()).translate(digits_back)) for row in read(data, range(200))]
         return sum(abs(one - other) == 1 for one, other in zip(numbers, numbers[1:], strict=False))
 

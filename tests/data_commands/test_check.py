@@ -4,7 +4,11 @@ import json
 def test_check_reads_all_rows_and_ends_with_2_where_a_run_would_stop(run, tmp_path):
     code, said = run("check", {}, "--output", str(tmp_path / "found.jsonl"))
     assert code == 2 and "DataError" in said and "2 bad row(s)" in said and "1 mistake(s)" in said
-    assert f"{tmp_path}/bad.jsonl:4: not valid JSON" in said and "(byte 49)" in said and "null: 1, not valid JSON: 1" in said
+    assert (
+        f"{tmp_path}/bad.jsonl:4: not valid JSON" in said
+        and "(byte 49)" in said
+        and "null: 1, not valid JSON: 1" in said
+    )
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [row["where"].rpartition(":")[2] for row in rows] == ["2", "4"]
 
@@ -20,7 +24,9 @@ def test_check_refuses_more_than_the_share(run):
 
 
 def test_check_tells_every_mistake_at_once(run, tmp_path):
-    code, said = run("check", {"sources": [{"path": "missing.jsonl"}, {"path": str(tmp_path / "no/*.txt"), "name": "x"}]})
+    code, said = run(
+        "check", {"sources": [{"path": "missing.jsonl"}, {"path": str(tmp_path / "no/*.txt"), "name": "x"}]}
+    )
     assert code == 2 and "missing.jsonl: no such file" in said and "no file matches" in said and "2 mistake(s)" in said
 
 

@@ -12,7 +12,8 @@ CHATML = (
 
 @pytest.fixture
 def check(tiny_recipe, tmp_path, cpt_data):
-    """`check("sft", rows)`: the exit code and what was printed, for a source of such rows and a tokenizer with a chat template."""
+    """`check("sft", rows)`: the exit code and what was printed, for a source of such rows and a tokenizer with a chat
+    template."""
 
     def command(stage, rows, *options, template=CHATML, **data):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -40,11 +41,23 @@ def test_good_examples_pass(check):
 
 
 def test_planted_faults_are_named_with_their_rows(check, tmp_path):
-    rows = [*GOOD, talk("empty", ""), talk("same", "same"), talk("long", "word " * 500), GOOD[3], {"messages": [GOOD[0]["messages"][0]]}]
+    rows = [
+        *GOOD,
+        talk("empty", ""),
+        talk("same", "same"),
+        talk("long", "word " * 500),
+        GOOD[3],
+        {"messages": [GOOD[0]["messages"][0]]},
+    ]
     code, said = check("sft", rows)
     where = f"{tmp_path}/rows.jsonl"
     assert code == 2 and f"1 x empty answer ({where}:31); 1 x prompt = answer ({where}:32)" in said
-    for line, kind in ((31, "empty answer"), (32, "prompt = answer"), (33, "longer than sequence_length"), (34, "duplicate row")):
+    for line, kind in (
+        (31, "empty answer"),
+        (32, "prompt = answer"),
+        (33, "longer than sequence_length"),
+        (34, "duplicate row"),
+    ):
         assert any(kind in row and f"rows.jsonl:{line}" in row for row in said.splitlines())
     assert any("dropped: no message of the assistant" in row and "rows.jsonl:35" in row for row in said.splitlines())
 
@@ -63,7 +76,9 @@ def test_repeated_rows_are_told_and_no_mistake(check):
 
 
 def test_faults_of_preferences(check):
-    rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(20)] + [{"prompt": "q", "chosen": "a", "rejected": "a"}]
+    rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(20)] + [
+        {"prompt": "q", "chosen": "a", "rejected": "a"}
+    ]
     code, said = check("dpo", rows)
     assert code == 2 and "1 x chosen = rejected" in said and "rows.jsonl:21" in said
 

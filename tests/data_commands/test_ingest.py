@@ -34,7 +34,10 @@ def test_skipped_files_are_no_failure_of_the_command(cpt_data, library, tmp_path
 
 def test_a_file_that_is_not_what_it_is_called_is_told(cpt_data, library, tmp_path):
     (library / "a.pdf").rename(library / "a.html")
-    assert "1 file(s) are not what their suffix says" in cpt_data("ingest", library / "a.html", "--output", tmp_path / "out")[1]
+    assert (
+        "1 file(s) are not what their suffix says"
+        in cpt_data("ingest", library / "a.html", "--output", tmp_path / "out")[1]
+    )
 
 
 def test_nothing_to_convert_is_a_mistake_and_what_a_recipe_reads_by_itself_is_told(cpt_data, tmp_path):
@@ -43,7 +46,11 @@ def test_nothing_to_convert_is_a_mistake_and_what_a_recipe_reads_by_itself_is_to
     (tmp_path / "rows/b.png").write_text("")
     (tmp_path / "rows/c.jsonl.gz").touch()
     code, said = cpt_data("ingest", tmp_path / "rows", "--output", tmp_path / "corpus")
-    assert code == 2 and "A recipe reads .jsonl, .jsonl.gz as they are" in said and "There is no document in the output." in said
+    assert (
+        code == 2
+        and "A recipe reads .jsonl, .jsonl.gz as they are" in said
+        and "There is no document in the output." in said
+    )
     assert cpt_data("ingest", tmp_path / "rows", "--output", tmp_path / "corpus", "--on-bad", "skip")[0] == 0
 
 

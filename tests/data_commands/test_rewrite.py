@@ -15,7 +15,9 @@ def model_folder(tmp_path):
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(tmp_path / "model")
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=257, eos_token_id=256, initializer_range=0.3, **shape)).save_pretrained(tmp_path / "model")
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, eos_token_id=256, initializer_range=0.3, **shape)).save_pretrained(
+        tmp_path / "model"
+    )
     return tmp_path / "model"
 
 
@@ -31,11 +33,24 @@ def test_texts_are_made_from_a_source(cpt_data, model_folder, tmp_path):
         "--output",
         tmp_path / "out",
     ]
-    options = ["--max-new-tokens", 12, "--cut-off", "keep", "--min-characters", 1, "--prompt", "question_answers", "--batch-size", 2]
+    options = [
+        "--max-new-tokens",
+        12,
+        "--cut-off",
+        "keep",
+        "--min-characters",
+        1,
+        "--prompt",
+        "question_answers",
+        "--batch-size",
+        2,
+    ]
     code, said = cpt_data(*words, *options)
     assert code == 0 and "3 documents, 3 texts asked about; 0 group(s) were there before" in said and "kept" in said
     rows = [json.loads(line) for line in (tmp_path / "out/rewritten-00000.jsonl").read_text().splitlines()]
-    assert rows and all(row["prompt"] == "question_answers" and row["sampling"]["max_new_tokens"] == 12 for row in rows)
+    assert rows and all(
+        row["prompt"] == "question_answers" and row["sampling"]["max_new_tokens"] == 12 for row in rows
+    )
     assert "1 group(s) were there before" in cpt_data(*words, *options)[1]
     code, said = cpt_data(*words, *options, "--seed", 7)
     assert code == 2 and "made otherwise (run_seed differ)" in said

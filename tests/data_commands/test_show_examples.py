@@ -33,7 +33,9 @@ def tokens_in(said):
 
 
 def test_what_is_learned_stands_in_brackets(preview, tmp_path):
-    code, said = preview("sft", [{"prompt": "a", "completion": " b"}, {"prompt": "c", "completion": " d"}], "--rows", "1")
+    code, said = preview(
+        "sft", [{"prompt": "a", "completion": " b"}, {"prompt": "c", "completion": " d"}], "--rows", "1"
+    )
     assert code == 0 and f"{tmp_path}/rows.jsonl:1: " in said and " learned" in said and "rows.jsonl:2:" not in said
     line = tokens_in(said)
     assert line.count("[") == line.count("]") >= 2 and line.index("a") < line.index("[") < line.index("b")
@@ -59,7 +61,9 @@ def test_colours_on_a_terminal_instead_of_brackets(tiny_recipe):
     source = source_with_form(Source(path="a.jsonl"), "conversation", "k")
     console = Console(force_terminal=True, color_system="truecolor", width=200)
     with console.capture() as captured:
-        show_examples(console, [Example("a.jsonl:1", "a b")], encoder_of(source, DocumentEncoder(tokenizer), "k"), tokenizer, 1)
+        show_examples(
+            console, [Example("a.jsonl:1", "a b")], encoder_of(source, DocumentEncoder(tokenizer), "k"), tokenizer, 1
+        )
     assert "\x1b[30;10" in captured.get() and "[a" not in captured.get()
 
 

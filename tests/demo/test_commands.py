@@ -27,14 +27,19 @@ def test_a_command_is_shown_as_one_would_type_it(cpt):
 
 
 def test_a_command_that_fails_ends_the_demo(cpt, capfd):
-    with pytest.raises(TrainingError, match="`cpt check` ended with exit code 2; its own message stands above. Started again"):
+    with pytest.raises(
+        TrainingError, match="`cpt check` ended with exit code 2; its own message stands above. Started again"
+    ):
         cpt.run("check", "nothing.yaml")
     assert "nothing.yaml" in capfd.readouterr().err
 
 
 @pytest.mark.long
 def test_a_server_that_does_not_come_up_ends_the_demo(cpt, tmp_path):
-    with pytest.raises(LaunchError, match="`cpt serve` ended before it was ready"), cpt.server("serve", tmp_path, ready="Ready:"):
+    with (
+        pytest.raises(LaunchError, match="`cpt serve` ended before it was ready"),
+        cpt.server("serve", tmp_path, ready="Ready:"),
+    ):
         raise AssertionError("it is not ready")
 
 
@@ -62,7 +67,9 @@ os.kill(os.getppid(), signal.SIGINT)
 time.sleep(60)
 """
     monkeypatch.setattr(Commands, "shown", lambda self, *words: [sys.executable, "-c", script])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore Ctrl-C
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell lets what it starts in the background ignore Ctrl-C
     with pytest.raises(KeyboardInterrupt):
         cpt.run("train")
     assert (tmp_path / "saved").exists()

@@ -3,7 +3,16 @@ import json
 
 import pytest
 
-from cpt.demo.corpus import LONGEST_FILE, SHORT_PASSAGE, beginning, build_corpus, is_held_out, paragraphs, split_code, write_files
+from cpt.demo.corpus import (
+    LONGEST_FILE,
+    SHORT_PASSAGE,
+    beginning,
+    build_corpus,
+    is_held_out,
+    paragraphs,
+    split_code,
+    write_files,
+)
 
 MODULE = '''"""What the module {n} is for: it counts things of kind {n} and tells how many there are."""
 
@@ -62,7 +71,9 @@ def test_the_same_library_gives_the_same_files(library, tmp_path):
 
 @pytest.mark.slow
 def test_no_general_passage_occurs_twice_in_any_file(real_corpus):
-    every = [passage for (kind, _), path in real_corpus.files.items() if kind == "general" for passage in passages(path)]
+    every = [
+        passage for (kind, _), path in real_corpus.files.items() if kind == "general" for passage in passages(path)
+    ]
     assert len(every) == len(set(every)) > 10_000
 
 

@@ -43,12 +43,19 @@ def test_the_recipe_to_read_goes_on_from_the_demo_s_base_with_the_demo_s_texts(t
     assert recipe.model.path == f"{base.output_dir / base.name}/final"
     (domain, general), (held_out_domain, held_out_general) = recipe.data.sources, recipe.evaluation.perplexity
     named = dict(zip(texts, (domain, held_out_domain, general, held_out_general), strict=True))
-    assert {key: str(FOLDER / path.relative_to(tmp_path)) for key, path in texts.items()} == {key: one.path for key, one in named.items()}
+    assert {key: str(FOLDER / path.relative_to(tmp_path)) for key, path in texts.items()} == {
+        key: one.path for key, one in named.items()
+    }
 
 
 def test_the_experiments_start_from_the_demo_s_base():
     ours, theirs = load_recipe(BASE), load_recipe(RECIPES / "demo" / "pretrain.yaml")
-    assert (ours.model, ours.budget, ours.optimizer, ours.schedule) == (theirs.model, theirs.budget, theirs.optimizer, theirs.schedule)
+    assert (ours.model, ours.budget, ours.optimizer, ours.schedule) == (
+        theirs.model,
+        theirs.budget,
+        theirs.optimizer,
+        theirs.schedule,
+    )
     assert theirs.evaluation.held_out_share is None
 
 
@@ -66,13 +73,16 @@ def test_seeds_that_are_no_numbers_are_refused():
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match=r"cannot write into .*file: Not a directory. Name another place: cpt demo --folder"):
+    with pytest.raises(
+        ResourceError, match=r"cannot write into .*file: Not a directory. Name another place: cpt demo --folder"
+    ):
         run_demo(tmp_path / "file")
 
 
 @pytest.mark.long
 def test_the_whole_demo_at_a_fraction_of_its_size(tmp_path):
-    """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start finds all but the answer done."""
+    """Texts, base, init, check, two seeds, verdicts, export, the served answer; a second start finds all but the
+    answer done."""
     short = ["budget.tokens=20_480", "schedule.warmup_tokens=2_048", "training.logging_steps=5"]
     first = demo(tmp_path, *short)
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())

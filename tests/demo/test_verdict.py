@@ -13,11 +13,16 @@ def write_run(folder, domain_after, general_after, worked=True):
     """The files of a finished run, as far as the summary reads them."""
     folder.mkdir()
     values = ((0, 1.0), (5, 1.1), (10, general_after))
-    evaluations = [{"step": step, "tokens": step * 512, "eval_general_bits_per_byte": general} for step, general in values]
-    speeds = [
-        {"step": step, "tokens": step * 512, "loss": 3.0, "tokens_per_second": speed} for step, speed in ((3, 10.0), (6, 30.0), (9, 20.0))
+    evaluations = [
+        {"step": step, "tokens": step * 512, "eval_general_bits_per_byte": general} for step, general in values
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [evaluations[0], *speeds, *evaluations[1:]]))
+    speeds = [
+        {"step": step, "tokens": step * 512, "loss": 3.0, "tokens_per_second": speed}
+        for step, speed in ((3, 10.0), (6, 30.0), (9, 20.0))
+    ]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [evaluations[0], *speeds, *evaluations[1:]])
+    )
     sets = [
         {"name": "general-replay", "is_general": True, "before": 1.0, "after": general_after},
         {"name": "domain", "is_general": False, "before": 2.0, "after": domain_after},
@@ -60,7 +65,10 @@ def test_a_row_has_the_figures_of_the_verdict_and_the_median_speed(tmp_path, bas
 def test_it_passes_when_the_domain_falls_clearly_and_by_15_percent_and_general_rises_by_3_at_most(
     tmp_path, base, domain_after, general_after, worked, passed
 ):
-    assert summarize(base, [write_run(tmp_path / "code-seed1", domain_after, general_after, worked)], None).passed is passed
+    assert (
+        summarize(base, [write_run(tmp_path / "code-seed1", domain_after, general_after, worked)], None).passed
+        is passed
+    )
 
 
 def test_one_seed_that_fails_fails_the_demo(tmp_path, base):
@@ -69,7 +77,9 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path, base):
 
 
 def test_the_worst_row_takes_each_figure_from_the_run_where_it_is_worst():
-    row = worst([Row("a", 2.0, 1.5, 1.0, 1.01, 512, 20.0, 5.0, True), Row("b", 2.0, 1.6, 1.0, 0.99, 512, 10.0, 6.0, True)])
+    row = worst(
+        [Row("a", 2.0, 1.5, 1.0, 1.01, 512, 20.0, 5.0, True), Row("b", 2.0, 1.6, 1.0, 0.99, 512, 10.0, 6.0, True)]
+    )
     assert (row.domain_after, row.general_after, row.tokens_per_second, row.seconds) == (1.6, 1.01, 10.0, 6.0)
 
 
@@ -85,8 +95,21 @@ def test_the_summary_is_saved_for_programs_and_people_and_shown(tmp_path, base):
     show(summary, console, tmp_path)
     printed = console.export_text()
     runs = [tmp_path / f"code-seed{i}" for i in (1, 2)]
-    for command in (f"cpt report {runs[0]}", f"cpt compare {runs[0]} {runs[1]}", f"cpt reproduce {runs[0]} --steps 100"):
+    for command in (
+        f"cpt report {runs[0]}",
+        f"cpt compare {runs[0]} {runs[1]}",
+        f"cpt reproduce {runs[0]} --steps 100",
+    ):
         assert f"  {command}\n" in printed
     for text in (printed, (tmp_path / "summary.md").read_text()):
-        for figure in ("seed1", "seed2", "worst", "-20.0 %", "+1.0 %", "Passed", "It worked: so it did.", "verdict.md"):
+        for figure in (
+            "seed1",
+            "seed2",
+            "worst",
+            "-20.0 %",
+            "+1.0 %",
+            "Passed",
+            "It worked: so it did.",
+            "verdict.md",
+        ):
             assert figure in text

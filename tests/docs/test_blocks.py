@@ -10,7 +10,10 @@ def page(tmp_path, text):
 
 
 def test_the_fence_and_the_comments_before_it_say_what_a_block_is(tmp_path):
-    text = "# A\n\n```\nls\n```\n\n<!-- needs: gpu, hub; -->\n\n```bash\nls\n```\n- a list\n  ```yaml\n  a: 1\n  ```\n\n```text\nout\n```\n"
+    text = (
+        "# A\n\n```\nls\n```\n\n<!-- needs: gpu, hub; -->\n\n```bash\nls\n```\n- a list\n  ```yaml\n  a: 1\n "
+        " ```\n\n```text\nout\n```\n"
+    )
     first, second, third, fourth = read_blocks(page(tmp_path, text))
     assert first.is_run and first.line == 3 and first.text == "ls\n"
     assert second.is_commands and not second.is_run and second.settings == {"needs": "gpu, hub"}

@@ -35,9 +35,14 @@ def test_it_says_and_writes_the_same_and_ends_with_the_same_code(folder, forking
     forked = run([*TRAIN, "name=forked"], folder, forking)
     executed = run([*TRAIN, "name=executed"], folder, forking | {"CPT_EXECUTE": "1"})
     assert (forked.returncode, executed.returncode) == (0, 0), forked.stderr
-    weights = [(folder / "runs" / name / "final" / "model.safetensors").read_bytes() for name in ("forked", "executed")]
+    weights = [
+        (folder / "runs" / name / "final" / "model.safetensors").read_bytes() for name in ("forked", "executed")
+    ]
     assert weights[0] == weights[1]
-    wrong = [run(["cpt", "verify", "runs/none"], folder, environment) for environment in (forking, forking | {"CPT_EXECUTE": "1"})]
+    wrong = [
+        run(["cpt", "verify", "runs/none"], folder, environment)
+        for environment in (forking, forking | {"CPT_EXECUTE": "1"})
+    ]
     assert wrong[0].returncode == wrong[1].returncode == 2
     assert wrong[0].stderr.splitlines()[-1:] == wrong[1].stderr.splitlines()[-1:] != []
 

@@ -21,12 +21,18 @@ def run(tmp_path):
 
 
 def test_blocks_are_run_in_order_in_one_shell_and_one_folder(run):
-    text = "```\nexport A=1\nmkdir sub; cd sub\n```\n\n```bash\necho $A > a\n```\n\n<!-- needs: gpu -->\n```\nexit 1\n```\n"
+    text = (
+        "```\nexport A=1\nmkdir sub; cd sub\n```\n\n```bash\necho $A > a\n```\n\n<!-- needs: gpu -->\n```\nexit"
+        " 1\n```\n"
+    )
     assert (run(text) / "sub" / "a").read_text() == "1\n"
 
 
 def test_files_are_written_when_their_turn_comes(run):
-    text = "```\ntest ! -e my/a.py\n```\n\n<!-- file: my/a.py -->\n```python\nprint('seen 7')\n```\n\n```\n$ python my/a.py\nseen 8\n```\n"
+    text = (
+        "```\ntest ! -e my/a.py\n```\n\n<!-- file: my/a.py -->\n```python\nprint('seen 7')\n```\n\n```\n$ python"
+        " my/a.py\nseen 8\n```\n"
+    )
     assert (run(text) / "my" / "a.py").exists()
 
 

@@ -8,7 +8,14 @@ import pytest
 from tiny_documents import PAGE, chapter, write_docx, write_epub, write_pdf
 
 from cpt.documents import convert as converting
-from cpt.documents.convert import LIBRARIES, FileConverter, convert_markdown, convert_plain, require_libraries, with_clean_text
+from cpt.documents.convert import (
+    LIBRARIES,
+    FileConverter,
+    convert_markdown,
+    convert_plain,
+    require_libraries,
+    with_clean_text,
+)
 from cpt.documents.kinds import Converted, NotConverted
 from cpt.errors import ResourceError
 
@@ -37,7 +44,11 @@ def files(tmp_path):
 @pytest.mark.parametrize("kind", ["pdf", "docx", "epub", "html", "md", "txt"])
 def test_every_kind_becomes_a_document_with_its_title_and_provenance(files, kind):
     entry, row = convert(files[kind])
-    assert entry.kind == kind == row["format"] and row["text"] and row["title"] == (None if kind == "txt" else "On catalysts")
+    assert (
+        entry.kind == kind == row["format"]
+        and row["text"]
+        and row["title"] == (None if kind == "txt" else "On catalysts")
+    )
     assert entry.sha256 == row["sha256"] == hashlib.sha256(files[kind].read_bytes()).hexdigest()
     assert entry.size == files[kind].stat().st_size and row["converter"].startswith("cpt 0.1")
     assert ("pypdfium2 5" in row["converter"]) == (kind == "pdf") == ("pages" in row)
@@ -69,7 +80,9 @@ def test_no_damage_to_a_file_is_more_than_a_reason(files, tmp_path, kind):
         (tmp_path / f"damaged.{kind}").write_bytes(raw)
         outcomes.append(convert(tmp_path / f"damaged.{kind}"))
     assert all((row is None) == (entry.reason is not None) for entry, row in outcomes)
-    assert {entry.reason for entry, _ in outcomes} - {None} and "took too long" not in {entry.reason for entry, _ in outcomes}
+    assert {entry.reason for entry, _ in outcomes} - {None} and "took too long" not in {
+        entry.reason for entry, _ in outcomes
+    }
 
 
 def test_what_is_known_is_not_converted_again(files):
@@ -90,7 +103,9 @@ def test_what_no_text_has_is_taken_out():
         with_clean_text(Converted(" \n\0"))
 
 
-@pytest.mark.parametrize("raw", ["ä\nb".encode(), "\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\nb, in latin-1".encode("latin-1")])
+@pytest.mark.parametrize(
+    "raw", ["ä\nb".encode(), "\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\nb, in latin-1".encode("latin-1")]
+)
 def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
     assert convert_plain(raw).text.startswith("ä\nb")
 
@@ -114,4 +129,6 @@ def test_missing_libraries_are_named_with_the_command_that_installs_them(monkeyp
 
 def test_the_extra_installs_them():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {line.partition(">")[0] for line in project["optional-dependencies"]["documents"]} == set(LIBRARIES.values())
+    assert {line.partition(">")[0] for line in project["optional-dependencies"]["documents"]} == set(
+        LIBRARIES.values()
+    )

@@ -64,7 +64,9 @@ def test_documents_become_rows_and_what_does_not_is_listed(library, tmp_path):
     ]
     assert list(rows[0]) == ["text", "path", "sha256", "format", "title", "pages", "converter"]
     assert rows[1]["pages"] == 3 and "pages" not in rows[2] and rows[0]["title"] == "A"
-    assert reasons(done) == {"scan.pdf": "no text, a scan?", "empty.md": "empty file"} and done.passed_over == {".png": 1}
+    assert reasons(done) == {"scan.pdf": "no text, a scan?", "empty.md": "empty file"} and done.passed_over == {
+        ".png": 1
+    }
     assert done.new["pdf"] == {
         "files": 4,
         "documents": 2,

@@ -25,7 +25,13 @@ def test_a_folder_is_searched_for_documents_by_suffix_and_content(library, tmp_p
     (library / "c.txt.gz").touch()
     (library / "d.yaml.gz").touch()
     files, others = find_documents([library], tmp_path / "out")
-    assert [str(file.relative_to(library)) for file in files] == ["a.txt", "b.pdf", "c.txt.gz", "sub/deep/page.HTM", "sub/no_suffix"]
+    assert [str(file.relative_to(library)) for file in files] == [
+        "a.txt",
+        "b.pdf",
+        "c.txt.gz",
+        "sub/deep/page.HTM",
+        "sub/no_suffix",
+    ]
     assert others == {".png": 2, ".yaml.gz": 1}
 
 

@@ -25,7 +25,10 @@ def test_the_text_of_a_page_with_its_structure_and_title():
     page = convert_html(PAGE.encode())
     blocks = page.text.split("\n\n")
     assert page.title == "On catalysts" and blocks[0] == "# Catalysts" and blocks[2] == "## Kinds"
-    assert blocks[3] == "- homogeneous\n- heterogeneous" and blocks[-1] == "| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |"
+    assert (
+        blocks[3] == "- homogeneous\n- heterogeneous"
+        and blocks[-1] == "| Metal | Use |\n| --- | --- |\n| Nickel | Margarine |"
+    )
     assert "Home" not in page.text and "cookies" not in page.text
 
 
@@ -82,7 +85,9 @@ def with_body(path, body, prologue=""):
     write_docx(path)
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-    files["word/document.xml"] = f'<?xml version="1.0"?>{prologue}<w:document xmlns:w="{W}"><w:body>{body}</w:body></w:document>'
+    files["word/document.xml"] = (
+        f'<?xml version="1.0"?>{prologue}<w:document xmlns:w="{W}"><w:body>{body}</w:body></w:document>'
+    )
     return write_zip(path, files).read_bytes()
 
 
@@ -185,7 +190,9 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch
     with pytest.raises(NotConverted, match="too large when unpacked"):
         convert_epub(write_epub(tmp_path / "a.epub", {"1.xhtml": chapter("text")}, bomb).read_bytes())
     images = {"OPS/image.png": bytes(11 * 2**20)}
-    assert convert_epub(write_epub(tmp_path / "a.epub", {"1.xhtml": chapter("text")}, images).read_bytes()).text == "text"
+    assert (
+        convert_epub(write_epub(tmp_path / "a.epub", {"1.xhtml": chapter("text")}, images).read_bytes()).text == "text"
+    )
 
 
 def test_a_bomb_that_lies_about_its_size_is_damaged(tmp_path):

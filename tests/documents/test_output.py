@@ -16,7 +16,10 @@ def add(folder, path, text="x" * 50):
 
 
 def texts(folder):
-    return {file.name: [json.loads(line)["path"] for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.jsonl"))}
+    return {
+        file.name: [json.loads(line)["path"] for line in file.read_text().splitlines()]
+        for file in sorted(folder.glob("*.jsonl"))
+    }
 
 
 def test_shards_are_complete_when_they_have_their_size(tmp_path):
@@ -91,12 +94,17 @@ def test_files_without_a_document_are_listed(tmp_path):
         folder.finish()
         listed = [json.loads(line) for line in folder.failed_file.read_text().splitlines()]
     assert (
-        listed[0] == {"path": "a", "sha256": "hash of a", "format": "txt", "reason": "empty file", "detail": "it is"} and len(listed) == 2
+        listed[0] == {"path": "a", "sha256": "hash of a", "format": "txt", "reason": "empty file", "detail": "it is"}
+        and len(listed) == 2
     )
 
 
 def test_only_one_process_writes_and_only_where_it_may(tmp_path):
-    with open_output(tmp_path, 10), pytest.raises(LaunchError, match="another `cpt data ingest`"), open_output(tmp_path, 10):
+    with (
+        open_output(tmp_path, 10),
+        pytest.raises(LaunchError, match="another `cpt data ingest`"),
+        open_output(tmp_path, 10),
+    ):
         pass
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot be written"), open_output(tmp_path / "file", 10):

@@ -24,7 +24,9 @@ def test_headers_and_footers_go_and_titles_and_pages_are_told(tmp_path):
     pages = [[f"The text of page {number} begins here", f"and ends with number {number}."] for number in range(4)]
     document = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts").read_bytes())
     assert (document.title, document.pages) == ("On catalysts", 4)
-    assert document.text == "\n\n".join(f"The text of page {number} begins here and ends with number {number}." for number in range(4))
+    assert document.text == "\n\n".join(
+        f"The text of page {number} begins here and ends with number {number}." for number in range(4)
+    )
 
 
 def test_words_that_were_cut_at_the_end_of_a_line_are_whole_again(tmp_path):
@@ -56,14 +58,22 @@ def test_cells_at_the_same_places_are_a_table(tmp_path):
 
 
 def test_a_wrapped_cell_stays_in_its_row(tmp_path):
-    cells = [(72, 600, "Metal"), (222, 600, "Use"), (72, 576, "Nickel"), (222, 588, "Margarine, which"), (222, 576, "is a spread")]
+    cells = [
+        (72, 600, "Metal"),
+        (222, 600, "Use"),
+        (72, 576, "Nickel"),
+        (222, 588, "Margarine, which"),
+        (222, 576, "is a spread"),
+    ]
 
     def draw(canvas, number):
         for left, height, text in [*cells, (72, 562, "Platinum"), (222, 562, "Cars")]:
             canvas.drawString(left, height, text)
 
     text = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]], draw).read_bytes()).text
-    assert text.endswith("| Metal | Use |\n| --- | --- |\n| Nickel | Margarine, which is a spread |\n| Platinum | Cars |")
+    assert text.endswith(
+        "| Metal | Use |\n| --- | --- |\n| Nickel | Margarine, which is a spread |\n| Platinum | Cars |"
+    )
 
 
 def test_lines_of_equal_character_widths_are_code(tmp_path):
@@ -90,7 +100,9 @@ def test_bookmarks_are_headings_of_their_level(tmp_path):
 
 def test_entries_of_a_table_of_contents_lose_dots_and_pages(tmp_path):
     lines = ["1 Metals . . . . . . . . . . . 7", "1.1 Nickel ............ 12", SENTENCE]
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text.startswith("- 1 Metals\n- 1.1 Nickel\n")
+    assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text.startswith(
+        "- 1 Metals\n- 1.1 Nickel\n"
+    )
 
 
 def test_headers_that_change_with_the_section_go(tmp_path):
@@ -114,7 +126,10 @@ def test_lines_of_japanese_are_joined_without_blanks(tmp_path):
         for row, line in enumerate(["触媒は化学反応の", "速度を上げる物質である。"]):
             canvas.drawString(72, 700 - 12 * row, line)
 
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text == "触媒は化学反応の速度を上げる物質である。"
+    assert (
+        convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text
+        == "触媒は化学反応の速度を上げる物質である。"
+    )
 
 
 def test_items_of_lists_stand_on_lines_of_their_own(tmp_path):
@@ -132,7 +147,10 @@ def test_the_ligatures_of_fonts_become_letters_and_nothing_else_is_changed(tmp_p
         canvas.setFont("DejaVu", 10)
         canvas.drawString(72, 700, "The o\ufb03ce of x\u00b2 in \u2115, na\u00efve")
 
-    assert convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text == "The office of x\u00b2 in \u2115, na\u00efve"
+    assert (
+        convert_pdf(write_pdf(tmp_path / "a.pdf", 1, draw).read_bytes()).text
+        == "The office of x\u00b2 in \u2115, na\u00efve"
+    )
     assert list(LIGATURES.values()) == ["ff", "fi", "fl", "ffi", "ffl", "st", "st"]
 
 
@@ -146,7 +164,10 @@ def test_a_password_is_needed_or_not(tmp_path):
     with pytest.raises(NotConverted, match="encrypted"):
         convert_pdf(write_pdf(tmp_path / "a.pdf", [["secret"]], password="open sesame").read_bytes())
     restricted = StandardEncryption("", ownerPassword="owner", canCopy=0)
-    assert convert_pdf(write_pdf(tmp_path / "b.pdf", [["readable"]], encryption=restricted).read_bytes()).text == "readable"
+    assert (
+        convert_pdf(write_pdf(tmp_path / "b.pdf", [["readable"]], encryption=restricted).read_bytes()).text
+        == "readable"
+    )
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5])

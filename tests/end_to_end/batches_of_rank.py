@@ -24,7 +24,9 @@ def main() -> None:
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
     join_processes(recipe.training)
-    data = build_data(recipe.data, load_tokenizer(recipe.tokenizer, recipe.model), seed=recipe.seed, evaluation=recipe.evaluation)
+    data = build_data(
+        recipe.data, load_tokenizer(recipe.tokenizer, recipe.model), seed=recipe.seed, evaluation=recipe.evaluation
+    )
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     first = arguments.first_step * ROWS_PER_STEP
     loader = CPTDataLoader(
@@ -36,7 +38,10 @@ def main() -> None:
         first_row=first,
         num_workers=arguments.workers,
     )
-    sources = [data.rows.source_of(first + number * world_size + rank) for number in range(arguments.steps * ROWS_PER_STEP // world_size)]
+    sources = [
+        data.rows.source_of(first + number * world_size + rank)
+        for number in range(arguments.steps * ROWS_PER_STEP // world_size)
+    ]
     read = [{**batch, "source": source} for batch, source in zip(loader, sources, strict=True)]
     torch.save(read, f"{arguments.out}-{rank}.pt")
     leave_processes()

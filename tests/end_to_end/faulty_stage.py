@@ -1,7 +1,8 @@
 """A stage of a user's, whose steps go wrong as the variable CPT_TEST_FAULTS says: the pre-training stage otherwise.
 
-Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on), `rows` (global numbers),
-`above` (rows in a micro-batch), `rank`. With `once` it happens at each of its steps a single time, also when the step is redone.
+Each fault is a dict: `kind` (nan, spike, gradient, memory, memory_backward, error) and when: `steps` (from 1 on),
+`rows` (global numbers), `above` (rows in a micro-batch), `rank`. With `once` it happens at each of its steps a single
+time, also when the step is redone.
 """
 
 import json
@@ -17,7 +18,9 @@ __all__ = ["COLUMNS", "CONFIG", "build_trainer"]
 
 
 def build_trainer(recipe, model, tokenizer, data, arguments, length):
-    return FaultyTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return FaultyTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )
 
 
 class FaultyTrainer(CPTTrainer):
@@ -29,7 +32,9 @@ class FaultyTrainer(CPTTrainer):
         self.done = set()
 
     def compute_loss(self, model, inputs, *arguments, **options):
-        faults = [fault for number, fault in enumerate(self.faults) if model.training and self.is_due(number, fault, inputs)]
+        faults = [
+            fault for number, fault in enumerate(self.faults) if model.training and self.is_due(number, fault, inputs)
+        ]
         kinds = {fault["kind"] for fault in faults}
         if "error" in kinds:
             raise ValueError("something of the user's own (injected)")

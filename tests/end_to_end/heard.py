@@ -1,4 +1,5 @@
-"""What a process and those below it ask of the network: heard by Python itself, and by strace where it is installed."""
+"""What a process and those below it ask of the network: heard by Python itself, and by strace where it is
+installed."""
 
 import json
 import os
@@ -29,7 +30,9 @@ def listening(folder: Path, words: list[str], environment: dict[str, str]) -> tu
     path = os.pathsep.join(filter(None, [str(folder / "ear"), environment.get("PYTHONPATH")]))
     environment = {**environment, "PYTHONPATH": path, "HEARD": str(folder / "heard.jsonl")}
     strace, trace = shutil.which("strace"), str(folder / "strace.txt")
-    traced = [strace, "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", trace] if strace else []
+    traced = (
+        [strace, "-f", "--seccomp-bpf", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", trace] if strace else []
+    )
     return [*traced, *words], environment
 
 

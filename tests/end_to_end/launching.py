@@ -58,7 +58,12 @@ def environment_of_a_run() -> dict[str, str]:
 
 
 def launch(
-    recipe: Path, *, way: str = "python", processes: int = 1, deepspeed: str | None = None, arguments: tuple[str, ...] = ()
+    recipe: Path,
+    *,
+    way: str = "python",
+    processes: int = 1,
+    deepspeed: str | None = None,
+    arguments: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """Run the recipe to its end."""
     words = [*command(way, processes=processes, folder=recipe.parent, deepspeed=deepspeed), str(recipe), *arguments]

@@ -11,7 +11,11 @@ from tiny import write_documents, write_recipe
 def judged_recipe(sections, folder, **changes):
     """A recipe that is evaluated and saved on its way."""
     write_documents(folder / "judged.jsonl", 40, seed=9)
-    evaluation = {"perplexity": [{"path": str(folder / "judged.jsonl"), "name": "judged"}], "every_steps": 4, "prompts": ["the model"]}
+    evaluation = {
+        "perplexity": [{"path": str(folder / "judged.jsonl"), "name": "judged"}],
+        "every_steps": 4,
+        "prompts": ["the model"],
+    }
     sections = {**sections, "evaluation": evaluation, "checkpoints": {"every_steps": 2, "keep": 2}, **changes}
     return write_recipe(sections, folder / "recipe.yaml")
 

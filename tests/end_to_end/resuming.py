@@ -1,4 +1,5 @@
-"""Interrupt a run after the fact, let it go on, and hold it against the run that was never interrupted, number by number."""
+"""Interrupt a run after the fact, let it go on, and hold it against the run that was never interrupted, number by
+number."""
 
 import json
 import shutil
@@ -24,7 +25,10 @@ def recipe_of(sections, tmp_path, *, stage=0, offload=False, dropout=0.1, every=
     shape = {"config": {**TINY_LLAMA, "attention_dropout": dropout}} if sections["model"].get("from_scratch") else {}
     model = {**sections["model"], **shape}
     saved = {"every_steps": every, "keep": None}
-    return write_recipe({**sections, "name": name, "model": model, "training": training, "checkpoints": saved}, tmp_path / f"{name}.yaml")
+    return write_recipe(
+        {**sections, "name": name, "model": model, "training": training, "checkpoints": saved},
+        tmp_path / f"{name}.yaml",
+    )
 
 
 def run_to_its_end(recipe, *, processes=1, arguments=()):
@@ -61,10 +65,14 @@ def interrupted_equals_straight(sections, tmp_path, *, at, stage=0, offload=Fals
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Every tensor, number and file in which two checkpoints differ: weights, moments, schedule, random numbers, place in the data."""
+    """Every tensor, number and file in which two checkpoints differ: weights, moments, schedule, random numbers, place
+    in the data."""
     if (one / "latest").exists():
         import_module("deepspeed")  # whose classes are in its files
-    names, others = ({path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} for folder in (one, other))
+    names, others = (
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        for folder in (one, other)
+    )
     found = [f"{name}: in one only" for name in names ^ others]
     for name in sorted(names & others):
         if name.endswith((".pt", ".pth")):
@@ -80,9 +88,15 @@ def differing(one, other, place=""):
         return [place]
     if isinstance(one, dict):
         keys = [] if one.keys() == other.keys() else [f"{place} keys"]
-        return keys + [inner for key in one.keys() & other.keys() for inner in differing(one[key], other[key], f"{place}/{key}")]
+        return keys + [
+            inner for key in one.keys() & other.keys() for inner in differing(one[key], other[key], f"{place}/{key}")
+        ]
     if isinstance(one, list | tuple) and len(one) == len(other):
-        return [inner for number, pair in enumerate(zip(one, other, strict=True)) for inner in differing(*pair, f"{place}/{number}")]
+        return [
+            inner
+            for number, pair in enumerate(zip(one, other, strict=True))
+            for inner in differing(*pair, f"{place}/{number}")
+        ]
     if isinstance(one, torch.Tensor):
         return [] if one.dtype == other.dtype and torch.equal(one, other) else [place]
     if isinstance(one, np.ndarray):

@@ -1,4 +1,5 @@
-"""Train a recipe whose saves in the background are slow to copy, so that the next step is always there first: `... RECIPE`."""
+"""Train a recipe whose saves in the background are slow to copy, so that the next step is always there first: `...
+RECIPE`."""
 
 import sys
 import time

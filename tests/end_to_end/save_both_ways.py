@@ -1,4 +1,5 @@
-"""Train two steps, save them as the Trainer would, as we do, and as we do in the background, and tell what differs: `... RECIPE OUTPUT`."""
+"""Train two steps, save them as the Trainer would, as we do, and as we do in the background, and tell what differs:
+`... RECIPE OUTPUT`."""
 
 import json
 import sys
@@ -30,7 +31,13 @@ def trained(path):
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, budget=recipe.budget)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data, deepspeed=launch.deepspeed_config)
-    model = build_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), mixed_precision=arguments.bf16)
+    model = build_model(
+        recipe.model,
+        tokenizer,
+        seed=recipe.seed,
+        dtype=weights_dtype(recipe, arguments),
+        mixed_precision=arguments.bf16,
+    )
     trainer = build_trainer(recipe, model, tokenizer, data, arguments)
     trainer.train()
     return trainer, recipe
@@ -123,9 +130,13 @@ def main():
     behind = save(trainer, output / "behind", lambda: in_background(trainer))
     if is_main_process():
         sizes = [
-            sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE) for folder in (theirs, ours, blocked, behind)
+            sum((folder / name).stat().st_size for name in files_of(folder) - OURS_ALONE)
+            for folder in (theirs, ours, blocked, behind)
         ]
-        differences = {name: differing(theirs, folder) for name, folder in (("ours", ours), ("blocked", blocked), ("behind", behind))}
+        differences = {
+            name: differing(theirs, folder)
+            for name, folder in (("ours", ours), ("blocked", blocked), ("behind", behind))
+        }
         differences |= {"sizes": sizes, "files": len(files_of(theirs))}
         (output / "differences.json").write_text(json.dumps(differences))
     leave_processes()

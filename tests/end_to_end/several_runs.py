@@ -1,6 +1,8 @@
-"""Train several recipes one after the other in the same processes: `... PLAN.json`, a list of {recipe, begins_as, step}.
+"""Train several recipes one after the other in the same processes: `... PLAN.json`, a list of {recipe, begins_as,
+step}.
 
-`begins_as` is a run's folder that is there by then: the recipe's run begins as a copy of it that was killed after `step`.
+`begins_as` is a run's folder that is there by then: the recipe's run begins as a copy of it that was killed after
+`step`.
 """
 
 import json
@@ -39,7 +41,8 @@ def main() -> None:
             source, target = Path(planned["begins_as"]), recipe.output_dir / recipe.name
             main_process_decides(lambda s=source, t=target, step=planned["step"]: copy_killed(s, t, step))
         train(recipe)
-        unset_hf_deepspeed_config()  # as long as somebody holds the arguments of a run, transformers takes ZeRO-3 to be on
+        # as long as somebody holds the arguments of a run, transformers takes ZeRO-3 to be on
+        unset_hf_deepspeed_config()
         for variable in [name for name in os.environ if name.startswith(OF_ACCELERATE)]:
             del os.environ[variable]
     leave_processes()

@@ -1,4 +1,5 @@
-"""Start a real run, send it a signal while it trains, start it again, and hold it against the run that was never disturbed."""
+"""Start a real run, send it a signal while it trains, start it again, and hold it against the run that was never
+disturbed."""
 
 import json
 import os
@@ -13,7 +14,9 @@ from launching import BIN, ROOT, command, losses
 from safetensors.torch import load_file
 
 
-def start(recipe: Path, *, way: str = "python", processes: int = 1, arguments: tuple[str, ...] = ()) -> subprocess.Popen:
+def start(
+    recipe: Path, *, way: str = "python", processes: int = 1, arguments: tuple[str, ...] = ()
+) -> subprocess.Popen:
     """The run, in a process group of its own; its output goes to a file beside the recipe."""
     environment = {
         **{
@@ -28,15 +31,21 @@ def start(recipe: Path, *, way: str = "python", processes: int = 1, arguments: t
     }
     output = (recipe.parent / "output.txt").open("a")
     words = [*command(way, processes=processes, folder=recipe.parent), str(recipe), *arguments]
-    return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen, seconds: float = 240) -> None:
     """Until the run has logged the step."""
     deadline = time.monotonic() + seconds
     while last_step(run) < step:
-        assert process.poll() is None, f"it ended before step {step}: {(run.parents[1] / 'output.txt').read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"step {step} did not come: {(run.parents[1] / 'output.txt').read_text()[-3000:]}"
+        assert process.poll() is None, (
+            f"it ended before step {step}: {(run.parents[1] / 'output.txt').read_text()[-3000:]}"
+        )
+        assert time.monotonic() < deadline, (
+            f"step {step} did not come: {(run.parents[1] / 'output.txt').read_text()[-3000:]}"
+        )
         time.sleep(0.02)
 
 

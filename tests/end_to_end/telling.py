@@ -1,4 +1,5 @@
-"""What processes tell each other, as a program for torchrun: OUT RECIPE; trains it and writes the bytes of each collective by step."""
+"""What processes tell each other, as a program for torchrun: OUT RECIPE; trains it and writes the bytes of each
+collective by step."""
 
 import inspect
 import json
@@ -23,7 +24,8 @@ WHOLE = {
     "reduce_scatter": ("input_list",),
     "reduce": ("tensor",),
 }
-"""Collectives and how torch's versions call the argument that is gathered, divided or added up: a tensor, or a list of its parts."""
+"""Collectives and how torch's versions call the argument that is gathered, divided or added up: a tensor, or a list of
+its parts."""
 sent: Counter[str] = Counter()
 steps: list[dict[str, int]] = []
 inside: list[str] = []

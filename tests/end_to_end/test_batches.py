@@ -1,4 +1,5 @@
-"""The same micro-batches, bit for bit, however a run is started, interrupted and fed: real processes of torchrun, real windows."""
+"""The same micro-batches, bit for bit, however a run is started, interrupted and fed: real processes of torchrun, real
+windows."""
 
 import json
 import os
@@ -29,7 +30,10 @@ def windowed(tiny_recipe, tmp_path):
     """The tiny run with sources of several windows, and held-out documents."""
     for name, count in (("domain", 400), ("general", 300)):
         write_documents(tmp_path / f"{name}.jsonl", count, seed=count)
-    sources = [{"path": str(tmp_path / "domain.jsonl"), "weight": 0.7}, {"path": str(tmp_path / "general.jsonl"), "weight": 0.3}]
+    sources = [
+        {"path": str(tmp_path / "domain.jsonl"), "weight": 0.7},
+        {"path": str(tmp_path / "general.jsonl"), "weight": 0.3},
+    ]
     tiny_recipe["data"] |= {"sources": sources, "window_bytes": 20_000}
     tiny_recipe["evaluation"] = {"held_out_share": 0.05}
     return tiny_recipe
@@ -42,10 +46,21 @@ def read(windowed, tmp_path):
 
     def run(first=0, steps=STEPS, *, processes=1, workers=0, cache="cache"):
         out = tmp_path / f"out-{processes}-{workers}-{first}"
-        start = [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else [sys.executable]
+        start = (
+            [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"]
+            if processes > 1
+            else [sys.executable]
+        )
         words = [*start, str(PROGRAM), str(recipe), str(out), str(first), str(steps), "--workers", str(workers)]
-        environment = {**os.environ, "CPT_CACHE": str(tmp_path / cache), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        ended = subprocess.run(words, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+        environment = {
+            **os.environ,
+            "CPT_CACHE": str(tmp_path / cache),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }
+        ended = subprocess.run(
+            words, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300
+        )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         ranks = [torch.load(f"{out}-{rank}.pt") for rank in range(processes)]
         return [batch for together in zip(*ranks, strict=True) for batch in together]
@@ -57,7 +72,10 @@ def same(first, second):
     """Equal by ids, labels, positions and source."""
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
-        assert one.keys() == other.keys() == {"input_ids", "labels", "position_ids", "source"} and one["source"] == other["source"]
+        assert (
+            one.keys() == other.keys() == {"input_ids", "labels", "position_ids", "source"}
+            and one["source"] == other["source"]
+        )
         assert all(torch.equal(one[name], other[name]) for name in ("input_ids", "labels", "position_ids"))
     return True
 
@@ -74,7 +92,10 @@ def test_two_processes_read_what_one_does_cold_or_warm(read):
 def test_any_number_of_processes_and_workers_reads_the_same(read):
     straight = read()
     for processes, workers in ((1, 2), (1, 4), (2, 0), (2, 2), (4, 0), (4, 2)):
-        assert same(read(processes=processes, workers=workers, cache=f"cache{processes}{workers}"), straight), (processes, workers)
+        assert same(read(processes=processes, workers=workers, cache=f"cache{processes}{workers}"), straight), (
+            processes,
+            workers,
+        )
 
 
 @pytest.mark.slow
@@ -93,7 +114,9 @@ def test_resumed_at_every_step_it_reads_the_same_also_where_nothing_is_stored(re
 
 def straight_run(sections, tmp_path, name="straight"):
     """A whole run in a store of its own: its losses, and its weights."""
-    recipe = write_recipe({**sections, "name": name, "checkpoints": {"every_steps": 1, "keep": None}}, tmp_path / f"{name}.yaml")
+    recipe = write_recipe(
+        {**sections, "name": name, "checkpoints": {"every_steps": 1, "keep": None}}, tmp_path / f"{name}.yaml"
+    )
     ended = launch(recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run = tmp_path / "runs" / name
@@ -129,7 +152,9 @@ def store_of(recipe, cache):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ten", [1, 2])
-def test_killed_at_twice_ten_moments_of_a_cold_start_the_run_and_the_store_end_the_same(windowed, tmp_path, monkeypatch, ten):
+def test_killed_at_twice_ten_moments_of_a_cold_start_the_run_and_the_store_end_the_same(
+    windowed, tmp_path, monkeypatch, ten
+):
     windowed["budget"]["tokens"] = 16 * 256
     monkeypatch.setenv("CPT_CACHE", str(tmp_path / "straight"))
     straight, _, _, weights = straight_run(windowed, tmp_path)
@@ -139,7 +164,9 @@ def test_killed_at_twice_ten_moments_of_a_cold_start_the_run_and_the_store_end_t
         cache = tmp_path / f"cache{number}"
         recipe = write_recipe({**windowed, "name": f"killed{number}"}, tmp_path / f"{number}.yaml")
         environment = {**os.environ, "CPT_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen([sys.executable, "cpt/train.py", str(recipe)], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "cpt/train.py", str(recipe)], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
+        )
         until = time.monotonic() + 60
         while not (cache / "tokens").exists() and time.monotonic() < until and process.poll() is None:
             time.sleep(0.01)

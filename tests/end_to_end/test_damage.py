@@ -38,7 +38,8 @@ class Steps(TrainerCallback):
 
 
 class InterruptedRun:
-    """A run of 8 steps that was interrupted in the middle, with its cache; each `restore` brings both back as they were then."""
+    """A run of 8 steps that was interrupted in the middle, with its cache; each `restore` brings both back as they
+    were then."""
 
     def __init__(self, home, tokenizer_folder, **data):
         self.home, self.run, self.kept = home, home / "runs" / "tiny", home / "kept"
@@ -86,7 +87,9 @@ class InterruptedRun:
     def result(self):
         """The weights, and the loss of each step that is in the log; damage may have taken lines of it."""
         lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
-        return (self.run / "final" / "model.safetensors").read_bytes(), {line["step"]: line["loss"] for line in lines if "loss" in line}
+        return (self.run / "final" / "model.safetensors").read_bytes(), {
+            line["step"]: line["loss"] for line in lines if "loss" in line
+        }
 
     def restore(self):
         for folder in ("runs", "cache"):
@@ -112,7 +115,11 @@ class InterruptedRun:
         except Exception as problem:  # the user would see a traceback
             return f"traceback after {self.steps.made} steps: {problem!r}"
         weights, losses = self.result()
-        return "same" if weights == self.straight[0] and losses.items() <= self.straight[1].items() else "other weights or losses"
+        return (
+            "same"
+            if weights == self.straight[0] and losses.items() <= self.straight[1].items()
+            else "other weights or losses"
+        )
 
 
 @pytest.fixture
@@ -149,7 +156,9 @@ def test_damage_to_what_can_be_made_again_changes_nothing_and_is_an_event(interr
 def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_it_first(interrupted, data):
     run = interrupted(**data)
     kinds = run.files()
-    names = [name for kind in kinds.values() for name in ((kind[:1] if data else kind[-1:]) if "cache" in kind[0] else kind)]
+    names = [
+        name for kind in kinds.values() for name in ((kind[:1] if data else kind[-1:]) if "cache" in kind[0] else kind)
+    ]
     names = [name for name in names if "checkpoint-" not in name]  # of these see below
     assert len(names) > 30
     outcomes = {(name, how): run.outcome(name, how) for name in names for how in DAMAGES}
@@ -160,7 +169,9 @@ def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_any_damage_to_any_file_costs_the_steps_since_the_checkpoint_before_and_nothing_else(tiny_recipe, tmp_path, stage):
+def test_any_damage_to_any_file_costs_the_steps_since_the_checkpoint_before_and_nothing_else(
+    tiny_recipe, tmp_path, stage
+):
     processes = 2 if stage else 1
     recipe = recipe_of(tiny_recipe, tmp_path, stage=stage, every=4)
     run = tmp_path / "runs" / "tiny"
@@ -208,7 +219,16 @@ def test_what_is_planted_in_deepspeeds_parts_never_runs_even_with_a_forged_manif
     known = read_manifest(checkpoint)
     for part in checkpoint.glob("global_step4/*optim_states.pt"):
         torch.save({**load_data(part), "passenger": Planted(tmp_path / "ran")}, part)
-    seal(checkpoint, 4, world_size=2, zero_stage=2, recipe=known.recipe, data=known.data, tokens=known.tokens, rows=known.rows)
+    seal(
+        checkpoint,
+        4,
+        world_size=2,
+        zero_stage=2,
+        recipe=known.recipe,
+        data=known.data,
+        tokens=known.tokens,
+        rows=known.rows,
+    )
     ended = launch(recipe, way="torchrun" if processes > 1 else "python", processes=processes)
     assert ended.returncode != 0 and "reading it would call posix.mkdir" in ended.stderr
     assert not (tmp_path / "ran").exists()

@@ -25,7 +25,9 @@ def test_two_processes_then_one_then_two_have_the_losses_of_two(tiny_recipe, tmp
         assert losses(run) == pytest.approx(straight, rel=1e-3 if dropout else 2e-6)
     assert [event["kind"] for event in read_events(run)] == ["elastic", "elastic"]
     exactness = json.loads((run / "checkpoint-8" / "manifest.json").read_text())["exactness"]
-    assert exactness.startswith("elastic: from step 3 with 1 process instead of 2") and not list(run.glob(".universal-*"))
+    assert exactness.startswith("elastic: from step 3 with 1 process instead of 2") and not list(
+        run.glob(".universal-*")
+    )
 
 
 @pytest.mark.long

@@ -15,7 +15,10 @@ from cpt.recipe.schema import Model
 def run_losses(sections, tmp_path, *, way, processes=1, stage=0, offload=False):
     """Losses of the recipe, started that way; stage is ZeRO's, 0 is plain or DDP."""
     name = f"{way}-{processes}-zero{stage}{'-offload' if offload else ''}"
-    training = {**sections["training"], **({"deepspeed": zero_profile(tmp_path, stage, offload=offload)} if stage else {})}
+    training = {
+        **sections["training"],
+        **({"deepspeed": zero_profile(tmp_path, stage, offload=offload)} if stage else {}),
+    }
     recipe = write_recipe({**sections, "name": name, "training": training}, tmp_path / f"{name}.yaml")
     result = launch(recipe, way=way, processes=processes)
     assert result.returncode == 0, result.stdout + result.stderr

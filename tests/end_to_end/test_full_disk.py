@@ -1,4 +1,5 @@
-"""A disk of its own for a run, small, filled and freed and made read-only while it trains: needs the right to mount."""
+"""A disk of its own for a run, small, filled and freed and made read-only while it trains: needs the right to
+mount."""
 
 import shutil
 import threading
@@ -25,7 +26,9 @@ def disk(tmp_path):
 def recipe_on(folder, sections, name, **checkpoints):
     model = {"from_scratch": True, "config": SHAPE}
     saved = {"every_steps": 1, "keep": 2, **checkpoints}
-    return write_recipe({**sections, "model": model, "output_dir": str(folder), "checkpoints": saved}, folder.parent / f"{name}.yaml")
+    return write_recipe(
+        {**sections, "model": model, "output_dir": str(folder), "checkpoints": saved}, folder.parent / f"{name}.yaml"
+    )
 
 
 def when(path, *steps):
@@ -56,7 +59,9 @@ def test_a_disk_that_is_full_for_a_while_costs_the_saves_of_that_while(tiny_reci
     assert "save_failed" in ended.stdout + ended.stderr or "was not saved" in ended.stdout + ended.stderr
     assert kinds.count("saved_again") == 1
     checkpoints = sorted(run.glob("checkpoint-*"))
-    assert checkpoints[-1].name == "checkpoint-8" and len(checkpoints) == 2 and not [c for c in checkpoints if damages(c)]
+    assert (
+        checkpoints[-1].name == "checkpoint-8" and len(checkpoints) == 2 and not [c for c in checkpoints if damages(c)]
+    )
     assert losses(run) == losses(tmp_path / "free" / "tiny")
 
 

@@ -21,8 +21,14 @@ def test_two_processes_have_the_same_losses(tiny_recipe, tmp_path, stage, tied):
         training = {**tiny_recipe["training"], "gradient_checkpointing": True}
         if stage:
             training["deepspeed"] = zero_profile(tmp_path, stage)
-        model = {**tiny_recipe["model"], "fused_loss": fused, "config": {**tiny_recipe["model"]["config"], "tie_word_embeddings": tied}}
-        recipe = write_recipe({**tiny_recipe, "name": name, "model": model, "training": training}, tmp_path / f"{name}.yaml")
+        model = {
+            **tiny_recipe["model"],
+            "fused_loss": fused,
+            "config": {**tiny_recipe["model"]["config"], "tie_word_embeddings": tied},
+        }
+        recipe = write_recipe(
+            {**tiny_recipe, "name": name, "model": model, "training": training}, tmp_path / f"{name}.yaml"
+        )
         result = launch(recipe, way="torchrun", processes=2)
         assert result.returncode == 0, result.stdout + result.stderr
         found[fused] = losses(tmp_path / "runs" / name)

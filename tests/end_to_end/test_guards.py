@@ -56,7 +56,12 @@ def skips_and_rolls_back(sections, folder, monkeypatch, **kind):
     run, reference = Faulty(sections, folder, **kind), Faulty(sections, folder, name="reference", **kind)
     assert reference.train(monkeypatch) == 0, reference.ended.stderr
     bad = {"kind": "nan", "rows": [66 + 8 * step for step in range(5)]}  # of steps 9 to 13, on the second process
-    code = run.train(monkeypatch, {"kind": "nan", "rank": 1, "steps": [6]}, {"kind": "spike", "rank": 1, "steps": [7], "once": True}, bad)
+    code = run.train(
+        monkeypatch,
+        {"kind": "nan", "rank": 1, "steps": [6]},
+        {"kind": "spike", "rank": 1, "steps": [7], "once": True},
+        bad,
+    )
     assert code == 0, run.ended.stdout + run.ended.stderr
     first = [("nan_skipped", 6), ("spike_skipped", 7)]
     # With the first two, the third of the bad rows is one too many.
@@ -82,23 +87,33 @@ def test_sharded_runs_skip_and_go_back_together(tiny_recipe, tmp_path, monkeypat
 def test_one_spike_costs_less_than_one_percent(tiny_recipe, tmp_path, monkeypatch, stage, offload):
     kind = {"stage": stage, "offload": offload, "steps": 100, "every": 100}
     run, reference = Faulty(tiny_recipe, tmp_path, **kind), Faulty(tiny_recipe, tmp_path, name="reference", **kind)
-    assert reference.train(monkeypatch) == run.train(monkeypatch, {"kind": "spike", "steps": [7]}) == 0, run.ended.stderr
+    assert reference.train(monkeypatch) == run.train(monkeypatch, {"kind": "spike", "steps": [7]}) == 0, (
+        run.ended.stderr
+    )
     assert run.told(*SKIPPED) == [("spike_skipped", 7)] and not reference.told(*SKIPPED)
     assert losses(run.run)[-1] == pytest.approx(losses(reference.run)[-1], rel=0.01)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS)
-def test_a_gradient_alone_is_judged_too_and_a_run_that_is_lost_ends_with_code_2(tiny_recipe, tmp_path, monkeypatch, stage, offload):
+def test_a_gradient_alone_is_judged_too_and_a_run_that_is_lost_ends_with_code_2(
+    tiny_recipe, tmp_path, monkeypatch, stage, offload
+):
     run = Faulty(tiny_recipe, tmp_path, stage=stage, offload=offload)
     assert run.train(monkeypatch, {"kind": "gradient", "steps": list(range(8, 17))}) != 0
-    assert run.status()["exit_code"] == 2 and run.status()["error"] == "TrainingError" and "diverged" in run.status()["message"]
+    assert (
+        run.status()["exit_code"] == 2
+        and run.status()["error"] == "TrainingError"
+        and "diverged" in run.status()["message"]
+    )
     assert len(run.told("spike_skipped")) == 20 and len(run.told("rolled_back")) == 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "offload"), KINDS)
-def test_interrupted_in_the_middle_of_bad_steps_the_run_decides_the_same(tiny_recipe, tmp_path, monkeypatch, stage, offload):
+def test_interrupted_in_the_middle_of_bad_steps_the_run_decides_the_same(
+    tiny_recipe, tmp_path, monkeypatch, stage, offload
+):
     bad = {"kind": "nan", "rows": [66 + 8 * step for step in range(5)]}
     kind = {"stage": stage, "offload": offload, "every": 1}
     straight, broken = Faulty(tiny_recipe, tmp_path, **kind), Faulty(tiny_recipe, tmp_path, name="broken", **kind)
@@ -118,7 +133,9 @@ def memory_is_found(sections, folder, monkeypatch, fault, *, restarts, micro_bat
     assert reference.train(monkeypatch) == 0, reference.ended.stderr
     code = run.train(monkeypatch, fault)
     for _ in range(restarts):
-        assert code != 0 and (run.status()["error"], run.status()["exit_code"]) == ("RestartNeeded", 75), run.ended.stderr
+        assert code != 0 and (run.status()["error"], run.status()["exit_code"]) == ("RestartNeeded", 75), (
+            run.ended.stderr
+        )
         code = run.train(monkeypatch, fault)
     assert code == 0, run.ended.stdout + run.ended.stderr
     told = [event for event in read_events(run.run) if event["kind"] == "out_of_memory"]
@@ -129,12 +146,16 @@ def memory_is_found(sections, folder, monkeypatch, fault, *, restarts, micro_bat
 
 @pytest.mark.long
 def test_ranks_of_ddp_redo_a_step_together_when_one_is_out_of_memory(tiny_recipe, tmp_path, monkeypatch):
-    memory_is_found(tiny_recipe, tmp_path, monkeypatch, {"kind": "memory", "rank": 1, "above": 2, "steps": [7]}, restarts=0)
+    memory_is_found(
+        tiny_recipe, tmp_path, monkeypatch, {"kind": "memory", "rank": 1, "above": 2, "steps": [7]}, restarts=0
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["memory", "memory_backward"])
-def test_ddp_with_accumulation_redoes_the_step_wherever_memory_ends_before_the_last_backward(tiny_recipe, tmp_path, monkeypatch, fault):
+def test_ddp_with_accumulation_redoes_the_step_wherever_memory_ends_before_the_last_backward(
+    tiny_recipe, tmp_path, monkeypatch, fault
+):
     spec = {"kind": fault, "rank": 1, "above": 1, "steps": [7]}
     memory_is_found(tiny_recipe, tmp_path, monkeypatch, spec, restarts=0, micro_batch=2)
 

@@ -19,12 +19,15 @@ PROGRAM = Path(__file__).with_name("gradients_of_rank.py")
 
 
 def gradients_of(sections, folder, *, processes, rows):
-    """What each process had: gradients of every step, last weights, and whether gradients are views of DDP's buckets."""
+    """What each process had: gradients of every step, last weights, and whether gradients are views of DDP's
+    buckets."""
     folder.mkdir()
     sections = {**sections, "output_dir": str(folder / "runs")}
     sections["training"] = {**sections["training"], "per_device_train_batch_size": rows}
     recipe = write_recipe(sections, folder / "r.yaml")
-    start = [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else [sys.executable]
+    start = (
+        [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else [sys.executable]
+    )
     environment = {**environment_of_a_run(), "PYTHONPATH": str(ROOT)}
     words = [*start, str(PROGRAM), str(recipe), str(folder)]
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -41,7 +44,10 @@ def halves(tiny_recipe):
 
 def difference(some, others):
     """The largest of all parameters, relative to its norm."""
-    return max(((some[name].double() - other.double()).norm() / other.double().norm()).item() for name, other in others.items())
+    return max(
+        ((some[name].double() - other.double()).norm() / other.double().norm()).item()
+        for name, other in others.items()
+    )
 
 
 def test_two_micro_batches_on_each_of_two_processes_give_the_gradients_of_four_on_one(halves, tmp_path):
@@ -58,7 +64,10 @@ def test_two_micro_batches_on_each_of_two_processes_give_the_gradients_of_four_o
 def test_a_step_of_one_micro_batch_is_reduced_by_ddp_in_its_own_buckets(halves, tmp_path):
     both = gradients_of(halves, tmp_path / "two", processes=2, rows=2)
     assert {gradient.dtype for gradient in both[0]["steps"][0].values()} == {torch.bfloat16}
-    assert all(torch.equal(both[0]["weights"][name], weight) for name, weight in both[1]["weights"].items()) and both[0]["is_view"]
+    assert (
+        all(torch.equal(both[0]["weights"][name], weight) for name, weight in both[1]["weights"].items())
+        and both[0]["is_view"]
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +78,9 @@ def test_a_run_with_accumulated_gradients_resumes_bit_for_bit(halves, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "on_gpu"), [("float32", True), ("bfloat16", False)], ids=["fp32 on a GPU", "bfloat16 on a CPU"])
+@pytest.mark.parametrize(
+    ("before", "on_gpu"), [("float32", True), ("bfloat16", False)], ids=["fp32 on a GPU", "bfloat16 on a CPU"]
+)
 def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, tmp_path, monkeypatch, before, on_gpu):
     def began_there(recipe, **_):
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[before]

@@ -22,7 +22,9 @@ def run_losses(sections, tmp_path, *, way, processes=1, stage=0, via_yaml=False)
 def test_all_five_launches_have_the_same_losses(tiny_recipe, tmp_path):
     alone = {way: run_losses(tiny_recipe, tmp_path, way=way) for way in ("cpt", "python", "accelerate")}
     ddp = {way: run_losses(tiny_recipe, tmp_path, way=way, processes=2) for way in ("torchrun", "accelerate")}
-    zero2 = {way: run_losses(tiny_recipe, tmp_path, way=way, processes=2, stage=2) for way in ("torchrun", "deepspeed")}
+    zero2 = {
+        way: run_losses(tiny_recipe, tmp_path, way=way, processes=2, stage=2) for way in ("torchrun", "deepspeed")
+    }
     zero3 = {"accelerate": run_losses(tiny_recipe, tmp_path, way="accelerate", processes=2, stage=3, via_yaml=True)}
     assert {*alone, *ddp, *zero2, *zero3} == set(WAYS)
     for same_backend in (alone, ddp, zero2, zero3):

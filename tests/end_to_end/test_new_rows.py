@@ -50,14 +50,17 @@ def test_only_the_new_rows_change_and_an_interrupted_phase_goes_on_bit_for_bit(e
 def test_a_finished_phase_names_its_new_rows_so_that_another_can_go_on_from_it(extended, tiny_recipe, tmp_path):
     sections = new_rows_recipe(tiny_recipe, extended)
     first = train(load_recipe(write_recipe(sections, tmp_path / "first.yaml")))
-    second = train(load_recipe(write_recipe({**new_rows_recipe(tiny_recipe, first), "name": "second"}, tmp_path / "second.yaml")))
+    second = train(
+        load_recipe(write_recipe({**new_rows_recipe(tiny_recipe, first), "name": "second"}, tmp_path / "second.yaml"))
+    )
     assert_only_new_rows_changed(extended, second)
     assert new_tokens(second) == new_tokens(first) == new_tokens(extended)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stage", "offload", "bf16"), [(0, False, True), (2, False, True), (2, True, False), (3, False, False), (3, True, True)]
+    ("stage", "offload", "bf16"),
+    [(0, False, True), (2, False, True), (2, True, False), (3, False, False), (3, True, True)],
 )
 def test_only_the_new_rows_change_on_two_processes_and_sharded(extended, tiny_recipe, tmp_path, stage, offload, bf16):
     sections = new_rows_recipe(tiny_recipe, extended)

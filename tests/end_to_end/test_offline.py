@@ -1,4 +1,5 @@
-"""A run of what lies on this machine asks nobody else for anything, and tells nobody, also where nobody said that it is offline."""
+"""A run of what lies on this machine asks nobody else for anything, and tells nobody, also where nobody said that it
+is offline."""
 
 import json
 import subprocess
@@ -11,12 +12,25 @@ from tiny import TINY_LLAMA, write_recipe
 from tiny_tasks import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
-FIGURES = {"loss_smoothed", "tokens", "step_seconds_p95", "share_domain", "tokens_general", "loss_domain", "host_memory_gib", "cost"}
+FIGURES = {
+    "loss_smoothed",
+    "tokens",
+    "step_seconds_p95",
+    "share_domain",
+    "tokens_general",
+    "loss_domain",
+    "host_memory_gib",
+    "cost",
+}
 
 
 def run_heard(sections, folder, trackers):
     """Train in a process of its own, and listen."""
-    monitoring = {"trackers": trackers, "project": "heard", "callbacks": [{"name": "cost", "dollars_per_gpu_hour": 1.0}]}
+    monitoring = {
+        "trackers": trackers,
+        "project": "heard",
+        "callbacks": [{"name": "cost", "dollars_per_gpu_hour": 1.0}],
+    }
     sections = {**sections, "output_dir": str(folder / "runs"), "monitoring": monitoring}
     recipe = write_recipe(sections, folder / "recipe.yaml")
     environment = {name: value for name, value in environment_of_a_run().items() if name != "HF_HUB_OFFLINE"}
@@ -32,11 +46,21 @@ def test_continued_training_with_three_trackers(tiny_recipe, tmp_path):
     pytest.importorskip("wandb")
     pytest.importorskip("trackio")
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA)).save_pretrained(tmp_path / "base")
-    sections = {**tiny_recipe, "stage": "cpt", "model": {"path": str(tmp_path / "base")}, "evaluation": {"held_out_share": 0.2}}
+    sections = {
+        **tiny_recipe,
+        "stage": "cpt",
+        "model": {"path": str(tmp_path / "base")},
+        "evaluation": {"held_out_share": 0.2},
+    }
     run = run_heard(sections, tmp_path, ["tensorboard", "wandb", "trackio"])
     assert outside(tmp_path) == [] and "wandb" in (tmp_path / "heard.jsonl").read_text(), "whose socket is a file"
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    names = {name for line in logged for name in line if name != "step" and not name.startswith("train_") and name != "total_flos"}
+    names = {
+        name
+        for line in logged
+        for name in line
+        if name != "step" and not name.startswith("train_") and name != "total_flos"
+    }
     assert names >= {*FIGURES, "eval_domain_loss"}
     shown = {f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}" for name in names}
     assert shown <= in_tensorboard(run)
@@ -48,17 +72,25 @@ def test_continued_training_with_three_trackers(tiny_recipe, tmp_path):
 
 def in_tensorboard(run):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    return {tag for folder in (run / "runs").iterdir() for tag in reader.EventAccumulator(str(folder)).Reload().Tags()["scalars"]}
+    return {
+        tag
+        for folder in (run / "runs").iterdir()
+        for tag in reader.EventAccumulator(str(folder)).Reload().Tags()["scalars"]
+    }
 
 
 def in_trackio(database):
     """Its own reader finds its folder when it is imported, so it runs in a process of its own."""
     program = (
-        "from trackio.sqlite_storage import SQLiteStorage as S; import json;"
-        "print(json.dumps(sorted({name for run in S.get_runs('heard') for line in S.get_logs('heard', run) for name in line})))"
+        "from trackio.sqlite_storage import SQLiteStorage as S; import json;print(json.dumps(sorted({name for run in"
+        " S.get_runs('heard') for line in S.get_logs('heard', run) for name in line})))"
     )
     environment = {**environment_of_a_run(), "TRACKIO_DIR": str(database.parent)}
-    return set(json.loads(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout))
+    return set(
+        json.loads(
+            subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout
+        )
+    )
 
 
 @pytest.mark.long
@@ -70,7 +102,9 @@ def test_a_stage_of_answers(tmp_path):
 
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
 def test_who_is_called_is_heard(family, tmp_path):
-    address = {"AF_INET": ("192.0.2.1", 9), "AF_INET6": ("2001:db8::1", 9)}[family]  # of documentation: nobody is there
+    address = {"AF_INET": ("192.0.2.1", 9), "AF_INET6": ("2001:db8::1", 9)}[
+        family
+    ]  # of documentation: nobody is there
     call = f"""
 import socket
 with socket.socket(socket.{family}, socket.SOCK_DGRAM) as line:
@@ -85,7 +119,9 @@ with socket.socket(socket.{family}, socket.SOCK_DGRAM) as line:
 
 
 def test_whom_one_finds_on_the_same_machine_is_not_outside(tmp_path):
-    call = "import socket; line = socket.socket(); line.connect_ex(('127.0.0.1', 9)); socket.getaddrinfo('localhost', 9)"
+    call = (
+        "import socket; line = socket.socket(); line.connect_ex(('127.0.0.1', 9)); socket.getaddrinfo('localhost', 9)"
+    )
     words, environment = listening(tmp_path, [sys.executable, "-c", call], environment_of_a_run())
     subprocess.run(words, env=environment, check=True)
     assert outside(tmp_path) == [] and len((tmp_path / "heard.jsonl").read_text().splitlines()) == 2

@@ -1,4 +1,5 @@
-"""Rows that two processes share (DeepSpeed Ulysses) teach what whole rows do, and leave checkpoints that any run of ZeRO goes on from."""
+"""Rows that two processes share (DeepSpeed Ulysses) teach what whole rows do, and leave checkpoints that any run of
+ZeRO goes on from."""
 
 import json
 
@@ -63,9 +64,13 @@ def test_layers_computed_again_the_loss_in_chunks_and_worker_processes_change_no
     tiny_recipe["model"] |= {"attention": "varlen", "fused_loss": True}
     more = {"gradient_checkpointing": True, "dataloader_num_workers": 1, "per_device_train_batch_size": 1}
     one = write_recipe({**tiny_recipe, "name": "one"}, tmp_path / "one.yaml")
-    shared = write_recipe({**tiny_recipe, "name": "two", "training": {**tiny_recipe["training"], **more}}, tmp_path / "two.yaml")
+    shared = write_recipe(
+        {**tiny_recipe, "name": "two", "training": {**tiny_recipe["training"], **more}}, tmp_path / "two.yaml"
+    )
     run_to_its_end(one)
-    run_to_its_end(shared, processes=2, arguments=(f"training.deepspeed={zero_profile(tmp_path, 3, offload=True)}", SHARED))
+    run_to_its_end(
+        shared, processes=2, arguments=(f"training.deepspeed={zero_profile(tmp_path, 3, offload=True)}", SHARED)
+    )
     assert figures(tmp_path / "runs" / "two") == pytest.approx(figures(tmp_path / "runs" / "one"), rel=1e-5)
 
 

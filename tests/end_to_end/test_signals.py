@@ -6,7 +6,17 @@ import time
 
 import pytest
 from launching import launch, zero_profile
-from signalling import pids_of, start, status, stops_and_goes_on, to_group, to_last_rank, to_launcher, to_run, wait_for_state
+from signalling import (
+    pids_of,
+    start,
+    status,
+    stops_and_goes_on,
+    to_group,
+    to_last_rank,
+    to_launcher,
+    to_run,
+    wait_for_state,
+)
 from tiny import TINY_LLAMA, write_documents, write_recipe
 
 from cpt.evaluation.retention import read_course
@@ -51,7 +61,9 @@ def test_every_signal_to_whoever_gets_it_in_every_kind_of_run(tiny_recipe, tmp_p
     for number, send in ways[:: 1 if stage == 2 else 2]:
         folder = tmp_path / "stopped"
         folder.mkdir()
-        stops_and_goes_on(recipe_in(folder, tiny_recipe, stage), straight, number=number, send=send, way="torchrun", processes=2)
+        stops_and_goes_on(
+            recipe_in(folder, tiny_recipe, stage), straight, number=number, send=send, way="torchrun", processes=2
+        )
         shutil.rmtree(folder)
 
 
@@ -73,4 +85,7 @@ def test_a_long_evaluation_is_left_by_all_processes_alike_and_made_up(tiny_recip
     assert stopped["exit_code"] == 75 and stopped["checkpoint"] == f"checkpoint-{STEPS}" and len(pids_of(run)) == 2
     assert [point.step for point in read_course(run / "metrics.jsonl")] == [0], "the evaluation was left in the middle"
     assert start(recipe, way="torchrun", processes=2).wait(240) == 0, (tmp_path / "output.txt").read_text()[-3000:]
-    assert status(run)["state"] == "finished" and [point.step for point in read_course(run / "metrics.jsonl")] == [0, STEPS]
+    assert status(run)["state"] == "finished" and [point.step for point in read_course(run / "metrics.jsonl")] == [
+        0,
+        STEPS,
+    ]

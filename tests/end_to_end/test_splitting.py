@@ -15,7 +15,15 @@ from cpt.checkpoints.verify import defects
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 
-GPT2 = {"model_type": "cpt-gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 384, "unpadded_vocab_size": 320}
+GPT2 = {
+    "model_type": "cpt-gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "vocab_size": 384,
+    "unpadded_vocab_size": 320,
+}
 MODELS = {"llama": {**TINY_LLAMA, "tie_word_embeddings": True}, "gpt2": GPT2}
 WAYS = ("plain", "fsdp", "zero2", "zero3")
 OTHERS = ("zero1", "zero2-offload", "zero3-offload")
@@ -79,7 +87,13 @@ class Runs:
         """All of them, in one launch."""
         plan = self.folder / f"plan-of-{processes}.json"
         plan.write_text(json.dumps(planned))
-        words = [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}", "tests/end_to_end/several_runs.py", str(plan)]
+        words = [
+            str(BIN / "torchrun"),
+            "--standalone",
+            f"--nproc_per_node={processes}",
+            "tests/end_to_end/several_runs.py",
+            str(plan),
+        ]
         environment = {**environment_of_a_run(), "PYTHONPATH": str(ROOT)}
         ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
@@ -164,7 +178,11 @@ def test_a_checkpoint_goes_from_way_to_way_without_a_trace_in_the_losses(runs):
 def test_every_way_goes_on_in_every_other(corpus, tokenizer_folder, tmp_path):
     made, ways = Runs(tmp_path, corpus, tokenizer_folder), (*WAYS, *OTHERS)
     plan, pairs = partial(made.planned, every=4), [(one, other) for one in ways for other in ways if one != other]
-    made.train(2, *(plan(way, way) for way in ways), *(plan(f"{one}-to-{other}", other, begins_as=one) for one, other in pairs))
+    made.train(
+        2,
+        *(plan(way, way) for way in ways),
+        *(plan(f"{one}-to-{other}", other, begins_as=one) for one, other in pairs),
+    )
     made.train(1, *(plan(f"{way}-alone", "plain", begins_as=way) for way in ways))
     straight = losses(made.of("plain"))
     for name in (*ways, *(f"{one}-to-{other}" for one, other in pairs), *(f"{way}-alone" for way in ways)):
@@ -176,8 +194,15 @@ def test_every_way_goes_on_in_every_other(corpus, tokenizer_folder, tmp_path):
 @pytest.mark.timeout(3600)
 def test_bf16_goes_from_way_to_way_too(corpus, tokenizer_folder, tmp_path):
     made = Runs(tmp_path, corpus, tokenizer_folder)
-    plan, pairs = partial(made.planned, every=4, bf16=True), [(one, other) for one in WAYS for other in WAYS if one != other]
-    made.train(2, *(plan(way, way) for way in WAYS), *(plan(f"{one}-to-{other}", other, begins_as=one) for one, other in pairs))
+    plan, pairs = (
+        partial(made.planned, every=4, bf16=True),
+        [(one, other) for one in WAYS for other in WAYS if one != other],
+    )
+    made.train(
+        2,
+        *(plan(way, way) for way in WAYS),
+        *(plan(f"{one}-to-{other}", other, begins_as=one) for one, other in pairs),
+    )
     for one, other in pairs:
         assert losses(made.of(f"{one}-to-{other}")) == pytest.approx(losses(made.of(other)), rel=IN_BF16), (one, other)
 

@@ -30,7 +30,11 @@ def short_run(stage, tmp_path, **training):
 def figures(run):
     """All that was logged, but for times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{name: value for name, value in line.items() if not any(word in name for word in TIMES)} for line in lines if "loss" in line]
+    kept = [
+        {name: value for name, value in line.items() if not any(word in name for word in TIMES)}
+        for line in lines
+        if "loss" in line
+    ]
     return {line["step"]: line for line in kept}
 
 
@@ -46,12 +50,16 @@ def interrupted_equals_straight(stage, tmp_path, *, at, processes=1, **training)
     again = launch(recipe, way=way, processes=processes)
     assert again.returncode == 0, again.stdout + again.stderr
     resumed = figures(run)
-    assert [(step, name) for step, line in straight.items() for name in line if resumed[step][name] != line[name]] == []
+    assert [
+        (step, name) for step, line in straight.items() for name in line if resumed[step][name] != line[name]
+    ] == []
     assert differences(last, run / f"checkpoint-{STEPS}") == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["dpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("sft", "reward", "kto"))])
+@pytest.mark.parametrize(
+    "stage", ["dpo", *(pytest.param(stage, marks=pytest.mark.long) for stage in ("sft", "reward", "kto"))]
+)
 def test_a_stage_resumes_bit_for_bit(stage, tmp_path):
     interrupted_equals_straight(stage, tmp_path, at=4)
 

@@ -14,7 +14,8 @@ TOKENS_OF_STEP = {"sft": 1024, "dpo": 512, "grpo": 16 * 64}
 TRAINING = {
     "sft": {},
     "dpo": {},
-    # Four answers a prompt; thirty-two a generation serve four steps, so that most checkpoints stand in the middle of one.
+    # Four answers a prompt; thirty-two a generation serve four steps, so that most checkpoints stand in the middle of
+    # one.
     "grpo": {
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 1,

@@ -1,4 +1,5 @@
-"""Every stage learns what its tiny recipe asks for, through `accelerate launch`: plain, under ZeRO-2 on two processes, and with LoRA."""
+"""Every stage learns what its tiny recipe asks for, through `accelerate launch`: plain, under ZeRO-2 on two processes,
+and with LoRA."""
 
 import pytest
 import torch
@@ -42,7 +43,8 @@ def test_sft_learns_its_answers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stage", [pytest.param(stage, marks=[] if stage == "grpo" else pytest.mark.long) for stage in LEARNED if stage != "sft"]
+    "stage",
+    [pytest.param(stage, marks=[] if stage == "grpo" else pytest.mark.long) for stage in LEARNED if stage != "sft"],
 )
 def test_a_stage_learns(stage, tmp_path):
     LEARNED[stage](run_tiny(stage, tmp_path))
@@ -65,5 +67,9 @@ def test_a_stage_learns_under_zero_2(stage, tmp_path):
 @pytest.mark.parametrize("stage", stages("sft"))
 def test_a_stage_learns_with_lora(stage, tmp_path, base, untrained):
     explores = stage in ("grpo", "ppo", "spo")
-    model = {"from_scratch": False, "path": str(untrained if explores else base), "lora": {"r": 32, "lora_alpha": 64 if explores else 32}}
+    model = {
+        "from_scratch": False,
+        "path": str(untrained if explores else base),
+        "lora": {"r": 32, "lora_alpha": 64 if explores else 32},
+    }
     LEARNED[stage](run_tiny(stage, tmp_path, {"model": model}))

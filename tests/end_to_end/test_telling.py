@@ -1,4 +1,5 @@
-"""What processes really tell each other in a step, beside what the planner says: the engines' own collectives, counted over gloo."""
+"""What processes really tell each other in a step, beside what the planner says: the engines' own collectives, counted
+over gloo."""
 
 import json
 import subprocess
@@ -41,8 +42,21 @@ def test_a_step_tells_the_bytes_that_the_plan_has(stage, options, tiny_recipe, t
         split = {"deepspeed": str(profile)}
     tiny_recipe["training"] |= {"per_device_train_batch_size": 1, **split}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
-    words = [BIN / "torchrun", "--standalone", "--nproc_per_node=2", Path(__file__).with_name("telling.py"), tmp_path / "told.json"]
-    ended = subprocess.run([*words, tmp_path / "r.yaml"], cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=240)
+    words = [
+        BIN / "torchrun",
+        "--standalone",
+        "--nproc_per_node=2",
+        Path(__file__).with_name("telling.py"),
+        tmp_path / "told.json",
+    ]
+    ended = subprocess.run(
+        [*words, tmp_path / "r.yaml"],
+        cwd=ROOT,
+        env=environment_of_a_run(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     *_, told = json.loads((tmp_path / "told.json").read_text())
     assert recipe.model.config is not None

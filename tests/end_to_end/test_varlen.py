@@ -52,11 +52,16 @@ def test_losses_and_evaluations_are_those_of_masks(tiny_recipe, corpus, tmp_path
     monkeypatch.setattr(documents, "document_bounds", watched)
     assert figures(trainer_of(tiny_recipe, tmp_path, "varlen")) == pytest.approx(expected, rel=1e-5)
     assert len(expected) > 8 and len(calls) >= 8 * 2 * 2, "steps, micro-batches, layers"
-    assert in_training and not any(in_training), "the loader finds the bounds of training, the model those of evaluations"
+    assert in_training and not any(in_training), (
+        "the loader finds the bounds of training, the model those of evaluations"
+    )
 
 
 def test_other_runs_get_the_batches_that_they_had(tiny_recipe, tmp_path):
-    plain, packed = (next(iter(trainer_of(tiny_recipe, tmp_path, name).get_train_dataloader())).keys() for name in ("sdpa", "varlen"))
+    plain, packed = (
+        next(iter(trainer_of(tiny_recipe, tmp_path, name).get_train_dataloader())).keys()
+        for name in ("sdpa", "varlen")
+    )
     assert plain == {"input_ids", "labels", "position_ids"} and packed - plain == {BOUNDS, LONGEST}
 
 

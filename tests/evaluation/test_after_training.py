@@ -8,7 +8,13 @@ from full_disk import disk_of_its_own, fill
 from tiny import TINY_LLAMA, write_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cpt.evaluation.after_training import evaluate_after_training, judge_run, needs_judging, record_tasks, search_after_training
+from cpt.evaluation.after_training import (
+    evaluate_after_training,
+    judge_run,
+    needs_judging,
+    record_tasks,
+    search_after_training,
+)
 from cpt.evaluation.findings import ScoreFinding
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
@@ -29,12 +35,16 @@ def recipe(tiny_recipe, tokenizer_folder, corpus, tmp_path):
         tokenizer.save_pretrained(folder)
     draw = random.Random(0)
     texts = [
-        f"In step {draw.randint(1, 99)} the vessel {number} was heated slowly until it held about {draw.randint(100, 900)} degrees. "
-        f"Afterwards it was left alone for {draw.randint(2, 90)} hours. What remained was mostly {METALS[number % 10]}{number // 10}."
+        f"In step {draw.randint(1, 99)} the vessel {number} was heated slowly until it held about"
+        f" {draw.randint(100, 900)} degrees. Afterwards it was left alone for {draw.randint(2, 90)} hours. What"
+        f" remained was mostly {METALS[number % 10]}{number // 10}."
         for number in range(60)
     ]
     (tmp_path / "domain.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    sets = [{"path": str(tmp_path / "domain.jsonl"), "name": "domain"}, {"path": str(corpus / "held_out.jsonl"), "name": "general"}]
+    sets = [
+        {"path": str(tmp_path / "domain.jsonl"), "name": "domain"},
+        {"path": str(corpus / "held_out.jsonl"), "name": "general"},
+    ]
     tiny_recipe |= {
         "stage": "cpt",
         "model": {"path": str(tmp_path / "base")},
@@ -50,18 +60,28 @@ def load(recipe, tmp_path):
 @pytest.mark.slow
 def test_domain_sets_get_a_test_against_the_base(recipe, tmp_path):
     found, not_run = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
-    assert [one.name for one in found.domain_test] == ["domain cloze", "domain continuation"] and not not_run and not found.sets
+    assert (
+        [one.name for one in found.domain_test] == ["domain cloze", "domain continuation"]
+        and not not_run
+        and not found.sets
+    )
     assert all(one.against.items == one.questions >= 30 for one in found.domain_test)
 
 
 def test_a_set_of_too_few_documents_is_left_out_and_told(recipe, tmp_path):
     recipe["evaluation"]["perplexity"][0]["max_documents"] = 10
     found, (not_run,) = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
-    assert found is None and not_run.what == "domain test of domain" and "needs 30 cloze questions, but 10" in not_run.why
+    assert (
+        found is None and not_run.what == "domain test of domain" and "needs 30 cloze questions, but 10" in not_run.why
+    )
 
 
 def test_a_run_from_new_weights_has_no_base(recipe, tmp_path, tokenizer_folder):
-    recipe |= {"stage": "pretrain", "model": {"from_scratch": True, "config": TINY_LLAMA}, "tokenizer": {"path": str(tokenizer_folder)}}
+    recipe |= {
+        "stage": "pretrain",
+        "model": {"from_scratch": True, "config": TINY_LLAMA},
+        "tokenizer": {"path": str(tokenizer_folder)},
+    }
     found, (not_run,) = evaluate_after_training(tmp_path / "run", load(recipe, tmp_path))
     assert found is None and "no base" in not_run.why
 
@@ -100,9 +120,15 @@ def test_a_run_is_judged_once(run):
     assert needs_judging(finished)
     verdict = judge_run(finished)
     assert verdict.is_complete and not needs_judging(finished)
-    assert len(verdict.domain_test) == 2 and verdict.contamination.judged == 72 and verdict.contamination.num_contaminated == 0
+    assert (
+        len(verdict.domain_test) == 2
+        and verdict.contamination.judged == 72
+        and verdict.contamination.num_contaminated == 0
+    )
     page = (finished.folder / "verdict.md").read_text()
-    assert "| domain cloze | accuracy | " in page and "0 of 240 training documents hold half or more of one of 72" in page
+    assert (
+        "| domain cloze | accuracy | " in page and "0 of 240 training documents hold half or more of one of 72" in page
+    )
     assert f"cpt serve {finished.export_folder}" in page and "benchmarks: not asked for (`evaluation.tasks`)" in page
 
 
@@ -124,7 +150,9 @@ def test_sources_that_would_take_long_to_search_are_not(run, monkeypatch):
 @pytest.mark.long
 def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     pytest.importorskip("lm_eval")
-    questions = [{"question": f"in step {n} the", "choices": ["vessel", "metal", "step"], "answer": n % 3} for n in range(12)]
+    questions = [
+        {"question": f"in step {n} the", "choices": ["vessel", "metal", "step"], "answer": n % 3} for n in range(12)
+    ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     task = {
         "task": "exam",
@@ -142,7 +170,10 @@ def test_tasks_are_put_to_model_and_base_and_logged(run, tmp_path):
     (score,) = judge_run(finished).tasks
     assert (score.name, score.questions, score.against.items) == ("exam", 10, 10)
     logged = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()][2:]
-    assert [(line["step"], line["eval_task_exam_acc"]) for line in logged] == [(0, score.against.before), (8, score.value)]
+    assert [(line["step"], line["eval_task_exam_acc"]) for line in logged] == [
+        (0, score.against.before),
+        (8, score.value),
+    ]
     judge_run(finished)
     assert len((finished.folder / "metrics.jsonl").read_text().splitlines()) == 4
 

@@ -59,22 +59,30 @@ def by_hand(model, tokenizer, text, window):
 
 
 @pytest.mark.parametrize(("packing", "batch_size"), [("best_fit", 1), ("best_fit", 5), ("none", 3)])
-def test_each_documents_losses_equal_a_loop_by_hand_whatever_packing_and_batch_size(corpus, tokenizer, model, texts, packing, batch_size):
+def test_each_documents_losses_equal_a_loop_by_hand_whatever_packing_and_batch_size(
+    corpus, tokenizer, model, texts, packing, batch_size
+):
     found = document_losses(model, sets(corpus, tokenizer, packing), batch_size=batch_size)["held"]
     expected = np.array([by_hand(model, tokenizer, text, 64) for text in texts])
     assert found.hashes.tolist() == [xxh3_64_intdigest(text.encode()) for text in texts]
     assert found.num_bytes.tolist() == [len(text.encode()) for text in texts]
     assert found.nats == pytest.approx(expected[:, 0], rel=1e-6)
-    assert found.num_tokens.tolist() == expected[:, 1].tolist() and found.num_correct.tolist() == expected[:, 2].tolist()
+    assert (
+        found.num_tokens.tolist() == expected[:, 1].tolist() and found.num_correct.tolist() == expected[:, 2].tolist()
+    )
     assert max(found.num_tokens) > 64, "a document longer than a row is among them"
     assert found.bits_per_byte == pytest.approx(expected[:, 0].sum() / np.log(2) / found.num_bytes.sum(), rel=1e-6)
 
 
 def test_rows_of_a_token_budget_give_the_same(corpus, tokenizer, model):
     packed, padded = (
-        document_losses(model, sets(corpus, tokenizer, packing), batch_size=2)["held"] for packing in ("none", "token_budget")
+        document_losses(model, sets(corpus, tokenizer, packing), batch_size=2)["held"]
+        for packing in ("none", "token_budget")
     )
-    assert padded.nats == pytest.approx(packed.nats, rel=1e-5) and padded.num_tokens.tolist() == packed.num_tokens.tolist()
+    assert (
+        padded.nats == pytest.approx(packed.nats, rel=1e-5)
+        and padded.num_tokens.tolist() == packed.num_tokens.tolist()
+    )
 
 
 def test_the_sums_are_those_of_the_whole_set(corpus, tokenizer, model):
@@ -85,7 +93,10 @@ def test_the_sums_are_those_of_the_whole_set(corpus, tokenizer, model):
 
 
 def test_no_token_is_lost_where_rows_are_short(corpus, tokenizer, model):
-    long, short = (document_losses(model, sets(corpus, tokenizer, "best_fit", length), batch_size=4)["held"] for length in (128, 16))
+    long, short = (
+        document_losses(model, sets(corpus, tokenizer, "best_fit", length), batch_size=4)["held"]
+        for length in (128, 16)
+    )
     assert long.num_tokens.tolist() == short.num_tokens.tolist()
 
 
@@ -99,7 +110,9 @@ def test_a_run_keeps_what_each_evaluation_found(corpus, tokenizer, model, tmp_pa
     assert kept.nats.tolist() == document_losses(model, held_out, batch_size=4)["held"].nats.tolist()
 
 
-def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last(corpus, tokenizer, model, tmp_path, caplog):
+def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last(
+    corpus, tokenizer, model, tmp_path, caplog
+):
     held_out = sets(corpus, tokenizer)
     with disk_of_its_own(tmp_path / "disk", "256k") as disk:
         for step in (0, 5):
@@ -141,12 +154,22 @@ def test_two_processes_give_the_same_losses(corpus, tokenizer, model, tokenizer_
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     found = {}
-    command = [sys.executable, "-m", "cpt.cli", "evaluate", str(tmp_path), "--text", f"held={corpus / 'held_out.jsonl'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "cpt.cli",
+        "evaluate",
+        str(tmp_path),
+        "--text",
+        f"held={corpus / 'held_out.jsonl'}",
+    ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name, before in {"one": [sys.executable], "two": launcher}.items():
         options = ["--sequence-length", "64", "--json"]
-        answer = subprocess.run([*before, *command[1:], *options], capture_output=True, text=True, timeout=300, env=environment)
+        answer = subprocess.run(
+            [*before, *command[1:], *options], capture_output=True, text=True, timeout=300, env=environment
+        )
         assert answer.returncode == 0, answer.stderr[-3000:]
         found[name] = json.loads(answer.stdout)["sets"][0]
     expected = document_losses(model, sets(corpus, tokenizer), batch_size=4)["held"]

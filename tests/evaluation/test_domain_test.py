@@ -6,15 +6,34 @@ from cpt.errors import DataError
 from cpt.evaluation.domain_test import CHOICES, domain_test, form, split
 from cpt.evaluation.judged_sets import HeldOutText
 
-METALS = ["nickel", "cobalt", "copper", "silver", "iridium", "rhodium", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
+METALS = [
+    "nickel",
+    "cobalt",
+    "copper",
+    "silver",
+    "iridium",
+    "rhodium",
+    "osmium",
+    "yttrium",
+    "gallium",
+    "thorium",
+    "cerium",
+    "barium",
+]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]
 
 
 def document(number):
     draw = random.Random(number)
     sentences = [
-        f"In step {draw.randint(1, 99)} the {draw.choice(PLACES)} was heated slowly until it held about {draw.randint(100, 900)} degrees",
-        f"Afterwards the mixture was cooled in the {draw.choice(PLACES)} and was left alone for {draw.randint(2, 90)} long hours",
+        (
+            f"In step {draw.randint(1, 99)} the {draw.choice(PLACES)} was heated slowly until it held about"
+            f" {draw.randint(100, 900)} degrees"
+        ),
+        (
+            f"Afterwards the mixture was cooled in the {draw.choice(PLACES)} and was left alone for"
+            f" {draw.randint(2, 90)} long hours"
+        ),
         f"What remained on the filter was mostly {METALS[number % len(METALS)]}{number // len(METALS)}",
     ]
     return HeldOutText(". ".join(sentences) + ".", f"a.jsonl:{number + 1}")
@@ -64,7 +83,10 @@ def test_the_place_of_the_answer_tells_nothing():
 
 
 def test_too_few_documents_are_told_with_the_number_needed():
-    with pytest.raises(DataError, match=r"needs 30 cloze questions, but 16 held-out document\(s\) give \d+.*Hold out about \d+ documents"):
+    with pytest.raises(
+        DataError,
+        match=r"needs 30 cloze questions, but 16 held-out document\(s\) give \d+.*Hold out about \d+ documents",
+    ):
         domain_test(DOCUMENTS[:16])
 
 

@@ -100,7 +100,9 @@ def test_a_domain_test_needs_enough_documents(models, asked):
 def test_one_document_is_refused_before_two_models_are_loaded(models, corpus, tmp_path):
     (tmp_path / "one.jsonl").write_text((corpus / "held_out.jsonl").read_text().splitlines()[0])
     judges = judges_of_texts([f"held={tmp_path / 'one.jsonl'}"], 64)
-    with pytest.raises(DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"):
+    with pytest.raises(
+        DataError, match="`held` has one document.*2 are needed at least, 20 for an interval to mean much"
+    ):
         measure(Model(path=str(models / "one")), Asked(judges, is_compared=True))
     assert measure(Model(path=str(models / "one")), Asked(judges)).losses["held"].bits_per_byte > 0
 

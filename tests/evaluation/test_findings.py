@@ -35,7 +35,10 @@ def measured(name, bits_per_byte, right, value, count=40):
 def test_a_model_alone_has_figures_and_no_differences():
     found = findings(measured("m", 2.0, 5, 0.5))
     assert found.sets[0].against is None and found.base is None
-    assert found.verdicts()[0] == f"domain: {found.sets[0].bits_per_byte:.4f} bits per byte, 40.0% of the next tokens right."
+    assert (
+        found.verdicts()[0]
+        == f"domain: {found.sets[0].bits_per_byte:.4f} bits per byte, 40.0% of the next tokens right."
+    )
     assert found.verdicts()[3].startswith("quiz (acc,none): 0.500 (95 % interval 0.304 to 0.696), 20 questions.")
 
 
@@ -47,11 +50,15 @@ def test_against_a_base_each_set_test_and_task_has_a_line_of_verdict():
         and "bits per byte, -10.0 % (95 % interval -10.0 to -10.0 %, 40 pairs, 0 of them worse)." in text
     )
     assert cloze.startswith("domain cloze (accuracy): better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0")
-    assert continuation.startswith("domain continuation") and quiz.startswith("quiz (acc,none): better: 0.5000 -> 1.0000")
+    assert continuation.startswith("domain continuation") and quiz.startswith(
+        "quiz (acc,none): better: 0.5000 -> 1.0000"
+    )
 
 
 def test_a_difference_that_may_be_none_is_called_so():
-    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith("unknown:")
+    assert says(Difference(1.0, 1.01, 0.01, -0.02, 0.04, 50), better="lower", what="bits per byte").startswith(
+        "unknown:"
+    )
     worse = says(Difference(1.0, 1.1, 0.1, 0.05, 0.15, 8), better="lower", what="bits per byte")
     assert worse == "worse: 1.0000 -> 1.1000 bits per byte, +10.0 % (95 % interval +5.0 to +15.0 %; only 8 pairs)."
 

@@ -4,7 +4,10 @@ from cpt.errors import DataError, ResourceError
 from cpt.evaluation.frontier import plot_frontier
 from cpt.evaluation.retention import Point
 
-COURSE = [Point(step, step * 1000, {"domain": 2.6 - 0.05 * step, "general": 2.3 + 0.004 * step**1.5}) for step in range(0, 11, 2)]
+COURSE = [
+    Point(step, step * 1000, {"domain": 2.6 - 0.05 * step, "general": 2.3 + 0.004 * step**1.5})
+    for step in range(0, 11, 2)
+]
 
 
 def test_a_picture_of_one_run_and_of_several_is_written(tmp_path):
@@ -15,7 +18,11 @@ def test_a_picture_of_one_run_and_of_several_is_written(tmp_path):
 
 @pytest.mark.parametrize(
     ("courses", "general", "said"),
-    [({"run": []}, ["general"], "no evaluation was logged"), ({"run": COURSE}, [], "names none"), ({"run": COURSE}, ["x"], "names x")],
+    [
+        ({"run": []}, ["general"], "no evaluation was logged"),
+        ({"run": COURSE}, [], "names none"),
+        ({"run": COURSE}, ["x"], "names x"),
+    ],
 )
 def test_what_cannot_be_drawn_is_told(courses, general, said, tmp_path):
     with pytest.raises(DataError, match=said):

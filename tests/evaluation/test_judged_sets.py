@@ -18,12 +18,17 @@ def tokenizer(tokenizer_folder):
 def test_texts_are_the_documents_of_the_rows_in_order(corpus, tokenizer):
     opened = open_judged_sets(judges_of_texts([f"held={corpus / 'held_out.jsonl'}"], 64), tokenizer)["held"]
     texts = list(opened.texts())
-    assert [one.text for one in texts] == [json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()]
+    assert [one.text for one in texts] == [
+        json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()
+    ]
     assert texts[2].where == f"{corpus / 'held_out.jsonl'}:3" and opened.rows.num_documents == 12
 
 
 def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny_recipe, tokenizer, tmp_path):
-    tiny_recipe["evaluation"] = {"held_out_share": 0.2, "perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "further"}]}
+    tiny_recipe["evaluation"] = {
+        "held_out_share": 0.2,
+        "perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "further"}],
+    }
     opened = open_judged_sets(judges_of_recipe(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))), tokenizer)
     assert set(opened) == {"domain", "general", "further"}
     for of_set in opened.values():
@@ -43,4 +48,6 @@ def test_a_set_without_name_or_path_is_refused(text):
 
 def test_two_sets_of_one_name_are_refused(corpus, tokenizer):
     with pytest.raises(DataError, match="two held-out sets are called `a`"):
-        open_judged_sets(judges_of_texts([f"a={corpus / 'held_out.jsonl'}", f"a={corpus / 'domain.jsonl'}"], 64), tokenizer)
+        open_judged_sets(
+            judges_of_texts([f"a={corpus / 'held_out.jsonl'}", f"a={corpus / 'domain.jsonl'}"], 64), tokenizer
+        )

@@ -7,12 +7,20 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses, perplexity_of, save_losses
 
 LOSSES = DocumentLosses(
-    np.array([7, 8], dtype=np.uint64), np.array([10, 30]), np.array([4.0, 8.0]) * math.log(2), np.array([2, 4]), np.array([1, 2])
+    np.array([7, 8], dtype=np.uint64),
+    np.array([10, 30]),
+    np.array([4.0, 8.0]) * math.log(2),
+    np.array([2, 4]),
+    np.array([1, 2]),
 )
 
 
 def test_figures_are_sums_over_documents():
-    assert LOSSES.bits_per_byte == pytest.approx(12 / 40) and LOSSES.accuracy == 0.5 and LOSSES.loss == pytest.approx(2 * math.log(2))
+    assert (
+        LOSSES.bits_per_byte == pytest.approx(12 / 40)
+        and LOSSES.accuracy == 0.5
+        and LOSSES.loss == pytest.approx(2 * math.log(2))
+    )
     assert LOSSES.figures()["tokens"] == 6 and LOSSES.perplexity == pytest.approx(4) and perplexity_of(1e9) == math.inf
 
 
@@ -21,7 +29,10 @@ def test_what_is_saved_is_loaded_whatever_the_sets_are_called(tmp_path):
     save_losses(path, {"a/b c": LOSSES})
     (tmp_path / "held_out" / "step-notes.npz").write_text("no step")
     assert kept_losses(tmp_path) == {5: path}
-    assert all((mine == its).all() for mine, its in zip(vars(LOSSES).values(), vars(load_losses(path)["a/b c"]).values(), strict=True))
+    assert all(
+        (mine == its).all()
+        for mine, its in zip(vars(LOSSES).values(), vars(load_losses(path)["a/b c"]).values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"PK\x03\x04 rubbish", b"\x93NUMPY"])

@@ -11,7 +11,13 @@ from cpt.tokenizer.load import load_tokenizer
 
 QUESTIONS = [
     Question("cloze", "a:1", "the model reads a document and ", ("learns", "domain", "which", "other"), 2),
-    Question("continuation", "a:2", "the text of its domain comes after", (" the other word", " a document", " in", " model learns"), 0),
+    Question(
+        "continuation",
+        "a:2",
+        "the text of its domain comes after",
+        (" the other word", " a document", " in", " model learns"),
+        0,
+    ),
     Question("cloze", "a:3", "a word in ", ("the", "text", "its", "number"), 1),
 ]
 
@@ -41,7 +47,9 @@ def likeliest_by_hand(model, tokenizer, question):
 @pytest.mark.parametrize("batch_size", [1, 5, 100])
 def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(model, tokenizer, batch_size):
     found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
-    assert found.tolist() == [likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS]
+    assert found.tolist() == [
+        likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS
+    ]
 
 
 def test_exactly_one_choice_of_a_question_is_the_answer(model, tokenizer):

@@ -31,7 +31,8 @@ def model(tokenizer, tmp_path_factory):
 
 
 class Remembers(nn.Module):
-    """Says of each token what followed the last place where the same `reach` tokens stood: what a good model learns to do."""
+    """Says of each token what followed the last place where the same `reach` tokens stood: what a good model learns to
+    do."""
 
     def __init__(self, reach: int, looks_back: int = 10**9) -> None:
         super().__init__()
@@ -69,7 +70,10 @@ def test_a_text_has_its_length_its_needle_at_its_depth_and_its_answer_at_the_end
 def test_who_remembers_finds_all_needles_and_who_looks_back_less_only_the_near_ones(tokenizer):
     found = {depth: needles_found(Remembers(8), tokenizer, 700, depth, trials=3, seed=0).found for depth in DEPTHS}
     assert found == dict.fromkeys(DEPTHS, 3)
-    near = {depth: needles_found(Remembers(8, looks_back=250), tokenizer, 700, depth, trials=3, seed=0).found for depth in DEPTHS}
+    near = {
+        depth: needles_found(Remembers(8, looks_back=250), tokenizer, 700, depth, trials=3, seed=0).found
+        for depth in DEPTHS
+    }
     assert (near[0.0], near[0.25], near[1.0]) == (0, 0, 3)
 
 

@@ -17,11 +17,14 @@ from cpt.evaluation.paired import (
 def losses(nats, sizes, first=0):
     count = len(nats)
     sizes = np.asarray(sizes, np.int64)
-    return DocumentLosses(np.arange(first, first + count, dtype=np.uint64), sizes, np.asarray(nats, float), sizes, sizes // 2)
+    return DocumentLosses(
+        np.arange(first, first + count, dtype=np.uint64), sizes, np.asarray(nats, float), sizes, sizes // 2
+    )
 
 
 def documents(draw, count, spread, shape):
-    """Differences and sizes. Sizes are log-normal; the changes per byte are normal or skewed, and may depend on the size."""
+    """Differences and sizes. Sizes are log-normal; the changes per byte are normal or skewed, and may depend on the
+    size."""
     z = draw.normal(size=count)
     noise = draw.exponential(size=count) - 1 if "skewed" in shape else draw.normal(size=count)
     sizes = np.exp(7 + spread * z)
@@ -34,14 +37,18 @@ def coverage(strata, shape, repeats=400):
     means = [tuple(part.mean() for part in documents(draw, 2_000_000, spread, shape)) for _, spread in strata]
     weights = [count for count, _ in strata]
     truth = np.dot(weights, [d for d, _ in means]) / np.dot(weights, [b for _, b in means])
-    intervals = [ratio_interval([documents(draw, count, spread, shape) for count, spread in strata]) for _ in range(repeats)]
+    intervals = [
+        ratio_interval([documents(draw, count, spread, shape) for count, spread in strata]) for _ in range(repeats)
+    ]
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "skewed", "sized", "skewed and sized"])
 @pytest.mark.parametrize(
-    "strata", [[(10, 0.5)], [(10, 1.5)], [(20, 1.0)], [(30, 1.5)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]], ids=str
+    "strata",
+    [[(10, 0.5)], [(10, 1.5)], [(20, 1.0)], [(30, 1.5)], [(60, 0.8)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]],
+    ids=str,
 )
 def test_intervals_cover_the_truth_at_the_stated_rate(strata, shape):
     """400 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be."""
@@ -70,7 +77,9 @@ def test_intervals_of_accuracies_cover_the_truth_at_the_stated_rate(count):
 def test_bits_per_byte_differ_by_what_the_documents_differ():
     before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
     found = bits_per_byte_difference([before], [after])
-    assert found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == pytest.approx(found.after - found.before)
+    assert (
+        found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == pytest.approx(found.after - found.before)
+    )
     assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
 
 
@@ -83,7 +92,9 @@ def test_pairs_tell_what_two_separate_intervals_would_not():
 
 def test_sets_together_are_strata():
     easy, hard = losses([10] * 30, [100] * 30), losses([200] * 30, [100] * 30, first=30)
-    together = bits_per_byte_difference([easy, hard], [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)])
+    together = bits_per_byte_difference(
+        [easy, hard], [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]
+    )
     assert together.difference == pytest.approx(-21 / 200 / np.log(2))
     assert together.high - together.low == pytest.approx(0, abs=1e-9), "inside each set all documents changed alike"
 
@@ -100,7 +111,9 @@ def test_one_document_has_no_interval():
         accuracy_difference(np.array([True]), np.array([False]))
 
 
-@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)])
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)]
+)
 def test_t_quantiles_are_those_of_the_tables(degrees, expected):
     assert t_quantile(0.95, degrees) == pytest.approx(expected, rel=1e-5)
 
@@ -122,7 +135,9 @@ def test_wilsons_interval_of_none_right_begins_at_0():
     assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.1135, abs=1e-3)
 
 
-@pytest.mark.parametrize(("low", "high", "is_clear"), [(-0.3, -0.1, True), (0.1, 0.3, True), (-0.1, 0.3, False), (0.0, 0.2, False)])
+@pytest.mark.parametrize(
+    ("low", "high", "is_clear"), [(-0.3, -0.1, True), (0.1, 0.3, True), (-0.1, 0.3, False), (0.0, 0.2, False)]
+)
 def test_a_difference_is_clear_where_its_interval_leaves_zero_out(low, high, is_clear):
     assert Difference(1.0, 1.1, 0.1, low, high, items=50).is_clear is is_clear
 

@@ -49,7 +49,9 @@ def held_out_set(name="general"):
             packed, room = [*packed, []], SEQUENCE_LENGTH
         packed[-1].append(document)
         room -= len(document)
-    return HeldOutSet(name=name, rows=[row_of(pieces) for pieces in packed], num_documents=11, num_tokens=86, num_bytes=300)
+    return HeldOutSet(
+        name=name, rows=[row_of(pieces) for pieces in packed], num_documents=11, num_tokens=86, num_bytes=300
+    )
 
 
 def row_of(pieces):
@@ -122,7 +124,9 @@ def test_a_uniform_model_needs_log2_of_the_vocabulary_for_each_token():
     nn.init.zeros_(model.lm_head.weight)
     figures = evaluate_held_out(model, {"general": held_out_set()}, batch_size=4)
     assert figures["general_perplexity"] == pytest.approx(VOCABULARY, rel=1e-5)
-    assert figures["general_bits_per_byte"] == pytest.approx(figures["general_tokens"] * math.log2(VOCABULARY) / 300, rel=1e-6)
+    assert figures["general_bits_per_byte"] == pytest.approx(
+        figures["general_tokens"] * math.log2(VOCABULARY) / 300, rel=1e-6
+    )
 
 
 def test_a_lost_model_is_reported_and_does_not_raise():
@@ -154,7 +158,9 @@ def test_two_processes_give_the_figures_of_one():
     """Under DDP and by itself; with 7 rows and batches of 2, one process runs out of rows before the other."""
     expected = evaluate_held_out(tiny_model(), {"general": held_out_set()}, batch_size=2)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert answer.returncode == 0, answer.stderr[-3000:]
     results = [json.loads(line) for line in answer.stdout.splitlines()]
     assert len(results) == 4

@@ -23,7 +23,9 @@ def run(tmp_path):
 
 def evaluate(guard, step, **sets):
     control = TrainerControl()
-    guard.on_evaluate(TrainingArguments(), TrainerState(global_step=step, max_steps=100), control, metrics=metrics(**sets))
+    guard.on_evaluate(
+        TrainingArguments(), TrainerState(global_step=step, max_steps=100), control, metrics=metrics(**sets)
+    )
     return control.should_training_stop
 
 
@@ -32,7 +34,10 @@ def test_the_run_stops_at_the_evaluation_at_which_too_much_is_forgotten(run, cap
     assert not evaluate(guard, 0, domain=2.0, general=1.0)
     assert not evaluate(guard, 10, domain=1.5, general=1.019)
     assert evaluate(guard, 20, domain=1.2, general=1.03)
-    assert "stopped at step 20: bits per byte of `general` rose from 1.0000 to 1.0300 (+3.0%), more than the 2.0%" in caplog.text
+    assert (
+        "stopped at step 20: bits per byte of `general` rose from 1.0000 to 1.0300 (+3.0%), more than the 2.0%"
+        in caplog.text
+    )
     assert "`evaluation.retain`" in run.status()["stopped"]
 
 
@@ -67,7 +72,10 @@ def test_the_course_is_every_evaluation_in_order(tmp_path):
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     course = read_course(tmp_path / "metrics.jsonl")
-    assert [(point.step, point.tokens, point.bits_per_byte["domain"]) for point in course] == [(0, 0, 2.0), (10, 100, 1.1)]
+    assert [(point.step, point.tokens, point.bits_per_byte["domain"]) for point in course] == [
+        (0, 0, 2.0),
+        (10, 100, 1.1),
+    ]
     assert average(course[1], ["domain", "general"]) == pytest.approx(1.3)
     assert read_course(tmp_path / "none.jsonl") == []
 
@@ -87,7 +95,9 @@ def test_a_run_that_forgets_ends_there_and_its_verdict_says_why(tiny_recipe, cor
     )
     assert list(kept_losses(folder)) == [0, 2]
     verdict = write_verdict(folder)
-    assert verdict.stopped == status["stopped"] and f"The run {verdict.stopped}." in (folder / "verdict.md").read_text()
+    assert (
+        verdict.stopped == status["stopped"] and f"The run {verdict.stopped}." in (folder / "verdict.md").read_text()
+    )
     assert verdict.worked is False and verdict.headline().startswith("It did harm")
 
 

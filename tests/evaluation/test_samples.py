@@ -25,8 +25,21 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def model(tokenizer):
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, attention_dropout=0.5, bos_token_id=1, eos_token_id=2, **shape)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        initializer_range=0.3,
+        attention_dropout=0.5,
+        bos_token_id=1,
+        eos_token_id=2,
+        **shape,
+    )
     return LlamaForCausalLM(config).train()
 
 
@@ -50,7 +63,9 @@ def test_the_continuation_is_the_most_likely_token_each_time(model, tokenizer):
 
 def test_a_sampling_generation_config_is_set_aside_and_comes_back(model, tokenizer):
     greedy = continue_prompts(model, tokenizer, ["def"], max_new_tokens=12)
-    model.generation_config = GenerationConfig(do_sample=True, temperature=3.0, repetition_penalty=2.0, max_new_tokens=1)
+    model.generation_config = GenerationConfig(
+        do_sample=True, temperature=3.0, repetition_penalty=2.0, max_new_tokens=1
+    )
     assert continue_prompts(model, tokenizer, ["def"], max_new_tokens=12) == greedy
     assert model.generation_config.repetition_penalty == 2.0
 
@@ -122,7 +137,9 @@ def test_a_run_that_is_told_to_stop_writes_no_more_samples(model, tokenizer, tmp
         if len(asked) == 2:
             raise Interrupted("stopped by SIGTERM")
 
-    samples = PromptSamples(tmp_path / "samples.jsonl", tokenizer, ["def", "x", "y"], 3, before_each=stop_at_the_second)
+    samples = PromptSamples(
+        tmp_path / "samples.jsonl", tokenizer, ["def", "x", "y"], 3, before_each=stop_at_the_second
+    )
     control = TrainerControl()
     samples.on_train_begin(None, TrainerState(), control, model=model)
     assert control.should_training_stop and len(asked) == 2 and not samples.lines.path.exists()
@@ -133,12 +150,22 @@ def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(mod
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     script = Path(__file__).with_name("zero3_run.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+        str(tmp_path),
+    ]
     search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja stands beside python
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": search_path}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
     assert answer.returncode == 0, answer.stderr[-3000:]
-    results = [json.loads(line.removeprefix("RESULT ")) for line in answer.stdout.splitlines() if line.startswith("RESULT ")]
+    results = [
+        json.loads(line.removeprefix("RESULT ")) for line in answer.stdout.splitlines() if line.startswith("RESULT ")
+    ]
     assert len(results) == 2
     for result in results:
         assert result["parted"]

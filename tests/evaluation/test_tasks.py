@@ -12,7 +12,15 @@ from tiny import TINY_LLAMA, WORDS
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cpt.errors import DataError, RecipeError, ResourceError
-from cpt.evaluation.tasks import TaskChoice, check_tasks, domain_questions, run_tasks, task_differences, task_texts, tasks_of_recipe
+from cpt.evaluation.tasks import (
+    TaskChoice,
+    check_tasks,
+    domain_questions,
+    run_tasks,
+    task_differences,
+    task_texts,
+    tasks_of_recipe,
+)
 from cpt.recipe.schema import Component, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
@@ -79,7 +87,12 @@ def model(model_folder):
 
 def test_a_score_is_the_mean_of_its_questions(model, tokenizer, folder):
     accuracy, normed = run_tasks(model, tokenizer, TaskChoice(("mine",), folder=folder))
-    assert (accuracy.task, accuracy.metric, accuracy.questions, accuracy.higher_is_better) == ("mine", "acc,none", 24, True)
+    assert (accuracy.task, accuracy.metric, accuracy.questions, accuracy.higher_is_better) == (
+        "mine",
+        "acc,none",
+        24,
+        True,
+    )
     assert accuracy.value == accuracy.by_question.mean() and len(set(accuracy.hashes)) == 24
     assert normed.metric == "acc_norm,none" and 0 < accuracy.standard_error < 0.2
 
@@ -101,7 +114,9 @@ def test_two_models_are_compared_question_by_question(model, tokenizer, folder):
 def test_code_is_only_executed_when_allowed(model, tokenizer, folder):
     with pytest.raises(RecipeError, match="unsafe executes the code that the model writes.*--allow-code"):
         run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder))
-    assert run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))[0].questions == 2
+    assert (
+        run_tasks(model, tokenizer, TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2))[0].questions == 2
+    )
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
@@ -126,7 +141,9 @@ def test_entries_of_a_recipe_are_checked_before_the_run(folder):
     entries = [{"name": "mine"}, {"name": "unsafe"}, {"name": "unsafe", "allow_code_execution": True}]
     entries = [Component.model_validate({**entry, "folder": str(folder)}) for entry in entries]
     (problem,) = check_tasks(entries)
-    assert "`evaluation.tasks[1]`: unsafe executes the code" in str(problem) and "`allow_code_execution: true`" in str(problem)
+    assert "`evaluation.tasks[1]`: unsafe executes the code" in str(problem) and "`allow_code_execution: true`" in str(
+        problem
+    )
 
 
 def test_an_entry_of_a_recipe_says_how_it_is_run(folder):
@@ -146,9 +163,18 @@ def test_a_misspelled_task_is_told(model, tokenizer, folder):
 @pytest.mark.long
 def test_scores_are_those_of_lm_evals_own_command(model, model_folder, tokenizer, folder, tmp_path):
     program = Path(sys.executable).with_name("lm-eval")
-    options = ["--model_args", f"pretrained={model_folder},dtype=float32", "--include_path", str(folder), "--output_path", str(tmp_path)]
+    options = [
+        "--model_args",
+        f"pretrained={model_folder},dtype=float32",
+        "--include_path",
+        str(folder),
+        "--output_path",
+        str(tmp_path),
+    ]
     command = [program, "--model", "hf", "--device", "cpu", "--tasks", "mine,writes", "--batch_size", "4", *options]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
     assert answer.returncode == 0, answer.stderr[-3000:]
     theirs = json.loads(next(tmp_path.rglob("results*.json")).read_text())["results"]
     ours = run_tasks(model, tokenizer, TaskChoice(("mine", "writes"), folder=folder), batch_size=4)

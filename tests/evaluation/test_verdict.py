@@ -28,13 +28,19 @@ def write_run(folder, recipe, *, domain=(2.0, 1.6), general=(1.5, 1.53), documen
     (folder / "recipe.yaml").write_text(dump_recipe(load_recipe(recipe)))
     both = [{"domain": domain[end], "general": general[end]} for end in (0, 1)]
     lines = [
-        {"step": step, "tokens": step * 100, **{f"eval_{name}_bits_per_byte": value for name, value in both[min(step, 1)].items()}}
+        {
+            "step": step,
+            "tokens": step * 100,
+            **{f"eval_{name}_bits_per_byte": value for name, value in both[min(step, 1)].items()},
+        }
         for step in (0, 50)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for step, sets in zip((0, 50), both, strict=True):
         if kept:
-            found = {name: losses(value, documents, step, 0.2 if name in noisy else 0.02) for name, value in sets.items()}
+            found = {
+                name: losses(value, documents, step, 0.2 if name in noisy else 0.02) for name, value in sets.items()
+            }
             save_losses(folder / "held_out" / f"step-{step}.npz", found)
     dropped = {"contaminated: domain": 2, "contaminated: quiz": 1, "length": 9}
     sources = {
@@ -43,7 +49,10 @@ def write_run(folder, recipe, *, domain=(2.0, 1.6), general=(1.5, 1.53), documen
     }
     (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
     (folder / "status.json").write_text(json.dumps({"state": "finished"}))
-    samples = [{"step": step, "prompt": "def f", "continuation": text} for step, text in ((0, " is a"), (50, "(x):\n    return x"))]
+    samples = [
+        {"step": step, "prompt": "def f", "continuation": text}
+        for step, text in ((0, " is a"), (50, "(x):\n    return x"))
+    ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
     return folder
 
@@ -51,7 +60,11 @@ def write_run(folder, recipe, *, domain=(2.0, 1.6), general=(1.5, 1.53), documen
 @pytest.fixture
 def recipe(tiny_recipe, corpus, tmp_path):
     sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
-    tiny_recipe |= {"stage": "cpt", "model": {"path": "my/base"}, "evaluation": {"perplexity": sets, "retain": {"general": None}}}
+    tiny_recipe |= {
+        "stage": "cpt",
+        "model": {"path": "my/base"},
+        "evaluation": {"perplexity": sets, "retain": {"general": None}},
+    }
     return write_recipe(tiny_recipe, tmp_path / "r.yaml")
 
 
@@ -59,10 +72,16 @@ def test_a_run_that_learnt_at_a_price_is_told_so(recipe, tmp_path):
     verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
     assert verdict.worked and verdict.headline().startswith("It worked: on held-out domain text the model needs ")
     assert "fewer bits per byte than its base. It cost " in verdict.headline()
-    assert [(one.name, one.is_general, one.documents) for one in verdict.sets] == [("domain", False, 40), ("general", True, 40)]
+    assert [(one.name, one.is_general, one.documents) for one in verdict.sets] == [
+        ("domain", False, 40),
+        ("general", True, 40),
+    ]
     assert verdict.domain.difference == pytest.approx(verdict.sets[0].difference.difference)
     assert (verdict.base, verdict.tokens) == ("my/base", 5000)
-    assert [(one.name, one.licence, one.decontaminated) for one in verdict.sources] == [("code", "MIT", 3), ("prose", None, 3)]
+    assert [(one.name, one.licence, one.decontaminated) for one in verdict.sources] == [
+        ("code", "MIT", 3),
+        ("prose", None, 3),
+    ]
     assert verdict.samples[0].before == " is a" and verdict.samples[0].after.startswith("(x)")
 
 
@@ -98,19 +117,27 @@ def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_
     assert found.outcome() == "unknown" and found.low < -0.2 * found.before and found.high > 0.4 * found.before
     assert (found.num_worse, found.is_dominated) == (19, True) and found.largest_share == pytest.approx(0.44, abs=0.01)
     sentence = general_sentence(found)
-    assert "unknown" in sentence and "as good as" not in sentence and "19 of them worse" in sentence and "44 % of the bytes" in sentence
+    assert (
+        "unknown" in sentence
+        and "as good as" not in sentence
+        and "19 of them worse" in sentence
+        and "44 % of the bytes" in sentence
+    )
 
 
 def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
     """What is said of general text in simulated runs whose bits per byte truly rise by `truth`.
 
-    Documents have log-normal sizes. Their own changes differ by 5 % of their bits, and most have a smaller one than the mean.
+    Documents have log-normal sizes. Their own changes differ by 5 % of their bits, and most have a smaller one than
+    the mean.
     """
     draw, said = np.random.default_rng(seed), Counter()
     for _ in range(corpora):
         count = int(draw.integers(documents[0], documents[1], endpoint=True))
         sizes = np.exp(draw.normal(8, 1, count)).astype(np.int64)
-        before = DocumentLosses(np.arange(count, dtype=np.uint64), sizes, 0.7 * sizes * draw.normal(1, 0.1, count), sizes // 4, sizes // 10)
+        before = DocumentLosses(
+            np.arange(count, dtype=np.uint64), sizes, 0.7 * sizes * draw.normal(1, 0.1, count), sizes // 4, sizes // 10
+        )
         for _ in range(runs):
             changes = truth + 0.05 * (draw.exponential(1, count) - 1)
             after = replace(before, nats=before.nats * (1 + changes))
@@ -166,7 +193,9 @@ def test_a_run_without_a_general_set_is_told_which_one_to_take(recipe, tmp_path)
     recipe.write_text(recipe.read_text().replace("retain:\n    general: null", "retain: {}"))
     verdict = verdict_of_run(write_run(tmp_path / "run", recipe))
     told = {one.what: one.why for one in verdict.not_run}
-    assert "HuggingFaceFW/fineweb-edu" in told["forgetting"] and verdict.headline().endswith("no general set was followed.")
+    assert "HuggingFaceFW/fineweb-edu" in told["forgetting"] and verdict.headline().endswith(
+        "no general set was followed."
+    )
 
 
 def test_one_document_has_no_interval_and_the_verdict_says_so(recipe, tmp_path):
@@ -175,13 +204,23 @@ def test_one_document_has_no_interval_and_the_verdict_says_so(recipe, tmp_path):
 
 
 def test_what_was_found_beside_the_run_is_part_of_it(recipe, tmp_path):
-    score = ScoreFinding("domain cloze", "accuracy", 0.5, (0.4, 0.6), 40, against=Difference(0.3, 0.5, 0.2, 0.1, 0.3, 40))
+    score = ScoreFinding(
+        "domain cloze", "accuracy", 0.5, (0.4, 0.6), 40, against=Difference(0.3, 0.5, 0.2, 0.1, 0.3, 40)
+    )
     found = Findings("m", "b", [], [score], [replace(score, name="hellaswag")])
-    contamination = Contamination({"code": 9}, {"code": {"domain": 1}}, [Hit("code", "a:1", "domain", "b:2", "x", 0.6)], 3, 40, 0)
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe), evaluation=found, contamination=contamination, serve="cpt serve x")
+    contamination = Contamination(
+        {"code": 9}, {"code": {"domain": 1}}, [Hit("code", "a:1", "domain", "b:2", "x", 0.6)], 3, 40, 0
+    )
+    verdict = verdict_of_run(
+        write_run(tmp_path / "run", recipe), evaluation=found, contamination=contamination, serve="cpt serve x"
+    )
     assert verdict.domain_test == [score] and verdict.tasks[0].name == "hellaswag" and not verdict.not_run
     content = json.loads(json.dumps(verdict.to_json()))
-    assert content["worked"] is True and content["serve"] == "cpt serve x" and content["contamination"]["hits"][0]["where"] == "a:1"
+    assert (
+        content["worked"] is True
+        and content["serve"] == "cpt serve x"
+        and content["contamination"]["hits"][0]["where"] == "a:1"
+    )
 
 
 def add_pairs(run, accuracy, *, name="rewards/accuracies"):
@@ -198,14 +237,18 @@ def test_a_run_on_pairs_is_judged_by_them_and_tells_what_text_cost(recipe, tmp_p
     verdict = verdict_of_run(add_pairs(write_run(tmp_path / "run", recipe, domain=(1.6, 1.7)), 0.9))
     assert verdict.worked and verdict.headline().startswith("It worked: in 90 % of 40 held-out pairs")
     assert (
-        "bits per byte on held-out domain text." in verdict.headline() and "bits per byte on held-out general text." in verdict.headline()
+        "bits per byte on held-out domain text." in verdict.headline()
+        and "bits per byte on held-out general text." in verdict.headline()
     )
     assert json.loads(json.dumps(verdict.to_json()))["examples"][0]["accuracy"] == [0.0, 0.9]
 
 
 def test_a_run_on_pairs_without_texts_is_told_what_it_lacks(recipe, tmp_path):
     run = add_pairs(write_run(tmp_path / "run", recipe, kept=False), 0.2)
-    lines = [{key: value for key, value in json.loads(line).items() if "bits" not in key} for line in (run / "metrics.jsonl").open()]
+    lines = [
+        {key: value for key, value in json.loads(line).items() if "bits" not in key}
+        for line in (run / "metrics.jsonl").open()
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     verdict = verdict_of_run(run)
     assert verdict.worked is False and verdict.tokens == 5000
@@ -221,7 +264,9 @@ def test_of_a_model_that_gives_scores_no_text_is_asked(recipe, tmp_path):
 
 @pytest.mark.parametrize("documents", [3, 6])
 def test_a_few_documents_that_all_became_better_prove_nothing(documents, recipe, tmp_path):
-    verdict = verdict_of_run(write_run(tmp_path / "run", recipe, domain=(2.0, 1.0), general=(1.5, 1.0), documents=documents))
+    verdict = verdict_of_run(
+        write_run(tmp_path / "run", recipe, domain=(2.0, 1.0), general=(1.5, 1.0), documents=documents)
+    )
     assert verdict.worked is None and verdict.domain.high < 0 and not verdict.domain.is_clear
     assert outcome_of_set(verdict.general, is_general=True) == "unknown" and "at least 7" in verdict.headline()
 
@@ -232,7 +277,9 @@ def test_seven_documents_that_all_became_better_prove_a_gain(recipe, tmp_path):
 
 def test_a_few_pairs_prove_nothing(recipe, tmp_path):
     run = add_pairs(write_run(tmp_path / "run", recipe), 1.0)
-    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace('"eval_pairs_examples": 40', '"eval_pairs_examples": 5'))
+    (run / "metrics.jsonl").write_text(
+        (run / "metrics.jsonl").read_text().replace('"eval_pairs_examples": 40', '"eval_pairs_examples": 5')
+    )
     assert verdict_of_run(run).worked is None
 
 

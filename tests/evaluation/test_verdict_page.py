@@ -24,7 +24,11 @@ VERDICT = Verdict(
     domain=BETTER,
     general=COST,
     sources=[SourceFacts("code", 1631, 0.7, "PSF-2.0", 4), SourceFacts("prose", 1136, 0.3, None)],
-    domain_test=[ScoreFinding("code cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181))],
+    domain_test=[
+        ScoreFinding(
+            "code cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181)
+        )
+    ],
     contamination=Contamination(
         {"code": 1631}, {"code": {"code": 1}}, [Hit("code", "a.jsonl:17", "code", "h.jsonl:3", "x y", 0.6)], 3, 181, 2
     ),
@@ -38,21 +42,27 @@ VERDICT = Verdict(
 def test_the_page_has_everything_on_it():
     page = verdict_page(VERDICT)
     assert page.startswith(
-        "# Verdict on demo\n\n**It worked: on held-out domain text the model needs 20.0 % (95 % interval 19.0 to 21.0 %)"
+        "# Verdict on demo\n\n**It worked: on held-out domain text the model needs 20.0 % (95 % interval 19.0 to"
+        " 21.0 %)"
     )
     assert "| code | domain | 181 | 2.0000 | 1.6000 | -20.0 % | -21.0 to -19.0 % | 10 % | better |" in page
     assert "| general | general | 12 | 1.5000 | 1.5300 | +2.0 % | +1.3 to +2.7 % |  | worse (few) |" in page
     assert page.index("| code | domain") < page.index("| general | general")
     assert "| code cloze | accuracy | 181 | 0.340 | 0.400 | +0.020 to +0.100 | better |" in page
     assert "| code | 1,631 | 70.0 % | PSF-2.0 |" in page and "| prose | 1,136 | 30.0 % | not given |" in page
-    assert "- `a.jsonl:17` (code): 60% of code, `h.jsonl:3`" in page and "2 of fewer than 8 words were not looked for" in page
+    assert (
+        "- `a.jsonl:17` (code): 60% of code, `h.jsonl:3`" in page
+        and "2 of fewer than 8 words were not looked for" in page
+    )
     assert "4 training documents were left out for it." in page
     assert "- benchmarks: not asked for." in page and "```\ncpt serve runs/demo\n```" in page
     assert "| `def f` | ` is a\\|b` | `(x): ↵     return x` |" in page
 
 
 def test_exact_copies_are_on_the_page():
-    found = replace(VERDICT.contamination, num_exact_copies=7, exact_copies=[ExactCopy("code", "b.jsonl:4", "code", "h.jsonl:9")])
+    found = replace(
+        VERDICT.contamination, num_exact_copies=7, exact_copies=[ExactCopy("code", "b.jsonl:4", "code", "h.jsonl:9")]
+    )
     page = verdict_page(replace(VERDICT, contamination=found))
     assert "`b.jsonl:4`" in page and "`h.jsonl:9`" in page and "6 more exact copies" in page
 
@@ -60,7 +70,11 @@ def test_exact_copies_are_on_the_page():
 def test_the_table_and_the_sentence_agree_where_only_a_gain_of_general_text_is_excluded():
     open_loss = Difference(1.5, 1.51, 0.01, -0.01, 0.09, 40, negligible=0.03, num_worse=20)
     verdict = replace(VERDICT, sets=[replace(VERDICT.sets[0], difference=open_loss)], general=open_loss)
-    assert open_loss.outcome() == "not better" and "| 50 % | unknown |" in verdict_page(verdict) and "is unknown" in verdict.headline()
+    assert (
+        open_loss.outcome() == "not better"
+        and "| 50 % | unknown |" in verdict_page(verdict)
+        and "is unknown" in verdict.headline()
+    )
 
 
 def test_one_document_with_much_of_the_bytes_is_warned_of():
@@ -75,8 +89,11 @@ def test_it_is_one_page():
 
 def test_a_run_of_which_little_is_known_has_a_short_page():
     page = verdict_page(Verdict("r", "r/final", None, 0, [], None, None, []))
-    assert page == "# Verdict on r\n\n**" + Verdict("r", "r", None, 0, [], None, None, []).headline() + (
-        "**\n\nThe model in `r/final` was trained from new weights on 0 tokens.\n"
+    assert (
+        page
+        == "# Verdict on r\n\n**"
+        + Verdict("r", "r", None, 0, [], None, None, []).headline()
+        + "**\n\nThe model in `r/final` was trained from new weights on 0 tokens.\n"
     )
 
 
@@ -87,7 +104,8 @@ def run(tiny_recipe, corpus, tmp_path):
     tiny_recipe["evaluation"] = {"perplexity": sets, "retain": {"general": None}}
     write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     figures = [
-        {"step": step, "tokens": step, "eval_domain_bits_per_byte": 2 - step / 99, "eval_general_bits_per_byte": 1} for step in (0, 9)
+        {"step": step, "tokens": step, "eval_domain_bits_per_byte": 2 - step / 99, "eval_general_bits_per_byte": 1}
+        for step in (0, 9)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures))
     return tmp_path
@@ -115,11 +133,18 @@ def test_pairs_have_a_table_of_their_own():
     pairs = ExampleSet("pairs", 40, (0.6931, 0.4), (0.0, 0.9), (0.0, 0.5), has_reference=True)
     page = verdict_page(replace(VERDICT, examples=[pairs]))
     assert "| pairs: loss | 40 | 0.6931 | 0.4000 | none |" in page
-    assert "| pairs: accuracy | 40 | none | 0.9000 | 0.769 to 0.960 |" in page, "against itself the model before has none"
-    assert "| pairs: margin | 40 | 0.0000 | 0.5000 | none |" in page and page.index("pairs: loss") < page.index("| code | domain")
+    assert "| pairs: accuracy | 40 | none | 0.9000 | 0.769 to 0.960 |" in page, (
+        "against itself the model before has none"
+    )
+    assert "| pairs: margin | 40 | 0.0000 | 0.5000 | none |" in page and page.index("pairs: loss") < page.index(
+        "| code | domain"
+    )
 
 
 def test_a_model_that_gives_scores_is_not_served(run):
-    logs = [{"step": step, "tokens": step, "eval_p_examples": 9, "eval_p_loss": 0.7, "eval_p_accuracy": 0.5} for step in (0, 9)]
+    logs = [
+        {"step": step, "tokens": step, "eval_p_examples": 9, "eval_p_loss": 0.7, "eval_p_accuracy": 0.5}
+        for step in (0, 9)
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
     assert write_verdict(run, serve="cpt serve x").serve is None and "Use it" not in (run / "verdict.md").read_text()

@@ -37,9 +37,13 @@ def main(folder):
     engine, *_ = deepspeed.initialize(model=AutoModelForCausalLM.from_pretrained(folder), config=CONFIG)
     sets = {"general": held_out_set(len(tokenizer))}
     figures = [evaluate_held_out(model, sets, batch_size=2) for model in (plain, engine, engine.module)]
-    texts = [continue_prompts(model, tokenizer, ["def", "x"], max_new_tokens=6) for model in (plain, engine, engine.module)]
+    texts = [
+        continue_prompts(model, tokenizer, ["def", "x"], max_new_tokens=6) for model in (plain, engine, engine.module)
+    ]
     parted = all(parameter.numel() == 0 for parameter in engine.module.parameters())
-    loss = engine(**{key: torch.stack([row[key] for row in sets["general"].rows[:2]]) for key in ("input_ids", "labels")}).loss
+    loss = engine(
+        **{key: torch.stack([row[key] for row in sets["general"].rows[:2]]) for key in ("input_ids", "labels")}
+    ).loss
     engine.backward(loss)  # training still works after them
     engine.step()
     del keep_alive

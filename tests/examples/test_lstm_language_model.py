@@ -51,7 +51,11 @@ def test_packed_loss_and_gradients_are_those_of_the_documents_alone(model):
     ids, positions, lengths = packed_row()
     labels = ids.clone()
     labels[positions == 0] = -100  # the first token of a document is never predicted
-    parts = [(part, of_part) for part, of_part in zip(ids.split(lengths, 1), labels.split(lengths, 1), strict=True) if part.shape[1] > 1]
+    parts = [
+        (part, of_part)
+        for part, of_part in zip(ids.split(lengths, 1), labels.split(lengths, 1), strict=True)
+        if part.shape[1] > 1
+    ]
     count = int((labels[:, 1:] != -100).sum())
     losses, gradients = [], []
     for batches in ([(ids, labels, positions)], [(part, of_part, None) for part, of_part in parts]):
@@ -111,7 +115,9 @@ def test_lora_reaches_the_projections_and_not_the_lstm(model):
 
 
 def test_its_work_is_counted_without_attention(model):
-    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)  # the tied embedding is the head
+    matrices = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.ndim > 1
+    )  # the tied embedding is the head
     assert flops_per_token(model, 10_000) == 6 * matrices
 
 
@@ -122,14 +128,25 @@ def test_it_is_packed_because_it_says_so_and_a_class_that_says_so_wrongly_is_ref
     monkeypatch.setattr(type(model).__mro__[1], "keeps_documents_apart", True)
     section = Model.model_validate({"import": MODULE, "config": CONFIG, "from_scratch": True})
     build_model(section, make_tokenizer(), packed=True)
-    monkeypatch.setattr(import_user_module(MODULE), "find_documents", lambda *_: None)  # reads each row as one document
+    monkeypatch.setattr(
+        import_user_module(MODULE), "find_documents", lambda *_: None
+    )  # reads each row as one document
     with pytest.raises(RecipeError, match="the second document of a row sees the first"):
         build_model(section, make_tokenizer(), packed=True)
 
 
 def test_a_few_steps_teach_it(tmp_path):
-    changes = ["budget.tokens=8_192", "data.sequence_length=64", "budget.global_batch_tokens=512", "training.logging_steps=4"]
-    folder = train(load_recipe("examples/lstm/pretrain.yaml", [f"output_dir={tmp_path}", "evaluation.held_out_share=null", *changes]))
+    changes = [
+        "budget.tokens=8_192",
+        "data.sequence_length=64",
+        "budget.global_batch_tokens=512",
+        "training.logging_steps=4",
+    ]
+    folder = train(
+        load_recipe(
+            "examples/lstm/pretrain.yaml", [f"output_dir={tmp_path}", "evaluation.held_out_share=null", *changes]
+        )
+    )
     lines = [json.loads(line) for line in (tmp_path / "lstm/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
@@ -139,8 +156,15 @@ def test_a_few_steps_teach_it(tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(tmp_path):
-    changes = ["budget.tokens=5_120", "data.sequence_length=64", "budget.global_batch_tokens=512", "checkpoints.every_steps=5"]
-    recipe = load_recipe("examples/lstm/pretrain.yaml", [f"output_dir={tmp_path}", "evaluation.held_out_share=null", *changes])
+    changes = [
+        "budget.tokens=5_120",
+        "data.sequence_length=64",
+        "budget.global_batch_tokens=512",
+        "checkpoints.every_steps=5",
+    ]
+    recipe = load_recipe(
+        "examples/lstm/pretrain.yaml", [f"output_dir={tmp_path}", "evaluation.held_out_share=null", *changes]
+    )
     straight = load_file(train(recipe) / "model.safetensors")
     resumed = load_file(train(recipe, resume=tmp_path / "lstm/checkpoint-5") / "model.safetensors")
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)

@@ -26,16 +26,24 @@ def test_an_adapter_is_exported_merged_with_its_proof(base_folder, adapter_folde
     assert (tmp_path / "out" / "extension.json").exists() and "FutureWarning" not in told
     assert "Adapter against merged model in float32: largest difference of logits" in told
     assert "in a process without cpt: largest difference of logits 0 " in told and "cpt serve" in told
-    merged, base = (AutoModelForCausalLM.from_pretrained(folder)(IDS).logits for folder in (tmp_path / "out", base_folder))
+    merged, base = (
+        AutoModelForCausalLM.from_pretrained(folder)(IDS).logits for folder in (tmp_path / "out", base_folder)
+    )
     assert not torch.allclose(merged, base, atol=1e-2) and (tmp_path / "out" / "README.md").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model_type",
-    ["cpt-gpt2", "minimind3_moe", *(pytest.param(name, marks=pytest.mark.long) for name in ("minimind2", "minimind2_moe", "minimind3"))],
+    [
+        "cpt-gpt2",
+        "minimind3_moe",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("minimind2", "minimind2_moe", "minimind3")),
+    ],
 )
-def test_a_family_of_ours_becomes_native_sharded_and_a_pth_that_plain_transformers_reads(model_type, tokenizer_folder, tmp_path):
+def test_a_family_of_ours_becomes_native_sharded_and_a_pth_that_plain_transformers_reads(
+    model_type, tokenizer_folder, tmp_path
+):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     rows = {"vocab_size": 384, "unpadded_vocab_size": 320} if model_type == "cpt-gpt2" else {"vocab_size": 384}
     model = build_model(Model(from_scratch=True, config=tiny_config(model_type) | rows), tokenizer)
@@ -43,7 +51,9 @@ def test_a_family_of_ours_becomes_native_sharded_and_a_pth_that_plain_transforme
     tokenizer.save_pretrained(tmp_path / "ours")
     words = ("--max-shard-size", "50KB", "--pth", tmp_path / "all.pth", "--dtype", "float32")
     told = export(tmp_path / "ours", "-o", tmp_path / "out", *words)
-    assert told.count("by plain transformers, in a process without cpt") == 2 and ("are padding" in told) == (model_type != "cpt-gpt2")
+    assert told.count("by plain transformers, in a process without cpt") == 2 and ("are padding" in told) == (
+        model_type != "cpt-gpt2"
+    )
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert not config["model_type"].startswith(("cpt", "minimind"))
@@ -85,7 +95,9 @@ def test_a_base_whose_weights_changed_since_is_refused(adapter_folder, base_fold
 def test_a_base_that_is_gone_is_named(adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")})
+    )
     with pytest.raises(CptError, match="gone"):
         export(adapter, "-o", tmp_path / "out")
 
@@ -116,8 +128,16 @@ def test_a_tensor_that_is_lacking_is_named(base_folder, tmp_path):
         (["-o", "new", "--adapter-only", "--pth", "x.pth"], RecipeError, "Leave one of them out"),
         (["-o", "new", "--pth", "taken/file"], CheckpointError, "exists"),
         (["-o", "new", "--adapter-only"], CheckpointError, "holds no adapter"),
-        (["-o", "new", "--quantize", "int8", "--gguf", "f16"], RecipeError, "--quantize and --gguf are different ways out"),
-        (["-o", "new", "--gguf", "f16", "--pth", "x.pth"], RecipeError, "--pth holds a whole model, --gguf writes none"),
+        (
+            ["-o", "new", "--quantize", "int8", "--gguf", "f16"],
+            RecipeError,
+            "--quantize and --gguf are different ways out",
+        ),
+        (
+            ["-o", "new", "--gguf", "f16", "--pth", "x.pth"],
+            RecipeError,
+            "--pth holds a whole model, --gguf writes none",
+        ),
         (["-o", "new", "--max-rise", "0.1"], RecipeError, "--max-rise belongs to --quantize and --gguf"),
         (["-o", "new", "--private"], RecipeError, "belong to --push-to-hub"),
         (["-o", "new", "--push-to-hub", "nobody"], RecipeError, "is no name on the Hub"),

@@ -29,7 +29,9 @@ def test_bits_per_byte_and_divergence_are_those_of_the_definition():
 
 
 def test_a_vocabulary_padded_on_one_side_is_compared_on_the_common_tokens():
-    padded = cost(LOGITS, giving(lambda logits: torch.nn.functional.pad(logits, (0, 3), value=9.0)), TEXT, Bound(10**9, 0.5))
+    padded = cost(
+        LOGITS, giving(lambda logits: torch.nn.functional.pad(logits, (0, 3), value=9.0)), TEXT, Bound(10**9, 0.5)
+    )
     assert padded.rise == pytest.approx(0, abs=1e-9)
 
 

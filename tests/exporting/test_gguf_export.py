@@ -36,13 +36,18 @@ def test_llama_cpp_may_differ_by_what_its_arithmetic_costs_and_no_more(tokenizer
 
 def test_a_quantised_file_is_judged_by_its_cost_and_not_by_its_logits(tokenizer_folder):
     tokenizer, expected = AutoTokenizer.from_pretrained(tokenizer_folder), torch.tensor([[10.0, -2.0, 0.5]])
-    assert "rounds activations, too" in read_by_llama_cpp(Reader(tokenizer, expected, 3.0), tokenizer, TEXT, expected, "q4_0")
+    assert "rounds activations, too" in read_by_llama_cpp(
+        Reader(tokenizer, expected, 3.0), tokenizer, TEXT, expected, "q4_0"
+    )
 
 
 @pytest.mark.slow
 def test_a_gguf_export_is_one_file_with_its_proof(base_folder, tmp_path):
     told = export(base_folder, "-o", tmp_path / "out", "--gguf", "q8_0", "--max-rise", "1")
-    assert "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits" in told
+    assert (
+        "Read back by plain transformers, in a process without cpt: the same tokens, largest difference of logits"
+        in told
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "export.json", "out-Q8_0.gguf"}
     assert "llama-server -m out-Q8_0.gguf" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(CheckpointError, match="q4_0 costs too much"):

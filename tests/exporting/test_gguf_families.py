@@ -1,4 +1,5 @@
-"""Each family as a file, read back by readers that know nothing of ours: transformers, and llama.cpp where it is installed."""
+"""Each family as a file, read back by readers that know nothing of ours: transformers, and llama.cpp where it is
+installed."""
 
 import pytest
 import torch

@@ -22,7 +22,11 @@ def tokenizer(tokenizer_folder):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_that_is_the_embedding_is_written_once(tokenizer, tied):
     names = [name for name, _ in own_tensors(tiny_model("llama", tokenizer, tie_word_embeddings=tied))]
-    assert ("lm_head.weight" in names) is not tied and "model.embed_tokens.weight" in names and len(names) == len(set(names))
+    assert (
+        ("lm_head.weight" in names) is not tied
+        and "model.embed_tokens.weight" in names
+        and len(names) == len(set(names))
+    )
 
 
 def test_a_tensor_that_llama_cpp_has_no_name_for_is_refused():
@@ -51,9 +55,14 @@ def test_the_file_holds_each_parameter_and_the_name_it_was_given(tokenizer, tmp_
     written(model, tokenizer, tmp_path / "tiny-f32.gguf")
     reader = gguf.GGUFReader(str(tmp_path / "tiny-f32.gguf"))
     assert reader.get_field("general.name").contents() == "tiny-f32"
-    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
 
 
 def test_a_disk_that_takes_no_more_is_told(tokenizer, tmp_path):
-    with pytest.raises(CheckpointError, match=r"model.gguf could not be written: .* Is the disk full\?"), files_end_at(100_000):
+    with (
+        pytest.raises(CheckpointError, match=r"model.gguf could not be written: .* Is the disk full\?"),
+        files_end_at(100_000),
+    ):
         written(tiny_model("llama", tokenizer), tokenizer, tmp_path / "model.gguf")

@@ -1,4 +1,5 @@
-"""Who reads a file otherwise is refused, whichever reader it is; real files: test_gguf_families.py and test_gguf_tokenizer.py."""
+"""Who reads a file otherwise is refused, whichever reader it is; real files: test_gguf_families.py and
+test_gguf_tokenizer.py."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -27,7 +28,10 @@ def text_of(tokenizer, text="the model reads a document"):
 
 
 def test_a_reader_with_the_same_tokens_passes(tokenizer):
-    assert refuse_other_tokens(Reader(lambda text: ids_of(tokenizer, text)), tokenizer, text_of(tokenizer)) == "the same tokens"
+    assert (
+        refuse_other_tokens(Reader(lambda text: ids_of(tokenizer, text)), tokenizer, text_of(tokenizer))
+        == "the same tokens"
+    )
 
 
 def test_a_space_after_an_added_token_is_told(tokenizer):
@@ -40,7 +44,11 @@ def test_a_space_after_an_added_token_is_told(tokenizer):
 
     def begins_anew(text):
         start, token, rest = text.partition("two")
-        return [*ids_of(tokenizer, start), *ids_of(tokenizer, token), *ids_of(tokenizer, rest)] if token else as_if_new(text)
+        return (
+            [*ids_of(tokenizer, start), *ids_of(tokenizer, token), *ids_of(tokenizer, rest)]
+            if token
+            else as_if_new(text)
+        )
 
     assert "the same tokens" in refuse_other_tokens(Reader(begins_anew), tokenizer, text_of(tokenizer))
     with pytest.raises(CheckpointError, match="llama.cpp reads 'one<kinase>two' as other tokens"):
@@ -58,5 +66,7 @@ def test_the_first_token_that_differs_is_named():
 def test_a_file_that_transformers_cannot_read_is_refused_with_the_reason(tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(CheckpointError, match="plain transformers, in a process without cpt, cannot read model.gguf: "):
+    with pytest.raises(
+        CheckpointError, match="plain transformers, in a process without cpt, cannot read model.gguf: "
+    ):
         logits_read_back(tmp_path / "model.gguf", ProofText("abc", [1, 2, 3]))

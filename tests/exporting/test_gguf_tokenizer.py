@@ -10,13 +10,19 @@ from cpt.errors import CheckpointError
 from cpt.exporting.gguf_proof import LlamaCpp, refuse_other_tokens
 from cpt.exporting.gguf_tokenizer import CONTROL, UNUSED, USER_DEFINED, vocabulary_of
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def llama3(**model):
     tokenizer = byte_level(**model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=SPECIAL[1], eos_token=SPECIAL[0])
@@ -40,7 +46,9 @@ def test_the_file_reads_text_as_the_tokenizer_does(kind, tmp_path):
     model = tiny_model("llama", tokenizer)
     text = written(model, tokenizer, tmp_path / "model.gguf")
     assert vocabulary_of(tokenizer, len(tokenizer)).pre == kind.rpartition(" ")[2]
-    assert len(text.ids) > 50 and read_back(tmp_path / "model.gguf", text).shape[0] == len(text.ids)  # refuses other tokens
+    assert len(text.ids) > 50 and read_back(tmp_path / "model.gguf", text).shape[0] == len(
+        text.ids
+    )  # refuses other tokens
 
 
 @pytest.mark.llama_cpp
@@ -58,7 +66,11 @@ def test_added_tokens_and_padding_are_marked_as_what_they_are(tokenizer_folder):
     tokenizer.add_tokens(["kinase"])
     vocabulary = vocabulary_of(tokenizer, len(tokenizer) + 2)
     kinds = dict(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-    assert (kinds[tokenizer.bos_token], kinds["kinase"], kinds[f"[PAD{len(tokenizer)}]"]) == (CONTROL, USER_DEFINED, UNUSED)
+    assert (kinds[tokenizer.bos_token], kinds["kinase"], kinds[f"[PAD{len(tokenizer)}]"]) == (
+        CONTROL,
+        USER_DEFINED,
+        UNUSED,
+    )
 
 
 def test_special_tokens_and_chat_template_are_written(tokenizer_folder, tmp_path):
@@ -67,7 +79,10 @@ def test_special_tokens_and_chat_template_are_written(tokenizer_folder, tmp_path
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     written(tiny_model("llama", tokenizer), tokenizer, tmp_path / "model.gguf")
     reader = GGUFReader(tmp_path / "model.gguf")
-    found = {key: reader.get_field(f"tokenizer.{key}").contents() for key in ("ggml.bos_token_id", "ggml.eos_token_id", "chat_template")}
+    found = {
+        key: reader.get_field(f"tokenizer.{key}").contents()
+        for key in ("ggml.bos_token_id", "ggml.eos_token_id", "chat_template")
+    }
     assert list(found.values()) == [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template]
     assert reader.get_field("tokenizer.ggml.add_bos_token").contents() is True
 

@@ -5,7 +5,8 @@ from cpt.exporting.gguf_types import check_gguf, decode, encode, file_type, type
 
 gguf = pytest.importorskip("gguf")
 SCALE = 2**-10  # the scale of a group, and its least number, are in f16
-# Half a step: of 8, 5 or 4 bits over the range from -1 to 1; where the types have no least number, the largest decides.
+# Half a step: of 8, 5 or 4 bits over the range from -1 to 1; where the types have no least number, the largest
+# decides.
 LARGEST = {
     "f32": 0,
     "f16": 2**-11,

@@ -74,14 +74,18 @@ def test_every_byte_of_an_export_arrives_and_what_will_be_seen_is_said(hub, clie
     local = {file.name: file.read_bytes() for file in export.iterdir()}
     assert {name: content for name, content in hub.files("chemist/model").items() if name != ".gitattributes"} == local
     assert "to be seen by EVERYBODY: 5 files" in told[0] and "Licence of the base: apache-2.0." in told
-    assert "Data: papers, licence CC-BY-4.0." in told and "Data: letters, licence not stated." in told and len(told) == 6
+    assert (
+        "Data: papers, licence CC-BY-4.0." in told and "Data: letters, licence not stated." in told and len(told) == 6
+    )
     assert "not every licence is stated" in told[4] and "the Hub's hashes are those of" in told[5]
     assert hub.private == {"chemist/model": False}
 
 
 def test_an_interrupted_push_goes_on_with_what_the_hub_has_not(hub, client, export):
     hub.breaking = 1
-    with pytest.raises(RuntimeError, match="ResourceError: .* what the Hub has already is not sent again: cpt export .*--push-to-hub"):
+    with pytest.raises(
+        RuntimeError, match="ResourceError: .* what the Hub has already is not sent again: cpt export .*--push-to-hub"
+    ):
         client(pushing(export), HF_TOKEN=TOKEN)
     assert hub.files("chemist/model").keys() == {".gitattributes"}
     arrived, sent = len(hub.blobs), hub.uploads()
@@ -91,7 +95,11 @@ def test_an_interrupted_push_goes_on_with_what_the_hub_has_not(hub, client, expo
 
 def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, client, export):
     told = client(pushing(export, private=True), HF_TOKEN=TOKEN)
-    assert hub.private == {"chemist/model": True} and "its owner alone" in told[0] and not any("warning" in line for line in told)
+    assert (
+        hub.private == {"chemist/model": True}
+        and "its owner alone" in told[0]
+        and not any("warning" in line for line in told)
+    )
     hub.private["chemist/model"] = False
     with pytest.raises(RuntimeError, match="RecipeError: chemist/model exists and is public"):
         client(pushing(export, private=True), HF_TOKEN=TOKEN)
@@ -100,7 +108,10 @@ def test_a_private_push_is_private_and_never_lands_in_a_public_repository(hub, c
 
 def test_other_bytes_on_the_hub_are_found(hub, client, export):
     hub.spoils = True
-    with pytest.raises(RuntimeError, match="CheckpointError: chemist/model holds other bytes than .*: model.safetensors, more.safetensors"):
+    with pytest.raises(
+        RuntimeError,
+        match="CheckpointError: chemist/model holds other bytes than .*: model.safetensors, more.safetensors",
+    ):
         client(pushing(export), HF_TOKEN=TOKEN)
 
 
@@ -130,7 +141,9 @@ def test_a_hub_that_is_not_there_is_said_with_the_remedy(export, tmp_path):
     client.close()
 
 
-@pytest.mark.parametrize(("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody is there to be asked")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("chemist", "is no name on the Hub"), ("chemist/model", "nobody is there to be asked")]
+)
 def test_nothing_is_published_by_accident(monkeypatch, name, message):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
     with pytest.raises(RecipeError, match=message):

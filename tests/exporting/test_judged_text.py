@@ -40,14 +40,19 @@ def test_a_run_is_judged_on_the_documents_that_it_held_out_and_no_others(tiny_re
     texts = [json.loads(line)["text"] for path in sources for line in Path(path).read_text().splitlines()]
     held_out = texts[3:120:10]
     keep_hashes(tmp_path, held_out)
-    text = judged_text(trained(tiny_recipe | {"evaluation": {"held_out_share": 0.1}}, tmp_path), tokenizer, CONFIG, None)
+    text = judged_text(
+        trained(tiny_recipe | {"evaluation": {"held_out_share": 0.1}}, tmp_path), tokenizer, CONFIG, None
+    )
     assert text.where == "documents that the run `tiny` held out"
     read = [tokenizer.decode(window) for window in text.windows]
     assert len(read) >= len(held_out) and all(any(one in document for document in held_out) for one in read)
 
 
 def test_a_run_on_conversations_is_judged_on_those_that_it_held_out(tiny_recipe, tokenizer, tmp_path):
-    chats = [[{"role": "user", "content": f"What is number {n}?"}, {"role": "assistant", "content": f"It is {n}."}] for n in range(60)]
+    chats = [
+        [{"role": "user", "content": f"What is number {n}?"}, {"role": "assistant", "content": f"It is {n}."}]
+        for n in range(60)
+    ]
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     data = {"sequence_length": 64, "sources": [{"path": str(path)}]}

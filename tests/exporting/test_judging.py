@@ -14,7 +14,9 @@ from cpt.exporting.judging import Judge, gain_of_run
 
 @pytest.fixture(scope="module")
 def model(tokenizer_folder, tmp_path_factory):
-    return AutoModelForCausalLM.from_pretrained(save_llama(tmp_path_factory.mktemp("model") / "m", tokenizer_folder, seed=1)).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        save_llama(tmp_path_factory.mktemp("model") / "m", tokenizer_folder, seed=1)
+    ).eval()
 
 
 def judge_of(model, tokenizer_folder, **changes):

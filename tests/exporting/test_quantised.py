@@ -8,7 +8,14 @@ from cpt.errors import CheckpointError, ResourceError
 from cpt.exporting.cost import Cost
 from cpt.exporting.judged_text import in_windows
 from cpt.exporting.judging import Judge
-from cpt.exporting.quantised import check_quantising, describe_layers, group_size, quantisation, refuse_costly, write_quantised
+from cpt.exporting.quantised import (
+    check_quantising,
+    describe_layers,
+    group_size,
+    quantisation,
+    refuse_costly,
+    write_quantised,
+)
 
 pytestmark = pytest.mark.quantized
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
@@ -29,7 +36,9 @@ def quantise(model, tokenizer, tmp_path, method, **judging):
     """What is told; the folder lacks the tokenizer until a whole export is copied beside."""
     whole = saved(model, tokenizer, tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "out")
-    judge = Judge(in_windows("our passage", [TEXT], tokenizer, model.config), torch.bfloat16, None, judging.get("max_rise"))
+    judge = Judge(
+        in_windows("our passage", [TEXT], tokenizer, model.config), torch.bfloat16, None, judging.get("max_rise")
+    )
     return list(write_quantised(whole, tmp_path / "out", method, judge, proof_text(tokenizer, model.config), "5GB"))
 
 
@@ -39,25 +48,32 @@ def test_a_config_leaves_embeddings_head_and_norms_alone(tokenizer, tmp_path):
     config = quantisation("int8", plain, torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16, quantization_config=config)
     told = describe_layers(model, "int8")
-    assert told == (
-        "Quantised to int8: 14 linear layers. Left as they were: embed_tokens, input_layernorm, lm_head, norm, post_attention_layernorm."
+    assert (
+        told == "Quantised to int8: 14 linear layers. Left as they were: embed_tokens, input_layernorm, lm_head, norm,"
+        " post_attention_layernorm."
     )
 
 
 @pytest.mark.parametrize(("method", "tied"), [("int8", True), ("nf4", False)])
 def test_a_quantised_model_is_smaller_and_the_same_when_loaded_by_a_stranger(method, tied, tokenizer, tmp_path):
-    told = quantise(tiny_model("llama", tokenizer, tie_word_embeddings=tied, **WIDE), tokenizer, tmp_path, method, max_rise=1.0)
+    told = quantise(
+        tiny_model("llama", tokenizer, tie_word_embeddings=tied, **WIDE), tokenizer, tmp_path, method, max_rise=1.0
+    )
     assert "in a process without cpt: largest difference of logits" in told[1] and f"What {method} costs" in told[2]
     # In 4 bit the logits differ on some machines, why is not known; the export itself checks its tolerance.
     assert method == "nf4" or "logits 0 " in told[1]
     sizes = [sum(file.stat().st_size for file in (tmp_path / name).glob("*.safetensors")) for name in ("whole", "out")]
-    assert sizes[1] < (0.75 if method == "int8" else 0.6) * sizes[0] + 3000 * 14  # beside what each layer's description takes
+    assert (
+        sizes[1] < (0.75 if method == "int8" else 0.6) * sizes[0] + 3000 * 14
+    )  # beside what each layer's description takes
 
 
 def test_experts_stay_as_they_are_and_are_named(tokenizer, tmp_path):
     whole = saved(tiny_model("qwen3_moe", tokenizer), tokenizer, tmp_path / "whole")
     config = quantisation("int8", AutoModelForCausalLM.from_pretrained(whole), torch.bfloat16)
-    told = describe_layers(AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16, quantization_config=config), "int8")
+    told = describe_layers(
+        AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16, quantization_config=config), "int8"
+    )
     assert "8 linear layers" in told and "experts.gate_up_proj" in told
 
 
@@ -85,7 +101,9 @@ def test_layers_that_bitsandbytes_would_spoil_are_refused(tokenizer):
 
 def test_a_model_that_loses_too_much_is_refused_with_what_to_do():
     dear = Cost(1.0, 1.2, 0.3, 0.7, 0.1, "what a model of 25% of the parameters would lose")
-    with pytest.raises(CheckpointError, match=r"int4 costs too much: 1.0000 -> 1.2000 .*\+20.00%, allowed \+10.00%.*--max-rise"):
+    with pytest.raises(
+        CheckpointError, match=r"int4 costs too much: 1.0000 -> 1.2000 .*\+20.00%, allowed \+10.00%.*--max-rise"
+    ):
         refuse_costly(dear, "int4")
     assert "What int8 costs" in refuse_costly(Cost(1.0, 1.01, 0.3, 0.7, 0.1, ""), "int8")
 

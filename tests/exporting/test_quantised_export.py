@@ -26,5 +26,7 @@ def test_a_quantised_export_is_one_that_strangers_load_with_its_cost_on_the_card
     told = export(base_folder, "-o", tmp_path / "out", "--quantize", "int8", "--max-rise", "1")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "What int8 costs" in told and "## Quantised" in card and "What int8 costs" in card and "# out\n" in card
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "torchao"
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "torchao"
+    )
     assert refuse_unsealed(tmp_path / "out") and {path.name for path in tmp_path.iterdir()} == {"out"}

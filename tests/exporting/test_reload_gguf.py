@@ -38,7 +38,10 @@ def test_a_tensor_that_is_lacking_is_named(tokenizer_folder, tmp_path, monkeypat
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     model = tiny_model("qwen3", tokenizer)
     whole = list(own_tensors(model))
-    monkeypatch.setattr("cpt.exporting.gguf_file.own_tensors", lambda model: [one for one in whole if "layers.1.mlp.up_proj" not in one[0]])
+    monkeypatch.setattr(
+        "cpt.exporting.gguf_file.own_tensors",
+        lambda model: [one for one in whole if "layers.1.mlp.up_proj" not in one[0]],
+    )
     text = written(model, tokenizer, tmp_path / "tiny.gguf")
     with pytest.raises(SystemExit, match=r"missing \['model.layers.1.mlp.up_proj.weight'\]"):
         read_back(tmp_path / "tiny.gguf", text)
@@ -46,8 +49,10 @@ def test_a_tensor_that_is_lacking_is_named(tokenizer_folder, tmp_path, monkeypat
 
 def test_this_package_is_out_of_its_reach(tmp_path):
     (tmp_path / "job.json").write_text("{}")
-    program = f"import runpy, sys\nsys.argv = ['reload', {str(tmp_path / 'job.json')!r}]\n" + (
-        f"try:\n    runpy.run_path({reload_gguf.__file__!r}, run_name='__main__')\nexcept KeyError:\n    pass\nimport cpt\n"
+    program = (
+        f"import runpy, sys\nsys.argv = ['reload', {str(tmp_path / 'job.json')!r}]\n"
+        + f"try:\n    runpy.run_path({reload_gguf.__file__!r}, run_name='__main__')\nexcept KeyError:\n   "
+        " pass\nimport cpt\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1 and "import of cpt halted" in ended.stderr

@@ -26,7 +26,12 @@ def test_the_batch_script_saves_and_puts_the_job_back_into_the_queue(suite, tmp_
     (script,) = re.findall(r"```bash\n(#SBATCH.*?)```", (ROOT / "docs" / "reliability.md").read_text(), re.DOTALL)
     assert COMMAND in script
     (tmp_path / "job.sh").write_text(script.replace(COMMAND, shlex.join(run.words(supervised=True))))
-    environment = {**os.environ, **run.told([PAUSE]), "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    environment = {
+        **os.environ,
+        **run.told([PAUSE]),
+        "PATH": f"{scontrol.parent}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "42",
+    }
     shell = subprocess.Popen(["bash", tmp_path / "job.sh"], cwd=ROOT, env=environment, start_new_session=True)
     assert await_step(run, shell, 6)
     shell.send_signal(signal.SIGUSR1)

@@ -11,7 +11,10 @@ from benchmarks.faults.runs import KINDS
 
 
 def test_what_several_runs_came_to_is_added_up():
-    parts = [Killed(kills=2, inside_saves=1, moments={"write": 1}), Killed(kills=3, inside_saves=3, moments={"write": 2, "sync": 1})]
+    parts = [
+        Killed(kills=2, inside_saves=1, moments={"write": 1}),
+        Killed(kills=3, inside_saves=3, moments={"write": 2, "sync": 1}),
+    ]
     whole = total(parts)
     assert (whole.kills, whole.inside_saves, whole.moments) == (5, 4, {"write": 3, "sync": 1})
 
@@ -38,4 +41,6 @@ def test_a_run_killed_in_a_save_goes_on_and_the_plain_trainers_stays_blocked(sui
 def test_no_kill_costs_a_resume_a_row_or_a_bit(suite, stage):
     found = kill_runs(suite.work, system="cpt", stage=stage, kills=10, workers=1)
     assert found["kills"] == 10 and found["inside_saves"] >= 5
-    assert [found[name] for name in ("failed_resumes", "unfinished", "wrong_samples", "other_weights", "other_losses")] == [0] * 5
+    assert [
+        found[name] for name in ("failed_resumes", "unfinished", "wrong_samples", "other_weights", "other_losses")
+    ] == [0] * 5

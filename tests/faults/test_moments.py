@@ -30,7 +30,10 @@ def test_the_rename_that_publishes_is_told_from_those_of_single_files():
 
 def test_each_phase_of_a_save_is_drawn_as_often_as_the_others_however_short_it_is():
     draw = random.Random(0)
-    phases = Counter(what if name != "checkpoint-N" else PUBLISHES for _, (what, name, _), _ in (drawn(SAVE, draw) for _ in range(4000)))
+    phases = Counter(
+        what if name != "checkpoint-N" else PUBLISHES
+        for _, (what, name, _), _ in (drawn(SAVE, draw) for _ in range(4000))
+    )
     assert all(900 < phases[phase] < 1100 for phase in ("write", "hash", "rename", PUBLISHES))
 
 

@@ -53,7 +53,12 @@ def test_the_page_shows_both_side_by_side():
 def test_what_sittings_find_adds_up_as_long_as_the_code_is_the_same():
     mine, other = {**KILLED, "code": "a"}, {**KILLED, "code": "b", "kills": 10}
     (twice,) = added([mine], [{**mine, "moments": {"write": 1, "start": 2}, "most_steps_lost": 0} | {"errors": []}])
-    assert (twice["kills"], twice["save_seconds"], twice["moments"]["write"], twice["moments"]["start"]) == (400, [4.5, 4.9] * 2, 71, 2)
+    assert (twice["kills"], twice["save_seconds"], twice["moments"]["write"], twice["moments"]["start"]) == (
+        400,
+        [4.5, 4.9] * 2,
+        71,
+        2,
+    )
     assert added([mine], [other]) == [other]
 
 
@@ -73,7 +78,11 @@ def test_parts_of_several_sittings_are_kept_beside_each_other(tmp_path):
     for part, rows in (("kills", [KILLED]), ("steps", STEPS), ("kills", [KILLED])):
         keep(results, part, rows, 60.0)
     parts = json.loads(results.read_text())["parts"]
-    assert (parts["kills"]["found"][0]["kills"], parts["kills"]["minutes"], len(parts["steps"]["found"])) == (400, 2.0, 2)
+    assert (parts["kills"]["found"][0]["kills"], parts["kills"]["minutes"], len(parts["steps"]["found"])) == (
+        400,
+        2.0,
+        2,
+    )
     keep(results, "kills", [KILLED], 60.0, anew=True)
     assert json.loads(results.read_text())["parts"]["kills"]["found"][0]["kills"] == 200
 
@@ -94,7 +103,11 @@ def test_the_cost_of_a_failure_is_without_the_steps_made_again():
 
 
 def test_faults_that_came_out_alike_share_a_row_of_the_page():
-    rows = [{**STEPS[0], "fault": f"{name} to {whom}"} for whom in ("one process", "all") for name in ("SIGTERM", "SIGHUP")]
-    page = with_tables(f"{BEGIN}{END}", results_of({"signals": {"found": [*rows, {**rows[0], "fault": "SIGINT to all", "good": 2}]}}))
+    rows = [
+        {**STEPS[0], "fault": f"{name} to {whom}"} for whom in ("one process", "all") for name in ("SIGTERM", "SIGHUP")
+    ]
+    page = with_tables(
+        f"{BEGIN}{END}", results_of({"signals": {"found": [*rows, {**rows[0], "fault": "SIGINT to all", "good": 2}]}})
+    )
     assert "| SIGTERM, SIGHUP to one process | plain | **3 of 3**: skipped (3) |  |" in page
     assert "| SIGTERM, SIGHUP to all | plain | **3 of 3**" in page and "| SIGINT to all | plain | **2 of 3**" in page

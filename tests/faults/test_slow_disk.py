@@ -23,15 +23,24 @@ def test_writes_syncs_and_renames_of_one_folder_take_their_time_and_are_told(tmp
     for folder in (slow, quick):
         folder.mkdir()
         began = time.monotonic()
-        subprocess.run([sys.executable, "-c", PROGRAM, str(folder), str(int(BYTES_PER_SECOND))], env=environment, check=True)
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(folder), str(int(BYTES_PER_SECOND))], env=environment, check=True
+        )
         seconds[folder] = time.monotonic() - began
     assert seconds[slow] > seconds[quick] + 1
-    assert [(one.what, one.ended is not None) for one in operations(log)] == [("write", True), ("sync", True), ("rename", True)]
+    assert [(one.what, one.ended is not None) for one in operations(log)] == [
+        ("write", True),
+        ("sync", True),
+        ("rename", True),
+    ]
 
 
 def test_an_operation_that_was_killed_has_no_end(tmp_path):
     log = tmp_path / "log"
-    log.write_text("5.0 1 begin write /runs/checkpoint-2/a\n6.0 1 end write /runs/checkpoint-2/a\n6.5 1 begin sync /runs/checkpoint-2/a\n")
+    log.write_text(
+        "5.0 1 begin write /runs/checkpoint-2/a\n6.0 1 end write /runs/checkpoint-2/a\n6.5 1 begin sync"
+        " /runs/checkpoint-2/a\n"
+    )
     assert [(one.what, one.ended) for one in operations(log)] == [("write", 6.0), ("sync", None)]
     assert [one.what for one in operations(log, after=6.2)] == ["sync"]
 

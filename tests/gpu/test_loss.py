@@ -29,7 +29,9 @@ def some_targets(tokens, vocabulary):
 def exact(logits, targets, cap, scale):
     """Losses and the logits' gradient in fp64."""
     logits = logits.double().requires_grad_()
-    losses = F.cross_entropy(cap * torch.tanh(logits / cap) if cap else logits, targets, ignore_index=-100, reduction="none")
+    losses = F.cross_entropy(
+        cap * torch.tanh(logits / cap) if cap else logits, targets, ignore_index=-100, reduction="none"
+    )
     return losses.detach(), torch.autograd.grad(losses.sum() * scale, logits)[0]
 
 
@@ -44,7 +46,9 @@ def test_the_kernel_gives_losses_and_gradients_of_fp64(vocabulary, dtype, cap):
     unchanged = logits.clone()
     found = cross_entropy_in_place(unchanged, targets, scale, cap, False)
     torch.testing.assert_close(found.double(), losses, rtol=1e-5, atol=1e-5)
-    assert torch.equal(unchanged, logits) and torch.equal(cross_entropy_in_place(logits, targets, scale, cap, True), found)
+    assert torch.equal(unchanged, logits) and torch.equal(
+        cross_entropy_in_place(logits, targets, scale, cap, True), found
+    )
     assert (logits.double() - gradient).norm() < ROUNDING[dtype] * gradient.norm()
     assert not logits[targets == -100].any()
 
@@ -53,7 +57,12 @@ def test_the_kernel_gives_losses_and_gradients_of_fp64(vocabulary, dtype, cap):
 def test_the_heads_gradient_adds_up_in_fp32_over_many_chunks(autocast):
     tokens, width, vocabulary = 4096, 128, 1003
     hidden = drawn(tokens, width, dtype=torch.bfloat16).requires_grad_()
-    weight = drawn(vocabulary, width, dtype=torch.bfloat16).mul_(0.2).to(torch.float32 if autocast else torch.bfloat16).requires_grad_()
+    weight = (
+        drawn(vocabulary, width, dtype=torch.bfloat16)
+        .mul_(0.2)
+        .to(torch.float32 if autocast else torch.bfloat16)
+        .requires_grad_()
+    )
     targets, scale = some_targets(tokens, vocabulary), torch.tensor(1 / tokens, device=DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, scale, 0.0, 32)
@@ -63,7 +72,9 @@ def test_the_heads_gradient_adds_up_in_fp32_over_many_chunks(autocast):
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-3)
     of_hidden, of_weight = torch.autograd.grad(wanted, [of_hidden, of_weight])
     assert (found[0].double() - of_hidden).norm() < 1e-2 * of_hidden.norm()
-    assert (found[1].double() - of_weight).norm() < 5e-3 * of_weight.norm(), "128 sums in bfloat16 would be off by 1.4 %"
+    assert (found[1].double() - of_weight).norm() < 5e-3 * of_weight.norm(), (
+        "128 sums in bfloat16 would be off by 1.4 %"
+    )
 
 
 def test_an_evaluation_never_holds_all_logits():

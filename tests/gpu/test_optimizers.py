@@ -16,7 +16,13 @@ from cpt.optim.released import ReleasedGradients
 from cpt.recipe.schema import Model, Optimizer
 
 pytestmark = pytest.mark.gpu
-SHAPE = {**TINY_LLAMA, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "max_position_embeddings": 256}
+SHAPE = {
+    **TINY_LLAMA,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 256,
+}
 
 
 def built():
@@ -52,7 +58,10 @@ def course(section, *, releases=False, count=4):
 def test_the_kernel_has_the_numbers_of_a_cpu(eight_bit, rounding, skips):
     size = 100 * BLOCK + 7
     weights = torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16()
-    states = {name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32) for name in ("exp_avg", "exp_avg_sq")}
+    states = {
+        name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32)
+        for name in ("exp_avg", "exp_avg_sq")
+    }
     states |= {f"{name}_scale": torch.zeros(101) if eight_bit else None for name in list(states)}
     states["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(rounding)
     options = {
@@ -68,13 +77,17 @@ def test_the_kernel_has_the_numbers_of_a_cpu(eight_bit, rounding, skips):
     found = []
     for device in ("cpu", "cuda"):
         tensors = {
-            name: None if tensor is None else tensor.to(device, copy=True) for name, tensor in {"weights": weights, **states}.items()
+            name: None if tensor is None else tensor.to(device, copy=True)
+            for name, tensor in {"weights": weights, **states}.items()
         }
         for step in range(1, 4):
             numbers = {"step": float(step), "grad_scale": 4.0, "found_inf": float(skips and step == 2)}
             gradients = torch.randn(size, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
             adamw_update(
-                **tensors, gradients=gradients, **{name: torch.tensor(value, device=device) for name, value in numbers.items()}, **options
+                **tensors,
+                gradients=gradients,
+                **{name: torch.tensor(value, device=device) for name, value in numbers.items()},
+                **options,
             )
         found.append({name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
     for name, tensor in found[0].items():
@@ -94,7 +107,9 @@ def test_pages_change_nothing_and_leave_the_gpu(monkeypatch, rounding):
     state = paged[2].state[paged[1].model.layers[0].mlp.up_proj.weight]
     large = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()}
     assert all(value.device.type == "cpu" and value.is_pinned() for value in large.values())
-    again = build_optimizer(Optimizer(name="paged_adamw_8bit", learning_rate=1e-3, rounding=rounding), model := built())
+    again = build_optimizer(
+        Optimizer(name="paged_adamw_8bit", learning_rate=1e-3, rounding=rounding), model := built()
+    )
     again.load_state_dict(copy.deepcopy(paged[2].state_dict()))
     loaded = again.state[model.model.layers[0].mlp.up_proj.weight]
     assert all(torch.equal(loaded[name], value) and loaded[name].is_pinned() for name, value in large.items())
@@ -129,7 +144,9 @@ def test_a_model_in_4_bit_learns(tmp_path):
     pytest.importorskip("bitsandbytes")
     tokenizer = make_tokenizer()
     built().save_pretrained(tmp_path)
-    model = build_model(Model(path=str(tmp_path), dtype="bfloat16", lora={"r": 8, "quantize": "nf4"}), tokenizer).cuda()
+    model = build_model(
+        Model(path=str(tmp_path), dtype="bfloat16", lora={"r": 8, "quantize": "nf4"}), tokenizer
+    ).cuda()
     optimizer = build_optimizer(Optimizer(learning_rate=1e-3), model)
     ids = torch.randint(4, 300, (2, 64), generator=torch.Generator().manual_seed(1)).cuda()
     losses = []

@@ -9,7 +9,13 @@ from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.recomputing import OffloadedActivations, set_up_recomputing
 
 pytestmark = pytest.mark.gpu
-SHAPE = {**TINY_LLAMA, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "max_position_embeddings": 1024}
+SHAPE = {
+    **TINY_LLAMA,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 1024,
+}
 
 
 class Arguments:
@@ -56,7 +62,9 @@ def test_offloaded_activations_come_back_as_they_were(every):
     model, context = built(every_n_layers=every, offload=True)
     assert isinstance(context, OffloadedActivations)
     found, others, here = steps(model, context)
-    assert found == losses and all(torch.equal(gradient, other) for gradient, other in zip(gradients, others, strict=True))
+    assert found == losses and all(
+        torch.equal(gradient, other) for gradient, other in zip(gradients, others, strict=True)
+    )
     assert here < kept - 2 * 4 * 1024 * 256 * 4, "the inputs of two layers at least are elsewhere"
 
 

@@ -12,14 +12,17 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "within"), [("adamw", torch.float32, 1e-5), ("adamw", torch.bfloat16, 1e-5), ("adamw_8bit", torch.bfloat16, 0.05)]
+    ("name", "dtype", "within"),
+    [("adamw", torch.float32, 1e-5), ("adamw", torch.bfloat16, 1e-5), ("adamw_8bit", torch.bfloat16, 0.05)],
 )
 def test_scaled_and_skipped_updates_are_those_of_the_cpu(name, dtype, within):
     changes = []
     for device in ("cpu", DEVICE):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(256, 512), nn.LayerNorm(512), nn.Linear(512, 64)).to(device, dtype)
-        optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-2, rounding=None if name == "adamw" else "kahan"), model)
+        optimizer = build_optimizer(
+            Optimizer(name=name, learning_rate=1e-2, rounding=None if name == "adamw" else "kahan"), model
+        )
         weights = [{name: parameter.detach().clone() for name, parameter in model.named_parameters()}]
         for step in range(4):
             draw = torch.Generator().manual_seed(step)

@@ -1,4 +1,5 @@
-"""On a CUDA GPU, in bfloat16: stages learn what their tiny recipes ask for, with the attention and the kernels that are chosen there."""
+"""On a CUDA GPU, in bfloat16: stages learn what their tiny recipes ask for, with the attention and the kernels that
+are chosen there."""
 
 import os
 import subprocess
@@ -15,7 +16,12 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("stage", LEARNED)
 def test_a_stage_learns_in_bfloat16(stage, tmp_path):
-    sections = {"base": str(TINY / f"{stage}.yaml"), "name": stage, "output_dir": str(tmp_path), "training": {"bf16": True}}
+    sections = {
+        "base": str(TINY / f"{stage}.yaml"),
+        "name": stage,
+        "output_dir": str(tmp_path),
+        "training": {"bf16": True},
+    }
     recipe = write_recipe(sections, tmp_path / "recipe.yaml")
     environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
     command = [sys.executable, "cpt/train.py", str(recipe)]

@@ -1,4 +1,5 @@
-"""Runs on a CUDA GPU: the host never waits, layers compile once, checkpoints are written during training, and memory is as planned."""
+"""Runs on a CUDA GPU: the host never waits, layers compile once, checkpoints are written during training, and memory
+is as planned."""
 
 import pytest
 import torch
@@ -20,7 +21,13 @@ from cpt.train import train
 
 pytestmark = pytest.mark.gpu
 LARGER = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
-LARGEST = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 16_384, "max_position_embeddings": 512}
+LARGEST = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "vocab_size": 16_384,
+    "max_position_embeddings": 512,
+}
 
 
 class Watches(TrainerCallback):
@@ -42,7 +49,9 @@ class Watches(TrainerCallback):
         if state.global_step == 7:
             raise_on_waits(False)
             self.graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
-        self.weights[state.global_step] = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.weights[state.global_step] = {
+            name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+        }
 
 
 def run(sections, tmp_path, watches=None, *, training=(), shape=(), **others):
@@ -58,7 +67,9 @@ def run(sections, tmp_path, watches=None, *, training=(), shape=(), **others):
 
 
 @pytest.mark.parametrize(
-    ("model", "training"), [({"dtype": "bfloat16"}, {}), ({"dtype": "float32"}, {"bf16": True})], ids=["bf16 weights", "autocast"]
+    ("model", "training"),
+    [({"dtype": "bfloat16"}, {}), ({"dtype": "float32"}, {"bf16": True})],
+    ids=["bf16 weights", "autocast"],
 )
 def test_steps_over_packed_rows_compile_once_and_never_wait(tiny_recipe, tmp_path, model, training):
     dynamo.reset()
@@ -73,12 +84,23 @@ def test_steps_over_packed_rows_compile_once_and_never_wait(tiny_recipe, tmp_pat
 
 def test_checkpoints_written_during_training_hold_the_weights_of_their_steps(tiny_recipe, tmp_path):
     watches = Watches()
-    run(tiny_recipe, tmp_path, watches, shape=LARGER, checkpoints={"every_steps": 2, "keep": None, "in_background": True})
-    saved = {int(path.name.split("-")[1]): load_file(path / "model.safetensors") for path in tmp_path.glob("runs/tiny/checkpoint-*")}
+    run(
+        tiny_recipe,
+        tmp_path,
+        watches,
+        shape=LARGER,
+        checkpoints={"every_steps": 2, "keep": None, "in_background": True},
+    )
+    saved = {
+        int(path.name.split("-")[1]): load_file(path / "model.safetensors")
+        for path in tmp_path.glob("runs/tiny/checkpoint-*")
+    }
     assert {4, 8} <= saved.keys()
     for step, tensors in saved.items():
         assert all(torch.equal(tensor, watches.weights[step][name].cpu()) for name, tensor in tensors.items()), step
-    buffers = [buffer for some in watches.trainer.host_copies.free.values() for buffer in some if buffer.nbytes > 2**18]
+    buffers = [
+        buffer for some in watches.trainer.host_copies.free.values() for buffer in some if buffer.nbytes > 2**18
+    ]
     assert buffers and all(buffer.is_pinned() == ON_GPU for buffer in buffers)
 
 
@@ -93,5 +115,7 @@ def test_a_run_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
 
     measured = peak_of(whole_run)
     config, setup = config_from(recipe.model.config), setup_of(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
-    planned = plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)).model_alone
+    planned = plan_memory(
+        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+    ).model_alone
     assert 0.95 < planned / measured < 1.1

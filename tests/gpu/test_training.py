@@ -34,7 +34,12 @@ def test_each_deepspeed_profile_trains_in_bf16(tiny_recipe, tmp_path, profile):
 
 
 def test_zero2_with_overlapping_communication_has_the_same_losses(tiny_recipe, tmp_path):
-    tiny_recipe["model"]["config"] = {**TINY_LLAMA, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    tiny_recipe["model"]["config"] = {
+        **TINY_LLAMA,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+    }
     profile = json.loads((ROOT / "deepspeed_configs" / "ds_config_zero1.json").read_text())
     found = {}
     for overlaps in (False, True):
@@ -47,12 +52,17 @@ def test_zero2_with_overlapping_communication_has_the_same_losses(tiny_recipe, t
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_run_on_the_gpu_resumes_bit_for_bit(tiny_recipe, tmp_path, stage):
-    tiny_recipe["training"] |= {"bf16": True, "full_determinism": True}  # else attention's backward pass adds up in any order
+    tiny_recipe["training"] |= {
+        "bf16": True,
+        "full_determinism": True,
+    }  # else attention's backward pass adds up in any order
     interrupted_equals_straight(tiny_recipe, tmp_path, at=(3,), stage=stage, processes=1)
 
 
 def test_packed_documents_stay_apart_on_the_gpu():
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), attn_implementation="sdpa").cuda().eval()
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), attn_implementation="sdpa").cuda().eval()
+    )
     first, second = torch.arange(5, 25, device="cuda"), torch.arange(40, 73, device="cuda")
     positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))]).cuda()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""What only a CUDA GPU can show of attention by documents' bounds: the kernels give what the reference gives, and nothing waits."""
+"""What only a CUDA GPU can show of attention by documents' bounds: the kernels give what the reference gives, and
+nothing waits."""
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ def attend_by(package):
 @pytest.mark.parametrize("package", [None, *(pytest.param(name, marks=mark) for name, mark in PACKAGES.items())])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(
-    ("heads", "grouped", "width", "value_width"), [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128)]
+    ("heads", "grouped", "width", "value_width"),
+    [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128)],
 )
 def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_width, window, package):
     shape = (heads, grouped, width, value_width, window)
@@ -55,7 +57,9 @@ def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_
 def model_with(attention):
     register_varlen()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**{**TINY_LLAMA, "hidden_size": 256, "max_position_embeddings": TOKENS}, use_cache=False)
+    config = AutoConfig.for_model(
+        **{**TINY_LLAMA, "hidden_size": 256, "max_position_embeddings": TOKENS}, use_cache=False
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(DEVICE, torch.bfloat16).train()
     if attention != "sdpa":
         keep_documents_apart(model)
@@ -70,7 +74,9 @@ def batch(places=None):
     return {name: values.to(DEVICE) for name, values in given.items()}
 
 
-@pytest.mark.parametrize("attention", [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())])
+@pytest.mark.parametrize(
+    "attention", [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())]
+)
 @pytest.mark.parametrize("compiles", [False, True])
 def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, compiles):
     expected = model_with("sdpa")(**{name: values for name, values in batch().items() if name != BOUNDS}).loss.item()
@@ -91,7 +97,9 @@ def test_layers_compile_once_for_any_number_of_documents():
     compile_layers(model, Compiling(BACKEND))
     graphs = []
     for length in (512, 64, 16, 4):  # from 3 to 385 documents
-        packed = torch.stack([torch.arange(TOKENS) % length, torch.arange(TOKENS), torch.arange(TOKENS) % (2 * length)])
+        packed = torch.stack(
+            [torch.arange(TOKENS) % length, torch.arange(TOKENS), torch.arange(TOKENS) % (2 * length)]
+        )
         model(**batch(packed)).loss.backward()
         graphs.append(dynamo.utils.counters["stats"]["unique_graphs"])
     assert graphs == [1 if ON_GPU else graphs[0]] * 4, "on a CPU a loop over documents breaks the graph"
@@ -102,7 +110,9 @@ def test_long_rows_take_no_memory_for_a_mask():
     for attention in ("sdpa", VARLEN):
         model, ids = model_with(attention), torch.randint(3, 300, (1, 16 * TOKENS), device="cuda")
         torch.cuda.reset_peak_memory_stats()
-        model(input_ids=ids, position_ids=torch.arange(TOKENS, device="cuda").repeat(1, 16), labels=ids).loss.backward()
+        model(
+            input_ids=ids, position_ids=torch.arange(TOKENS, device="cuda").repeat(1, 16), labels=ids
+        ).loss.backward()
         peaks[attention] = torch.cuda.max_memory_allocated()
         del model
     assert peaks["sdpa"] - peaks[VARLEN] > (16 * TOKENS) ** 2 / 2

@@ -13,12 +13,16 @@ def test_an_example_becomes_a_recipe_that_loads(path, loaded):
     ledger = imported(path, Tool.AXOLOTL)
     assert loaded(ledger).model.path.startswith("example/")
     keys = [entry.key for entry in ledger.entries]
-    assert len(keys) == len(set(keys)) and {key.partition("[")[0].partition(".")[0] for key in keys} == set(ledger.config.values)
+    assert len(keys) == len(set(keys)) and {key.partition("[")[0].partition(".")[0] for key in keys} == set(
+        ledger.config.values
+    )
 
 
 def test_every_known_key_is_entered_once(axolotl, loaded):
     ledger = axolotl(**dict.fromkeys(NOT, True), **dict.fromkeys(KNOWN - NOT.keys() - {"base_model", "datasets"}))
-    assert sorted(entry.key for entry in ledger.entries if not entry.key.startswith("datasets[")) == sorted(KNOWN - {"datasets"})
+    assert sorted(entry.key for entry in ledger.entries if not entry.key.startswith("datasets[")) == sorted(
+        KNOWN - {"datasets"}
+    )
     assert all(entry.told for entry in ledger.entries)
     loaded(ledger)
 
@@ -59,16 +63,27 @@ def test_inputs_are_learned_too_where_all_are_conversations(axolotl, loaded):
     chats = [{"path": "a/b", "type": "chat_template"}]
     ledger = axolotl(datasets=chats, train_on_inputs=True)
     assert loaded(ledger).stage == "cpt" and loaded(ledger).data.sources[0].chat == "messages"
-    assert result(axolotl(datasets=[{"path": "a/b", "type": "alpaca"}], train_on_inputs=True))["train_on_inputs"][0] == "not"
+    assert (
+        result(axolotl(datasets=[{"path": "a/b", "type": "alpaca"}], train_on_inputs=True))["train_on_inputs"][0]
+        == "not"
+    )
     assert loaded(axolotl(datasets=chats)).stage == "sft"
 
 
 def test_adapters(axolotl, loaded):
-    lora = loaded(axolotl(adapter="qlora", load_in_4bit=True, lora_r=8, lora_target_linear=True, lora_target_modules=["q_proj"])).model.lora
+    lora = loaded(
+        axolotl(adapter="qlora", load_in_4bit=True, lora_r=8, lora_target_linear=True, lora_target_modules=["q_proj"])
+    ).model.lora
     assert lora == {"r": 8, "target_modules": "all-linear", "quantize": "nf4", "double_quantize": True}
     kwargs = {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False}
-    assert loaded(axolotl(adapter="qlora", bnb_config_kwargs=kwargs)).model.lora == {"quantize": "fp4", "double_quantize": False}
-    assert result(axolotl(adapter="llama-adapter", lora_r=8))["lora_r"] == ("otherwise", "no effect there: no adapter is trained")
+    assert loaded(axolotl(adapter="qlora", bnb_config_kwargs=kwargs)).model.lora == {
+        "quantize": "fp4",
+        "double_quantize": False,
+    }
+    assert result(axolotl(adapter="llama-adapter", lora_r=8))["lora_r"] == (
+        "otherwise",
+        "no effect there: no adapter is trained",
+    )
 
 
 def test_rows(axolotl, loaded):
@@ -86,15 +101,23 @@ def test_rope_and_rates_of_embeddings(axolotl, loaded):
     assert recipe.model.rope == Rope(theta=500000.0, type="yarn", factor=2.0)
     assert recipe.optimizer.options["embedding_learning_rate"] == pytest.approx(1e-5)
     assert result(ledger)["overrides_of_model_config.sliding_window"][0] == "not"
-    assert result(axolotl(embedding_lr=1e-5, embedding_lr_scale=0.1))["embedding_lr_scale"] == ("otherwise", "embedding_lr decides")
+    assert result(axolotl(embedding_lr=1e-5, embedding_lr_scale=0.1))["embedding_lr_scale"] == (
+        "otherwise",
+        "embedding_lr decides",
+    )
 
 
 def test_recomputing_and_profile(axolotl, loaded):
-    ledger = axolotl(gradient_checkpointing="offload", gradient_checkpointing_kwargs={"use_reentrant": False}, profiler_steps=3)
+    ledger = axolotl(
+        gradient_checkpointing="offload", gradient_checkpointing_kwargs={"use_reentrant": False}, profiler_steps=3
+    )
     recipe = loaded(ledger)
     assert recipe.training["gradient_checkpointing"] is True
     assert recipe.training["gradient_checkpointing_kwargs"] == {"use_reentrant": False, "offload": True}
-    assert recipe.monitoring.profile == Profile(at_step=1, steps=3) and result(ledger)["gradient_checkpointing"][0] == "otherwise"
+    assert (
+        recipe.monitoring.profile == Profile(at_step=1, steps=3)
+        and result(ledger)["gradient_checkpointing"][0] == "otherwise"
+    )
 
 
 def test_activations_are_offloaded(axolotl, llamafactory, loaded):

@@ -14,13 +14,26 @@ def one(make, **dataset):
 
 
 def test_texts(axolotl):
-    source, found = one(axolotl, type="completion", field="body", split="test", name="en", revision="v1", data_files=["x.jsonl"])
-    assert source == {"path": "a/b", "subset": "en", "revision": "v1", "data_files": ["x.jsonl"], "split": "test", "text_column": "body"}
-    assert {found[f"datasets[0].{key}"][0] for key in ("type", "field", "split", "name", "revision", "data_files")} == {"carried"}
+    source, found = one(
+        axolotl, type="completion", field="body", split="test", name="en", revision="v1", data_files=["x.jsonl"]
+    )
+    assert source == {
+        "path": "a/b",
+        "subset": "en",
+        "revision": "v1",
+        "data_files": ["x.jsonl"],
+        "split": "test",
+        "text_column": "body",
+    }
+    assert {
+        found[f"datasets[0].{key}"][0] for key in ("type", "field", "split", "name", "revision", "data_files")
+    } == {"carried"}
 
 
 def test_a_local_file_has_no_split(axolotl):
-    ledger = axolotl(datasets=[{"path": "json", "data_files": ["x.jsonl", "y.jsonl"], "split": "train", "type": "completion"}])
+    ledger = axolotl(
+        datasets=[{"path": "json", "data_files": ["x.jsonl", "y.jsonl"], "split": "train", "type": "completion"}]
+    )
     assert sources(ledger) == [{"path": "x.jsonl"}, {"path": "y.jsonl"}]
     assert result(ledger)["datasets[0].split"] == ("otherwise", "a local file has none")
 
@@ -38,7 +51,9 @@ def test_a_dataset_may_be_its_path_alone(axolotl, loaded):
     ledger = axolotl(datasets=None, pretraining_dataset="a/b", test_datasets="c.jsonl")
     assert loaded(ledger).data.sources[0].path == "a/b" and loaded(ledger).evaluation.perplexity[0].path == "c.jsonl"
     found = result(ledger)
-    assert found["pretraining_dataset"] == ("carried", "data.sources[].path") and found["test_datasets"][0] == "carried"
+    assert (
+        found["pretraining_dataset"] == ("carried", "data.sources[].path") and found["test_datasets"][0] == "carried"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +61,15 @@ def test_a_dataset_may_be_its_path_alone(axolotl, loaded):
     [
         ({"type": "chat_template"}, "messages"),
         ({"type": "sharegpt"}, "conversations"),
-        ({"type": "chat_template", "field_messages": "talk", "field_tools": "tools"}, {"messages": "talk", "tools": "tools"}),
+        (
+            {"type": "chat_template", "field_messages": "talk", "field_tools": "tools"},
+            {"messages": "talk", "tools": "tools"},
+        ),
         ({"type": "metharme"}, {"prompt": "{prompt}", "completion": "generation"}),
-        ({"type": {"field_instruction": "q", "field_output": "a", "format": "{instruction}:"}}, {"prompt": "{q}:", "completion": "a"}),
+        (
+            {"type": {"field_instruction": "q", "field_output": "a", "format": "{instruction}:"}},
+            {"prompt": "{q}:", "completion": "a"},
+        ),
     ],
 )
 def test_examples(axolotl, loaded, dataset, chat):
@@ -73,11 +94,23 @@ def test_roles_of_the_usual_names_are_read(axolotl):
 
 def test_what_cannot_be_said_of_a_dataset(axolotl):
     _, found = one(
-        axolotl, type="input_output", shards=10, chat_template="x", roles_to_train=["user"], train_on_eos="all", typ=1, split=None
+        axolotl,
+        type="input_output",
+        shards=10,
+        chat_template="x",
+        roles_to_train=["user"],
+        train_on_eos="all",
+        typ=1,
+        split=None,
     )
     assert "segments" in found["datasets[0].type"][1]
-    assert {found[f"datasets[0].{key}"][0] for key in ("shards", "chat_template", "roles_to_train", "train_on_eos", "typ")} == {"not"}
-    assert "Did you mean `type`?" in found["datasets[0].typ"][1] and found["datasets[0].split"] == ("carried", "empty there")
+    assert {
+        found[f"datasets[0].{key}"][0] for key in ("shards", "chat_template", "roles_to_train", "train_on_eos", "typ")
+    } == {"not"}
+    assert "Did you mean `type`?" in found["datasets[0].typ"][1] and found["datasets[0].split"] == (
+        "carried",
+        "empty there",
+    )
 
 
 def test_several_are_read_in_proportion(axolotl, loaded):
@@ -101,7 +134,9 @@ def test_pretraining_is_streamed(axolotl, loaded):
 
 @pytest.mark.parametrize("datasets", [["a/b"], [{"type": "completion"}], 3, [{"path": 1}], [{"path": " "}]])
 def test_what_is_no_list_of_datasets(axolotl, datasets):
-    with pytest.raises(RecipeError, match=r"config.yml:2: `datasets`: expected a list of datasets, each with a `path`"):
+    with pytest.raises(
+        RecipeError, match=r"config.yml:2: `datasets`: expected a list of datasets, each with a `path`"
+    ):
         axolotl(datasets=datasets)
 
 

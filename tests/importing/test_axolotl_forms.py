@@ -27,18 +27,38 @@ def test_a_chat_models_tokens_are_left_to_its_template():
 @pytest.mark.parametrize(
     ("kind", "row", "prompt", "completion"),
     [
-        ("alpaca", {"instruction": "Add", "input": "1", "output": "2"}, "### Instruction:\nAdd\n\n### Input:\n1\n\n### Response:\n", "2"),
-        ("alpaca", {"instruction": "Add", "input": "", "output": "2"}, "### Instruction:\nAdd\n\n### Response:\n", "2"),
+        (
+            "alpaca",
+            {"instruction": "Add", "input": "1", "output": "2"},
+            "### Instruction:\nAdd\n\n### Input:\n1\n\n### Response:\n",
+            "2",
+        ),
+        (
+            "alpaca",
+            {"instruction": "Add", "input": "", "output": "2"},
+            "### Instruction:\nAdd\n\n### Response:\n",
+            "2",
+        ),
         ("alpaca:chat", {"instruction": "Add", "input": "1", "output": "2"}, "USER: Add\n1\nASSISTANT:", "2"),
         ("alpaca_chat.load", {"instruction": "Add", "input": "", "output": "2"}, "USER: Add\nASSISTANT:", "2"),
-        ("alpaca_w_system", {"system": "S", "instruction": "Add", "output": "2"}, "SYSTEM: S\nUSER: Add\nASSISTANT:", "2"),
+        (
+            "alpaca_w_system",
+            {"system": "S", "instruction": "Add", "output": "2"},
+            "SYSTEM: S\nUSER: Add\nASSISTANT:",
+            "2",
+        ),
         (
             "jeopardy",
             {"question": "Q", "category": "C", "answer": "a"},
             "### Instruction:\nQ\n\n### Input:\nC\n\n### Response:\n",
             "what is a",
         ),
-        ("context_qa.load_v2", {"context": "C", "question": "Q", "answer": "a"}, "Context: C\nQuestion: Q\n", "Answer: a"),
+        (
+            "context_qa.load_v2",
+            {"context": "C", "question": "Q", "answer": "a"},
+            "Context: C\nQuestion: Q\n",
+            "Answer: a",
+        ),
     ],
 )
 def test_a_question_is_written_as_axolotl_writes_it(kind, row, prompt, completion):
@@ -69,8 +89,17 @@ def test_types_of_preferences(kind, stage, chat):
 
 
 def test_a_type_of_the_users_own():
-    own = {"field_instruction": "q", "field_output": "a", "format": "Q: {instruction} {input}\n", "system_prompt": "Be {kind}."}
+    own = {
+        "field_instruction": "q",
+        "field_output": "a",
+        "format": "Q: {instruction} {input}\n",
+        "system_prompt": "Be {kind}.",
+    }
     assert chat_of_own(own, "sft") == {"prompt": "Be {{kind}}.Q: {q} {input}\n", "completion": "a"}
     pairs = {"field_prompt": "q", "prompt_format": "{prompt}", "chosen_format": "{chosen}<end>"}
     assert chat_of_own(pairs, "dpo") == {"prompt": "q", "chosen": "{chosen}<end>", "rejected": "rejected"}
-    assert chat_of_own({"field_label": "good"}, "kto") == {"prompt": "prompt", "completion": "completion", "label": "good"}
+    assert chat_of_own({"field_label": "good"}, "kto") == {
+        "prompt": "prompt",
+        "completion": "completion",
+        "label": "good",
+    }

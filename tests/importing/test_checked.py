@@ -33,7 +33,16 @@ SHARED: list[dict[str, Any]] = [
     {"tensor_parallel_size": 2, "dp_shard_size": 2},
 ]
 AXOLOTL: list[list[dict[str, Any]]] = [
-    [{"base_model": "base", "micro_batch_size": 1, "warmup_steps": 10, "saves_per_epoch": 4, "val_set_size": 0.5, "evals_per_epoch": 2}],
+    [
+        {
+            "base_model": "base",
+            "micro_batch_size": 1,
+            "warmup_steps": 10,
+            "saves_per_epoch": 4,
+            "val_set_size": 0.5,
+            "evals_per_epoch": 2,
+        }
+    ],
     [
         {"datasets": [{"path": "texts.jsonl", "type": "completion"}]},
         {"datasets": [{"path": "pairs.jsonl", "type": "alpaca"}], "sample_packing": True},
@@ -41,14 +50,25 @@ AXOLOTL: list[list[dict[str, Any]]] = [
         {"rl": "dpo", "datasets": [{"path": "prefs.jsonl", "type": {"field_prompt": "instruction"}}]},
     ],
     [{}, {"adapter": "lora", "lora_r": 8}, {"adapter": "qlora", "load_in_4bit": True, "lora_r": 8}],
-    [{"optimizer": name} for name in ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "muon", "sgd", "adamw_torch_4bit")],
+    [
+        {"optimizer": name}
+        for name in ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "muon", "sgd", "adamw_torch_4bit")
+    ],
     ENGINES,
     [*PRECISIONS, {"bf16": "full"}, {"bfloat16": True}],
     [{}, {"gradient_checkpointing": True, "activation_offloading": True}, {"activation_offloading": True}],
     [{key.replace("cp_size", "context_parallel_size"): value for key, value in shared.items()} for shared in SHARED],
 ]
 LLAMAFACTORY: list[list[dict[str, Any]]] = [
-    [{"model_name_or_path": "base", "dataset_dir": ".", "val_size": 0.5, "eval_strategy": "epoch", "save_strategy": "epoch"}],
+    [
+        {
+            "model_name_or_path": "base",
+            "dataset_dir": ".",
+            "val_size": 0.5,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+        }
+    ],
     [{"stage": "pt", "dataset": "texts"}, {"stage": "sft", "dataset": "pairs"}, {"stage": "dpo", "dataset": "prefs"}],
     [
         {"finetuning_type": "full"},
@@ -65,7 +85,7 @@ LLAMAFACTORY: list[list[dict[str, Any]]] = [
     SHARED,
 ]
 INFO = """{"texts": {"file_name": "texts.jsonl", "columns": {"prompt": "text"}}, "pairs": {"file_name": "pairs.jsonl"},
-"prefs": {"file_name": "prefs.jsonl", "ranking": true, "columns": {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}}}"""
+"prefs": {"file_name": "prefs.jsonl", "ranking": true, "columns": {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}}}"""  # noqa: E501
 
 
 @pytest.fixture
@@ -85,7 +105,11 @@ def complaints(tmp_path, monkeypatch, tokenizer_folder):
     def complain(tool: Tool, config: dict[str, Any]) -> list[str]:
         Path("config.yml").write_text(yaml.safe_dump(config))
         Path("recipe.yaml").write_text(recipe_text(imported(Path("config.yml"), tool)))
-        return [str(mistake) for mistake in found_in(load_recipe("recipe.yaml")).mistakes if isinstance(mistake, RecipeError)]
+        return [
+            str(mistake)
+            for mistake in found_in(load_recipe("recipe.yaml")).mistakes
+            if isinstance(mistake, RecipeError)
+        ]
 
     return complain
 

@@ -18,7 +18,9 @@ from cpt.importing.command import command
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming_from.md"
 TABLES = {"axolotl": axolotl_keys, "llamafactory": llamafactory_keys}
-EXAMPLES = re.compile(r"```\ncpt import (\S+) --output (\S+)\n```\n\n<!-- prints -->\n```text\n(.*?)```\n\n```yaml\n(.*?)```\n", re.S)
+EXAMPLES = re.compile(
+    r"```\ncpt import (\S+) --output (\S+)\n```\n\n<!-- prints -->\n```text\n(.*?)```\n\n```yaml\n(.*?)```\n", re.S
+)
 
 
 def keys_of(tables: ModuleType) -> str:
@@ -27,9 +29,14 @@ def keys_of(tables: ModuleType) -> str:
     for key, where in tables.HANDLED.items():
         groups.setdefault(where, []).append(key)
     for key, name in tables.PASSED.items():
-        groups.setdefault("`training:`, where the stage's class has it", []).append(key if key == name else f"{key} ({name})")
+        groups.setdefault("`training:`, where the stage's class has it", []).append(
+            key if key == name else f"{key} ({name})"
+        )
     lines = ["| key | in the recipe |", "| --- | --- |", *(row(keys, where) for where, keys in groups.items())]
-    for title, table in {"nothing has to be said, because": tables.IDLE, "not carried over; instead": tables.NOT}.items():
+    for title, table in {
+        "nothing has to be said, because": tables.IDLE,
+        "not carried over; instead": tables.NOT,
+    }.items():
         reasons: dict[str, list[str]] = {}
         for key, reason in table.items():
             reasons.setdefault(reason, []).append(key)
@@ -57,7 +64,10 @@ def example(config: str, name: str) -> str:
         output = Path(folder) / name
         command(Path(config), output=output)
         told, recipe = printed.getvalue().replace(str(output), name), output.read_text()
-    return f"```\ncpt import {config} --output {name}\n```\n\n<!-- prints -->\n```text\n{told}```\n\n```yaml\n{recipe}```\n"
+    return (
+        f"```\ncpt import {config} --output {name}\n```\n\n<!-- prints"
+        f" -->\n```text\n{told}```\n\n```yaml\n{recipe}```\n"
+    )
 
 
 def test_the_page_says_what_the_code_does(monkeypatch: pytest.MonkeyPatch) -> None:

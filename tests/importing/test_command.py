@@ -15,7 +15,12 @@ EXAMPLE = CONFIGS / "axolotl" / "kto.yml"
 def test_a_recipe_is_written_and_the_keys_are_listed(tmp_path, capsys):
     command(EXAMPLE, output=tmp_path / "new" / "r.yaml")
     shown = capsys.readouterr().out
-    assert "Carried over (" in shown and "Not carried over (1)" in shown and "12 keys" in shown and "Next: cpt check" in shown
+    assert (
+        "Carried over (" in shown
+        and "Not carried over (1)" in shown
+        and "12 keys" in shown
+        and "Next: cpt check" in shown
+    )
     assert "stage: kto" in (tmp_path / "new" / "r.yaml").read_text()
 
 
@@ -52,13 +57,19 @@ def test_the_tool_may_be_said(tmp_path):
         imported(path)
     assert imported(path, Tool.AXOLOTL).recipe["model"]["path"] == "a/b"
     ledger = imported(path, Tool.LLAMAFACTORY)
-    assert ledger.recipe["model"]["path"] == "e/f" and {entry.key: entry.verdict for entry in ledger.entries}["base_model"] == "not"
+    assert (
+        ledger.recipe["model"]["path"] == "e/f"
+        and {entry.key: entry.verdict for entry in ledger.entries}["base_model"] == "not"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("base_modle: a/b\nmicro_batch_size: 2\n", "`base_model` is missing, which axolotl needs.*Did you mean `base_modle`?"),
+        (
+            "base_modle: a/b\nmicro_batch_size: 2\n",
+            "`base_model` is missing, which axolotl needs.*Did you mean `base_modle`?",
+        ),
         ("finetuning_type: lora\n", "`model_name_or_path` is missing, which llamafactory needs"),
         ("base_model: [a]\nmicro_batch_size: 1\n", "`base_model` is missing"),
     ],

@@ -5,7 +5,10 @@ import pytest
 from cpt.errors import RecipeError
 from cpt.importing.config import MAX_BYTES, kind_of, read_config
 
-KNOWN = {"axolotl": {"base_model", "datasets", "learning_rate"}, "llamafactory": {"model_name_or_path", "template", "learning_rate"}}
+KNOWN = {
+    "axolotl": {"base_model", "datasets", "learning_rate"},
+    "llamafactory": {"model_name_or_path", "template", "learning_rate"},
+}
 NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path"}
 
 
@@ -38,7 +41,10 @@ def test_values_are_read_as_the_tools_read_them(tmp_path):
         ("a: {b: {c: 1, c: 2}}\n", r"c.yml:1: `c` is written twice"),
         ("a: 2024-13-99\n", "not YAML"),
         ("a: " + "[" * 400 + "]" * 400, "nested too deeply|too large"),
-        ("a: &x [1, 1, 1, 1]\nb: &y [*x, *x, *x, *x, *x]\nc: &z [*y, *y, *y, *y, *y]\nd: [" + "*z, " * 200 + "]", "too large for a config"),
+        (
+            "a: &x [1, 1, 1, 1]\nb: &y [*x, *x, *x, *x, *x]\nc: &z [*y, *y, *y, *y, *y]\nd: [" + "*z, " * 200 + "]",
+            "too large for a config",
+        ),
         ("a: &x [*x]\n", "too large for a config"),
         ("a: " + "b" * MAX_BYTES, "bytes: too large"),
         ("name: x\nmodel: {path: a}\ndata: {}\nbudget: {}\n", "is a recipe of cpt already. Check it: cpt check"),
@@ -55,7 +61,9 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match="is a folder"):
         read_config(tmp_path)
     os.mkfifo(tmp_path / "locked.yml")
-    monkeypatch.setattr("pathlib.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    monkeypatch.setattr(
+        "pathlib.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
     with pytest.raises(RecipeError, match="cannot be read: Permission denied"):
         read_config(tmp_path / "locked.yml")
 
@@ -73,8 +81,14 @@ def test_keys_that_a_tool_borrows_do_not_hide_whose_config_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("learning_rate: 1\nother: 2\n", "keys of neither axolotl nor llamafactory: learning_rate, other. Say whose they are: --from"),
-        ("base_model: x\nmodel_name_or_path: y\n", r"mixes keys of two tools: base_model \(axolotl\); model_name_or_path \(llamafactory\)"),
+        (
+            "learning_rate: 1\nother: 2\n",
+            "keys of neither axolotl nor llamafactory: learning_rate, other. Say whose they are: --from",
+        ),
+        (
+            "base_model: x\nmodel_name_or_path: y\n",
+            r"mixes keys of two tools: base_model \(axolotl\); model_name_or_path \(llamafactory\)",
+        ),
         ("model: x\ntrain_dataset: y\n", "is of LLaMA-Factory's v1, whose keys are others"),
     ],
 )

@@ -29,9 +29,14 @@ def test_a_deepspeed_file_that_is_here_is_taken(axolotl, tmp_path):
     file = tmp_path / "mine.json"
     file.write_text("{}")
     assert axolotl(deepspeed=str(file)).recipe["training"]["deepspeed"] == str(file)
-    assert axolotl(deepspeed={"zero_optimization": {"stage": 1}}).recipe["training"]["deepspeed"] == {"zero_optimization": {"stage": 1}}
+    assert axolotl(deepspeed={"zero_optimization": {"stage": 1}}).recipe["training"]["deepspeed"] == {
+        "zero_optimization": {"stage": 1}
+    }
     offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-    assert axolotl(deepspeed=offload).recipe["training"]["deepspeed"] == {**offload, "zero_force_ds_cpu_optimizer": False}
+    assert axolotl(deepspeed=offload).recipe["training"]["deepspeed"] == {
+        **offload,
+        "zero_force_ds_cpu_optimizer": False,
+    }
     ledger = axolotl(deepspeed="other.json")
     assert "deepspeed" not in ledger.recipe["training"] and result(ledger)["deepspeed"][0] == "not"
     assert result(axolotl(deepspeed=False))["deepspeed"] == ("carried", "off there, as here")
@@ -50,10 +55,16 @@ def test_fsdp_is_fsdp2(axolotl, loaded):
     assert loaded(ledger).training["fsdp_config"] == {"version": 2, "cpu_offload": True}
     assert ledger.recipe["training"]["gradient_checkpointing"] is True
     found = result(ledger)
-    assert found["fsdp_config.fsdp_sharding_strategy"][0] == found["fsdp_config.odd"][0] == "not" and "fsdp_config" not in found
+    assert (
+        found["fsdp_config.fsdp_sharding_strategy"][0] == found["fsdp_config.odd"][0] == "not"
+        and "fsdp_config" not in found
+    )
     assert axolotl(fsdp="full_shard offload").recipe["training"]["fsdp_config"]["cpu_offload"] is True
     ledger = axolotl(fsdp_config="mine.json")
-    assert ledger.recipe["training"]["fsdp_config"] == {"version": 2} and "are in mine.json" in result(ledger)["fsdp_config"][1]
+    assert (
+        ledger.recipe["training"]["fsdp_config"] == {"version": 2}
+        and "are in mine.json" in result(ledger)["fsdp_config"][1]
+    )
     with pytest.raises(RecipeError, match="`fsdp_config`: expected keys with values, or a JSON file, got 'x'"):
         axolotl(fsdp_config="x")
     off = result(axolotl(fsdp=[], fsdp_config={}))
@@ -63,11 +74,19 @@ def test_fsdp_is_fsdp2(axolotl, loaded):
 def test_gpus_share_rows_under_zero(axolotl):
     ledger = axolotl(context_parallel_size=2, tensor_parallel_size=1, dp_shard_size=4, deepspeed="zero2.json")
     assert ledger.recipe["training"]["parallelism_config"] == {"sp_size": 2}
-    assert result(ledger)["tensor_parallel_size"] == ("carried", "one GPU there, as here") and result(ledger)["dp_shard_size"][0] == "not"
+    assert (
+        result(ledger)["tensor_parallel_size"] == ("carried", "one GPU there, as here")
+        and result(ledger)["dp_shard_size"][0] == "not"
+    )
     assert result(axolotl(context_parallel_size=2))["context_parallel_size"][0] == "not"
     ledger = axolotl(context_parallel_size=2, fsdp=["full_shard"])
-    assert "fsdp" not in ledger.recipe["training"] and ledger.recipe["training"]["parallelism_config"] == {"sp_size": 2}
-    assert result(ledger)["fsdp"][0] == "otherwise" and ledger.recipe["training"]["deepspeed"] == PROFILES + "ds_config_production.json"
+    assert "fsdp" not in ledger.recipe["training"] and ledger.recipe["training"]["parallelism_config"] == {
+        "sp_size": 2
+    }
+    assert (
+        result(ledger)["fsdp"][0] == "otherwise"
+        and ledger.recipe["training"]["deepspeed"] == PROFILES + "ds_config_production.json"
+    )
 
 
 QLORA = {"adapter": "qlora", "lora_r": 8}

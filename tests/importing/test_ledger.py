@@ -53,4 +53,6 @@ def test_switches():
 def test_keys_without_a_value_ask_for_nothing(tmp_path):
     found = ledger(tmp_path, rate=None, steps=1)
     found.skip_empty(["rate", "steps", "other"])
-    assert [(entry.key, entry.told) for entry in found.entries] == [("rate", "empty there")] and found.open_keys() == ["steps"]
+    assert [(entry.key, entry.told) for entry in found.entries] == [("rate", "empty there")] and found.open_keys() == [
+        "steps"
+    ]

@@ -56,14 +56,23 @@ def test_stages_that_there_are_not(llamafactory):
     ("values", "lora"),
     [
         ({}, {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}),
-        ({"lora_rank": 4, "lora_target": "q_proj,v_proj"}, {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
+        (
+            {"lora_rank": 4, "lora_target": "q_proj,v_proj"},
+            {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+        ),
         (
             {"additional_target": "embed_tokens"},
             {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "modules_to_save": ["embed_tokens"]},
         ),
-        ({"pissa_init": True}, {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": "pissa_niter_16"}),
+        (
+            {"pissa_init": True},
+            {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "init_lora_weights": "pissa_niter_16"},
+        ),
         ({"finetuning_type": "oft", "oft_block_size": 32}, {"method": "oft", "oft_block_size": 32}),
-        ({"finetuning_type": "oft", "oft_block_size": 32, "quantization_bit": 4}, {"method": "oft", "oft_block_size": 32}),
+        (
+            {"finetuning_type": "oft", "oft_block_size": 32, "quantization_bit": 4},
+            {"method": "oft", "oft_block_size": 32},
+        ),
         ({"finetuning_type": "full", "lora_rank": 4}, None),
         (
             {"quantization_bit": 4, "double_quantization": False},
@@ -100,4 +109,6 @@ def test_rows(llamafactory, loaded, values, packing):
 def test_recomputing_is_on_by_default(llamafactory):
     assert llamafactory().recipe["training"]["gradient_checkpointing"] is True
     assert llamafactory(disable_gradient_checkpointing=True).recipe["training"]["gradient_checkpointing"] is False
-    assert llamafactory(use_reentrant_gc=False).recipe["training"]["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert llamafactory(use_reentrant_gc=False).recipe["training"]["gradient_checkpointing_kwargs"] == {
+        "use_reentrant": False
+    }

@@ -34,15 +34,27 @@ def sources(llamafactory, tmp_path, monkeypatch):
             "dpo",
             {"chat": {"user": "q", "chosen": "c", "rejected": "r"}},
         ),
-        ({"columns": {"prompt": "q", "response": "a", "kto_tag": "k"}}, "kto", {"chat": {"user": "q", "assistant": "a", "label": "k"}}),
+        (
+            {"columns": {"prompt": "q", "response": "a", "kto_tag": "k"}},
+            "kto",
+            {"chat": {"user": "q", "assistant": "a", "label": "k"}},
+        ),
         ({"formatting": "sharegpt"}, "sft", {"chat": {"messages": "conversations"}}),
-        ({"formatting": "sharegpt", "columns": {"messages": "m", "tools": "t"}}, "sft", {"chat": {"messages": "m", "tools": "t"}}),
+        (
+            {"formatting": "sharegpt", "columns": {"messages": "m", "tools": "t"}},
+            "sft",
+            {"chat": {"messages": "m", "tools": "t"}},
+        ),
         (
             {"formatting": "sharegpt", "ranking": True},
             "rm",
             {"chat": {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}},
         ),
-        ({"formatting": "sharegpt", "columns": {"messages": "m", "kto_tag": "k"}}, "kto", {"chat": {"messages": "m", "label": "k"}}),
+        (
+            {"formatting": "sharegpt", "columns": {"messages": "m", "kto_tag": "k"}},
+            "kto",
+            {"chat": {"messages": "m", "label": "k"}},
+        ),
         ({"formatting": "sharegpt", "columns": {"messages": "m"}}, "ppo", {"chat": {"prompt": "m"}}),
         ({"columns": {"prompt": "text"}}, "pt", {}),
         ({"columns": {"prompt": "body"}}, "pt", {"text_column": "body"}),
@@ -73,7 +85,9 @@ def test_a_dataset_of_the_hub(sources, loaded):
 
 def test_what_of_a_dataset_is_not_carried_over(sources):
     columns = {"messages": "m", "images": "i"}
-    _, ledger = sources({"ms_hub_url": "a/b", "formatting": "sharegpt", "columns": columns, "tags": {"role_tag": "who"}}, max_samples=5)
+    _, ledger = sources(
+        {"ms_hub_url": "a/b", "formatting": "sharegpt", "columns": columns, "tags": {"role_tag": "who"}}, max_samples=5
+    )
     found = result(ledger)
     assert {key for key, (verdict, _) in found.items() if verdict == "not"} == {
         "dataset_info.json: d.ms_hub_url",
@@ -93,15 +107,28 @@ def test_a_number_of_rows_that_is_none_is_told(sources, loaded, number):
 def test_names_that_are_nowhere(llamafactory, sources):
     _, ledger = sources({"file_name": "d.json"})
     ledger = llamafactory(dataset="d,dd", dataset_dir="data")
-    assert "Did you mean `d`?" in result(ledger)["dataset"][1] and ledger.recipe["data"]["sources"][1]["path"] == "data/dd.json"
-    assert "there is no nowhere/dataset_info.json from here. The" in result(llamafactory(dataset_dir="nowhere"))["dataset"][1]
-    assert "`hf download lab/sets --repo-type dataset" in result(llamafactory(dataset_dir="REMOTE:lab/sets"))["dataset"][1]
+    assert (
+        "Did you mean `d`?" in result(ledger)["dataset"][1]
+        and ledger.recipe["data"]["sources"][1]["path"] == "data/dd.json"
+    )
+    assert (
+        "there is no nowhere/dataset_info.json from here. The"
+        in result(llamafactory(dataset_dir="nowhere"))["dataset"][1]
+    )
+    assert (
+        "`hf download lab/sets --repo-type dataset"
+        in result(llamafactory(dataset_dir="REMOTE:lab/sets"))["dataset"][1]
+    )
 
 
 def test_a_mixture_and_what_is_held_out(llamafactory, loaded):
-    ledger = llamafactory(dataset="a/b,c/d", interleave_probs="0.7,0.3", mix_strategy="interleave_under", eval_dataset="e/f")
+    ledger = llamafactory(
+        dataset="a/b,c/d", interleave_probs="0.7,0.3", mix_strategy="interleave_under", eval_dataset="e/f"
+    )
     recipe = loaded(ledger)
-    assert [source.weight for source in recipe.data.sources] == [0.7, 0.3] and recipe.evaluation.perplexity[0].path == "e/f"
+    assert [source.weight for source in recipe.data.sources] == [0.7, 0.3] and recipe.evaluation.perplexity[
+        0
+    ].path == "e/f"
     assert loaded(llamafactory(dataset="a/b,c/d")).data.temperature == 1
     assert result(llamafactory(dataset="a/b,c/d", interleave_probs="1"))["interleave_probs"][0] == "not"
     assert loaded(llamafactory(val_size=0.1)).evaluation.held_out_share == 0.1

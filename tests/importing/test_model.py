@@ -49,15 +49,23 @@ def test_precision(axolotl, loaded, values, training, dtype):
 
 
 def test_names_of_layers():
-    assert targets("all") == "all-linear" and targets("q_proj, v_proj") == ["q_proj", "v_proj"] and targets(["a"]) == ["a"]
+    assert (
+        targets("all") == "all-linear"
+        and targets("q_proj, v_proj") == ["q_proj", "v_proj"]
+        and targets(["a"]) == ["a"]
+    )
     assert targets(".*(q|v)_proj") == ".*(q|v)_proj"
 
 
 def test_liger_where_the_stage_can_use_it(axolotl, llamafactory):
-    training = axolotl(liger_rope=True, liger_glu_activation=True, liger_rms_norm=False, liger_layer_norm=True).recipe["training"]
+    training = axolotl(liger_rope=True, liger_glu_activation=True, liger_rms_norm=False, liger_layer_norm=True).recipe[
+        "training"
+    ]
     assert training["use_liger_kernel"] is True and training["liger_kernel_config"] == {"rope": True, "swiglu": True}
     ledger = llamafactory(stage="dpo", enable_liger_kernel=True)
-    assert "use_liger_kernel" not in ledger.recipe["training"] and result(ledger)["enable_liger_kernel"][0] == "otherwise"
+    assert (
+        "use_liger_kernel" not in ledger.recipe["training"] and result(ledger)["enable_liger_kernel"][0] == "otherwise"
+    )
 
 
 def test_options_that_peft_does_not_take_are_told(axolotl, loaded):
@@ -68,4 +76,8 @@ def test_options_that_peft_does_not_take_are_told(axolotl, loaded):
 
 def test_new_weights_have_no_adapter(axolotl, loaded):
     ledger = axolotl(adapter="lora", lora_r=8, random_init_weights=True)
-    assert loaded(ledger).model.lora is None and loaded(ledger).stage == "pretrain" and result(ledger)["adapter"][0] == "not"
+    assert (
+        loaded(ledger).model.lora is None
+        and loaded(ledger).stage == "pretrain"
+        and result(ledger)["adapter"][0] == "not"
+    )

@@ -27,12 +27,24 @@ def test_kinds_in_words():
 
 
 def test_what_would_do_nothing_is_not_passed_on(axolotl):
-    ledger = axolotl(group_by_length=True, max_grad_norm="0.5", ddp_timeout="soon", center_rewards_coefficient=0.1, torch_compile=None)
+    ledger = axolotl(
+        group_by_length=True,
+        max_grad_norm="0.5",
+        ddp_timeout="soon",
+        center_rewards_coefficient=0.1,
+        torch_compile=None,
+    )
     found = result(ledger)
     assert found["max_grad_norm"][0] == "carried" and ledger.recipe["training"]["max_grad_norm"] == 0.5
-    assert found["group_by_length"] == ("otherwise", "rows come in an order that is fixed by the seed, so that a run resumes exactly")
+    assert found["group_by_length"] == (
+        "otherwise",
+        "rows come in an order that is fixed by the seed, so that a run resumes exactly",
+    )
     assert found["ddp_timeout"] == ("not", "`training.ddp_timeout` must be a whole number")
-    assert found["center_rewards_coefficient"] == ("not", "stage `cpt` has no such key in `training:` (TrainingArguments)")
+    assert found["center_rewards_coefficient"] == (
+        "not",
+        "stage `cpt` has no such key in `training:` (TrainingArguments)",
+    )
     assert found["torch_compile"] == ("carried", "empty there")
 
 

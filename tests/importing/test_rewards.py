@@ -14,11 +14,18 @@ def test_reward_functions_and_what_trl_takes(axolotl, loaded):
         "odd": 1,
     }
     ledger = axolotl(rl="grpo", datasets=SETS, trl=trl)
-    assert [(reward.name, reward.weight) for reward in loaded(ledger).rewards] == [("rewards:right", 2.0), ("lab.rewards:short", 1.0)]
+    assert [(reward.name, reward.weight) for reward in loaded(ledger).rewards] == [
+        ("rewards:right", 2.0),
+        ("lab.rewards:short", 1.0),
+    ]
     assert ledger.recipe["training"]["beta"] == 0.1 and ledger.recipe["training"]["vllm_max_model_length"] == 9
     assert ledger.recipe["training"]["scale_rewards"] == "none"
     found = result(ledger)
-    assert found["trl.top_p"] == ("carried", "empty there") and found["trl.odd"][0] == "not" and found["datasets[0].type"][0] == "not"
+    assert (
+        found["trl.top_p"] == ("carried", "empty there")
+        and found["trl.odd"][0] == "not"
+        and found["datasets[0].type"][0] == "not"
+    )
 
 
 def test_one_function_may_stand_alone(axolotl, loaded):

@@ -7,7 +7,12 @@ def test_a_dataset_is_on_the_hub_if_it_is_not_here_and_called_so(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "set").mkdir()
-    assert is_on_the_hub("owner/set") and not is_on_the_hub("here/set") and not is_on_the_hub("a.jsonl") and not is_on_the_hub("./a/b")
+    assert (
+        is_on_the_hub("owner/set")
+        and not is_on_the_hub("here/set")
+        and not is_on_the_hub("a.jsonl")
+        and not is_on_the_hub("./a/b")
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 ALPACA = [{"instruction": f"say {n}", "input": "" if n % 2 else "now", "output": f"number {n}"} for n in range(40)]
-SHAREGPT = [{"conversations": [{"from": "human", "value": f"say {n}"}, {"from": "gpt", "value": f"number {n}"}]} for n in range(40)]
+SHAREGPT = [
+    {"conversations": [{"from": "human", "value": f"say {n}"}, {"from": "gpt", "value": f"number {n}"}]}
+    for n in range(40)
+]
 PAIRS = [
     {
         "conversations": [{"from": "human", "value": f"say {n}"}],
@@ -62,7 +65,11 @@ def test_a_config_of_axolotl_trains(base):
         "base_model": base,
         "datasets": [
             {"path": "alpaca.json", "type": "alpaca", "ds_type": "json"},
-            {"path": "chats.jsonl", "type": "chat_template", "message_property_mappings": {"role": "from", "content": "value"}},
+            {
+                "path": "chats.jsonl",
+                "type": "chat_template",
+                "message_property_mappings": {"role": "from", "content": "value"},
+            },
         ],
         "adapter": "lora",
         "lora_r": 8,

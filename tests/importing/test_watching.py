@@ -61,7 +61,9 @@ def test_trackers(axolotl, llamafactory, loaded):
     assert result(ledger)["wandb_entity"] == ("not", "set it in the environment: WANDB_ENTITY")
     assert "monitoring" not in axolotl(wandb_project="p", wandb_mode="disabled").recipe
     assert "monitoring" not in llamafactory(report_to="none").recipe
-    assert llamafactory(report_to=["wandb"], use_swanlab=True).recipe["monitoring"] == {"trackers": ["wandb", "swanlab"]}
+    assert llamafactory(report_to=["wandb"], use_swanlab=True).recipe["monitoring"] == {
+        "trackers": ["wandb", "swanlab"]
+    }
 
 
 @pytest.mark.parametrize(

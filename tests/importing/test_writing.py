@@ -7,7 +7,11 @@ from cpt.recipe.tree import Mistakes, plain
 from cpt.recipe.yaml_lines import read_text
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda child: st.lists(child, max_size=3) | st.dictionaries(st.text(), child, max_size=3),
     max_leaves=8,
 )
@@ -22,7 +26,8 @@ def test_a_line_says_the_value(value):
 
 
 @pytest.mark.parametrize(
-    ("text", "written"), [("a/b-c.jsonl", "a/b-c.jsonl"), ("no", '"no"'), ("1e-5", '"1e-5"'), ("a: b", '"a: b"'), ("", '""')]
+    ("text", "written"),
+    [("a/b-c.jsonl", "a/b-c.jsonl"), ("no", '"no"'), ("1e-5", '"1e-5"'), ("a: b", '"a: b"'), ("", '""')],
 )
 def test_words_are_bare_where_they_can_be(text, written):
     assert in_line(text) == written

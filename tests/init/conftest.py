@@ -24,7 +24,7 @@ SHAPES = {
              "num_attention_heads": 16, "tie_word_embeddings": True},
     "0.5b": {**LLAMA, "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
              "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
-    "no layers": {**LLAMA, "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 0, "num_attention_heads": 8},
+    "no layers": {**LLAMA, "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 0, "num_attention_heads": 8},  # noqa: E501
     "mamba": {"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def base_of(tokenizer_folder: Path) -> Callable[..., BaseModel]:
         count = count_model_parameters(model)
         tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
         return BaseModel(
-            path, model, tokenizer, count.total, count.active, config.vocab_size, longest_row(config), shape != "mamba", known_base(path),
+            path, model, tokenizer, count.total, count.active, config.vocab_size, longest_row(config), shape != "mamba", known_base(path),  # noqa: E501
             None, "",
         )  # fmt: skip
 

@@ -10,7 +10,13 @@ from cpt.models.known_bases import known_base
 
 def test_a_folder_tells_its_size_vocabulary_and_limits(base_folder):
     base = look_at_model(str(base_folder))
-    assert (base.vocabulary, base.longest_row, base.hidden, base.layers, base.packs_documents) == (320, 128, 32, 2, True)
+    assert (base.vocabulary, base.longest_row, base.hidden, base.layers, base.packs_documents) == (
+        320,
+        128,
+        32,
+        2,
+        True,
+    )
     assert base.parameters == sum(parameter.numel() for parameter in base.model.parameters()) == base.active
     assert base.known is None and base.licence is None
 

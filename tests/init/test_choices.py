@@ -33,7 +33,9 @@ def test_few_tokens_are_gone_through_more_often_but_never_more_than_four_times()
 @pytest.mark.long
 def test_the_batch_divides_and_there_are_steps_enough(choices):
     for found in (choices(), choices(gpu="H100"), choices("8b", "A100-80GB", gpus=4)):
-        at_once = found.fit.micro_batch * found.sequence_length * (4 if "zero1" in str(found.fit.method.profile) else 1)
+        at_once = (
+            found.fit.micro_batch * found.sequence_length * (4 if "zero1" in str(found.fit.method.profile) else 1)
+        )
         assert found.batch_tokens % at_once == 0 and found.steps >= 50 and found.warmup_tokens <= 0.03 * found.tokens
 
 
@@ -50,7 +52,10 @@ def test_a_known_base_goes_on_at_the_rate_it_ended_at(choices):
 def test_for_far_text_the_rate_goes_up_again(choices):
     far = TokenEstimate(10**8, 10**8, 10**8, 400, 2.4, 0.6)
     known = choices(path="meta-llama/Llama-2-7b-hf", found=far)
-    assert known.rate.value == pytest.approx(9e-5) and "0.3 of the base's own peak, 0.0003 (arXiv 2307.09288" in known.rate.reason
+    assert (
+        known.rate.value == pytest.approx(9e-5)
+        and "0.3 of the base's own peak, 0.0003 (arXiv 2307.09288" in known.rate.reason
+    )
     assert choices(found=far).rate.value == pytest.approx(3 * choices().rate.value)
     assert "about 0.3 of the peaks" in choices(found=far).rate.reason
 
@@ -75,7 +80,9 @@ def test_held_out_documents_are_read_as_often_as_a_tenth_of_the_time_allows():
 @pytest.mark.slow
 def test_adapters_learn_ten_times_faster_and_embeddings_as_slowly_as_before(choices):
     full, lora = choices(), choices(full=False)
-    assert lora.rate.value == pytest.approx(10 * full.rate.value) and lora.embedding_rate == pytest.approx(full.rate.value)
+    assert lora.rate.value == pytest.approx(10 * full.rate.value) and lora.embedding_rate == pytest.approx(
+        full.rate.value
+    )
     assert full.embedding_rate is None
 
 
@@ -93,7 +100,10 @@ def test_an_architecture_that_cannot_be_packed_gets_rows_that_are_batches(choice
 @pytest.mark.long
 def test_what_fits_nowhere_is_refused_with_all_that_was_tried(choices):
     with pytest.raises(
-        ResourceError, match="does not fit RTX 4080 x 1: training all parameters needs .*; LoRA needs .*Take a smaller model, more GPUs"
+        ResourceError,
+        match=(
+            "does not fit RTX 4080 x 1: training all parameters needs .*; LoRA needs .*Take a smaller model, more GPUs"
+        ),
     ):
         choices("8b", "RTX 4080")
 
@@ -122,7 +132,9 @@ def test_enough_documents_are_held_out_and_not_too_many(documents):
 def test_the_cost_is_operations_by_the_peak_at_an_assumed_efficiency(choices, base_of):
     found = choices(gpu="H100")
     base = base_of("0.5b")
-    seconds = found.tokens * flops_per_token(base.model, 4096) / (989.4e12 * 0.35) * (1.27 if found.fit.checkpointing else 1)
+    seconds = (
+        found.tokens * flops_per_token(base.model, 4096) / (989.4e12 * 0.35) * (1.27 if found.fit.checkpointing else 1)
+    )
     assert 1 < found.cost.hours / (seconds / 3600) < 1.05, "and the updates"
     assert found.cost.low < found.cost.hours < found.cost.high
 

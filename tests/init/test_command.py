@@ -30,7 +30,13 @@ def run(here, base_folder, corpus):
     """`cpt init`, with what a test changes."""
 
     def init_with(**options):
-        chosen = {"documents": "docs", "model": str(base_folder), "gpu": "cpu", "general": str(corpus / "general.jsonl"), **options}
+        chosen = {
+            "documents": "docs",
+            "model": str(base_folder),
+            "gpu": "cpu",
+            "general": str(corpus / "general.jsonl"),
+            **options,
+        }
         init.command(**chosen)
         return load_recipe(chosen.get("output", "recipe.yaml"))
 
@@ -41,7 +47,10 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, base_folder):
     recipe = run(price_per_gpu_hour=2.0)
     found = check_reality(recipe)
     assert found.mistakes == found.unchecked == found.warnings == []
-    assert recipe.model.path == str(base_folder) and [source.name for source in recipe.data.sources] == ["domain", "general-replay"]
+    assert recipe.model.path == str(base_folder) and [source.name for source in recipe.data.sources] == [
+        "domain",
+        "general-replay",
+    ]
     assert recipe.schedule.name == "rewarm_cosine" and recipe.evaluation.held_out_share
 
 
@@ -70,7 +79,8 @@ def test_each_choice_has_its_reason_above_it(run, here):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "gpus"), [("RTX 4090", 1), ("RTX 4090", 4), pytest.param("A100-80GB", 4, marks=pytest.mark.long), ("cpu", 1)]
+    ("gpu", "gpus"),
+    [("RTX 4090", 1), ("RTX 4090", 4), pytest.param("A100-80GB", 4, marks=pytest.mark.long), ("cpu", 1)],
 )
 @pytest.mark.parametrize("full", [None, pytest.param(True, marks=pytest.mark.slow), False])
 def test_it_is_sound_on_every_machine(run, gpu, gpus, full):
@@ -91,7 +101,11 @@ def test_bad_rows_repeats_and_licences_become_settings(run, here):
     (here / "docs" / "domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")
     (here / "docs" / "LICENSE").write_text("MIT License")
     recipe = run()
-    assert (recipe.data.on_bad_row, recipe.data.deduplicate, recipe.data.sources[0].text_column) == ("skip", "exact", "content")
+    assert (recipe.data.on_bad_row, recipe.data.deduplicate, recipe.data.sources[0].text_column) == (
+        "skip",
+        "exact",
+        "content",
+    )
     assert recipe.data.sources[0].licence == "MIT" and recipe.data.max_bad_share >= 1 / 202
     assert check_reality(recipe).mistakes == []
 
@@ -133,7 +147,9 @@ def test_a_tokenizer_of_another_model_is_refused(run, here, base_folder):
 
 
 def test_without_a_terminal_nothing_is_asked(here):
-    with pytest.raises(RecipeError, match="DOCUMENTS, --model missing. Write: cpt init DOCUMENTS --model MODEL --gpu GPU"):
+    with pytest.raises(
+        RecipeError, match="DOCUMENTS, --model missing. Write: cpt init DOCUMENTS --model MODEL --gpu GPU"
+    ):
         init.command(gpu="cpu")
 
 
@@ -147,7 +163,9 @@ def test_in_a_terminal_the_four_questions_are_asked(run, here, monkeypatch, base
 
 @pytest.mark.slow
 def test_the_command_line_has_it(here):
-    found = subprocess.run([sys.executable, "-m", "cpt.cli", "init"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    found = subprocess.run(
+        [sys.executable, "-m", "cpt.cli", "init"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     assert found.returncode == 2 and "cpt init DOCUMENTS --model MODEL --gpu GPU" in found.stderr
     assert application("init")
 

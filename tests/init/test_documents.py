@@ -37,7 +37,8 @@ def test_the_interval_covers_the_true_number_of_tokens_as_often_as_it_says(tmp_p
     """Documents of two kinds with different tokens per byte: samples of 100 of 1,000, drawn anew 100 times."""
     draw = random.Random(1)
     texts = [
-        ("the model reads a document " * draw.randint(1, 9)) if draw.random() < 0.7 else "Ωß€" * draw.randint(5, 60) for _ in range(1000)
+        ("the model reads a document " * draw.randint(1, 9)) if draw.random() < 0.7 else "Ωß€" * draw.randint(5, 60)
+        for _ in range(1000)
     ]
     facts = look_at_documents(write(tmp_path / "d", [{"text": text} for text in texts]))
     lengths, total = encoder.encode(texts)[1], 0
@@ -61,7 +62,10 @@ def test_of_much_only_a_part_is_read_and_the_rest_taken_as_alike(tmp_path, monke
 
 
 def test_the_column_is_found_by_its_usual_names_or_asked_for(tmp_path):
-    assert look_at_documents(write(tmp_path / "a", [{"content": f"text {i}"} for i in range(60)])).source.text_column == "content"
+    assert (
+        look_at_documents(write(tmp_path / "a", [{"content": f"text {i}"} for i in range(60)])).source.text_column
+        == "content"
+    )
     odd = write(tmp_path / "b", [{"abstrakt": f"text {i}"} for i in range(60)])
     with pytest.raises(DataError, match="no column `text`.*--text-column NAME"):
         look_at_documents(odd)
@@ -78,7 +82,7 @@ def test_repeats_bad_rows_languages_and_licences_are_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "licence"), [("Apache License\nVersion 2.0", "Apache-2.0"), ("Attribution-ShareAlike 4.0 International", "CC-BY-SA-4.0"),
+    ("text", "licence"), [("Apache License\nVersion 2.0", "Apache-2.0"), ("Attribution-ShareAlike 4.0 International", "CC-BY-SA-4.0"),  # noqa: E501
                           ("all rights reserved", None)]
 )  # fmt: skip
 def test_licences_are_told_by_their_titles(text, licence):
@@ -99,7 +103,10 @@ def test_compressed_files_are_documents_too(tmp_path):
         ({"a.pdf": "x"}, "holds .pdf files and no .*cpt data ingest .*d --output d-text"),
         ({"a.txt": "one book"}, "1 document.s., but 50 are needed.*A txt or md file is one document: split"),
         ({"a.jsonl": '{"text": "x"}\n' * 40}, "40 document.s., but 50 are needed"),
-        ({"a.jsonl": '{"text": "x"}\n' * 60 + "broken\n" * 20}, "20 of 80 rows are not documents; the first: .*a.jsonl:61"),
+        (
+            {"a.jsonl": '{"text": "x"}\n' * 60 + "broken\n" * 20},
+            "20 of 80 rows are not documents; the first: .*a.jsonl:61",
+        ),
     ],
 )
 def test_documents_that_no_run_could_use_are_refused_with_the_remedy(tmp_path, files, complaint):

@@ -26,7 +26,9 @@ def test_8b_on_24_gb_depends_on_the_memory_of_the_host(base_of):
     base = base_of("8b")
     assert chosen(base, "RTX 4090", host=192)[0].method.profile == "ds_config_8b_24gb.json"
     found, refused = chosen(base, "RTX 4090", host=64)
-    assert found.method.name == "adapters" and found.micro_batch == 1 and found.setup.fused_loss and found.checkpointing
+    assert (
+        found.method.name == "adapters" and found.micro_batch == 1 and found.setup.fused_loss and found.checkpointing
+    )
     assert any("needs 139 GiB of host memory, there is 64" in line for line in refused)
 
 

@@ -15,19 +15,33 @@ def test_time_is_told_in_the_unit_that_fits(hours, words):
 
 def test_the_cost_says_what_it_assumes_and_what_money_it_is():
     told = told_cost(Cost(10, 7, 14, 0.35), find_target("H100", 2, 64.0), 2.5)
-    assert "about 10.0 h, 7.0 h to 14.0 h at 35 % of the peak, 50 % to 25 % (assumed, not measured); 50.00 at 2.5 an hour" in told
-    assert "about 1 s at 35 %" in told_cost(Cost(1e-5, 1e-6, 2e-5, 0.35), find_target("H100", 2, 64.0), None), "no range of 1 s to 1 s"
+    assert (
+        "about 10.0 h, 7.0 h to 14.0 h at 35 % of the peak, 50 % to 25 % (assumed, not measured); 50.00 at 2.5 an hour"
+        in told
+    )
+    assert "about 1 s at 35 %" in told_cost(Cost(1e-5, 1e-6, 2e-5, 0.35), find_target("H100", 2, 64.0), None), (
+        "no range of 1 s to 1 s"
+    )
     assert "an hour" not in told_cost(Cost(10, 7, 14, 0.35), find_target("H100", 2, 64.0), None)
 
 
 def test_documents_are_told_with_what_is_missing(facts):
     facts.languages, facts.bad_rows, facts.first_bad = Counter({"en": 90, "de": 10}), 2, "a.jsonl:7: not valid JSON"
     told = told_documents(facts)
-    for part in ("120 in 1 jsonl file,", "en 90 %, de 10 %", "2 bad rows (the first: a.jsonl:7: not valid JSON)", "no licence file"):
+    for part in (
+        "120 in 1 jsonl file,",
+        "en 90 %, de 10 %",
+        "2 bad rows (the first: a.jsonl:7: not valid JSON)",
+        "no licence file",
+    ):
         assert part in told
     facts.languages, facts.is_whole, facts.licence_files = None, False, {"LICENSE": "MIT", "COPYING": None}
     told = told_documents(facts)
-    assert "about 120" in told and "pip install 'cpt[language]'" in told and "LICENSE (MIT), COPYING (not recognised)" in told
+    assert (
+        "about 120" in told
+        and "pip install 'cpt[language]'" in told
+        and "LICENSE (MIT), COPYING (not recognised)" in told
+    )
 
 
 def test_a_count_is_no_estimate():

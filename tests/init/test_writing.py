@@ -12,7 +12,9 @@ def text_of(base_of, facts, estimate, tmp_path):
     def of(shape="0.5b", gpu="RTX 4090", gpus=1, host=64.0, path="some/base", **options):
         base, target = base_of(shape, path), find_target(gpu, gpus, host)
         choices = choose(facts, estimate, base, target, **options)
-        text = recipe_text(facts, estimate, base, target, choices, output=tmp_path / "r.yaml", general=None, price_per_gpu_hour=2.0)
+        text = recipe_text(
+            facts, estimate, base, target, choices, output=tmp_path / "r.yaml", general=None, price_per_gpu_hour=2.0
+        )
         (tmp_path / "r.yaml").write_text(text)
         return text, load_recipe(tmp_path / "r.yaml")
 
@@ -46,7 +48,9 @@ def test_adapters_with_embeddings_get_the_smaller_rate(text_of):
 
 def test_several_gpus_are_started_by_accelerate(text_of):
     text, recipe = text_of("8b", "A100-80GB", gpus=4, host=512.0)
-    assert "accelerate launch --num_processes 4 cpt/train.py" in text and recipe.training["deepspeed"].endswith("ds_config_zero1.json")
+    assert "accelerate launch --num_processes 4 cpt/train.py" in text and recipe.training["deepspeed"].endswith(
+        "ds_config_zero1.json"
+    )
 
 
 @pytest.mark.slow
@@ -56,7 +60,25 @@ def test_a_row_that_cannot_be_packed_is_a_batch(text_of):
 
 
 @pytest.mark.parametrize(
-    "text", ["docs/*.jsonl", "a: b", "null", "7", "my docs", "./x", "~/x", "-x", "Ü", "#x", "a#b", "true", "x.yaml", "1e5", ".5", "../x"]
+    "text",
+    [
+        "docs/*.jsonl",
+        "a: b",
+        "null",
+        "7",
+        "my docs",
+        "./x",
+        "~/x",
+        "-x",
+        "Ü",
+        "#x",
+        "a#b",
+        "true",
+        "x.yaml",
+        "1e5",
+        ".5",
+        "../x",
+    ],
 )
 def test_any_path_survives_yaml(text):
     assert yaml.safe_load(f"path: {plain(text)}") == {"path": text}

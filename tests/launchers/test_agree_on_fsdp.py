@@ -3,7 +3,12 @@ import pytest
 from cpt.errors import LaunchError
 from cpt.launchers.agree_on_fsdp import agree_on_fsdp
 
-FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_OFFLOAD_PARAMS": "false"}
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_OFFLOAD_PARAMS": "false",
+}
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ def started_with_two(monkeypatch):
 
 
 def test_sizes_that_the_recipe_does_not_have_are_refused(started_with_two):
-    with pytest.raises(LaunchError, match="started with sp_size 2, and the recipe's `training.parallelism_config.sp_size` is 1"):
+    with pytest.raises(
+        LaunchError, match="started with sp_size 2, and the recipe's `training.parallelism_config.sp_size` is 1"
+    ):
         agree_on_parallelism({})
 
 

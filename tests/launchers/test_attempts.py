@@ -21,15 +21,23 @@ def test_the_command_of_an_attempt():
     assert command_of_attempt(["r.yaml"], 1, None)[-1] == "r.yaml"
     assert "--nproc_per_node=4" in command_of_attempt(["r.yaml"], 4, None)
     words = command_of_attempt(["r.yaml", "seed=2"], 4, "accelerate launch --config_file 'my file.yaml'")
-    assert words[:4] == ["accelerate", "launch", "--config_file", "my file.yaml"] and words[-2:] == ["r.yaml", "seed=2"]
+    assert words[:4] == ["accelerate", "launch", "--config_file", "my file.yaml"] and words[-2:] == [
+        "r.yaml",
+        "seed=2",
+    ]
     assert json.dumps(words)
 
 
 def test_what_a_launcher_started_in_a_session_of_its_own_is_ended_with_it():
-    sleeps = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    sleeps = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)"
+    )
     program = f"{sleeps}.pid, flush=True); import time; time.sleep(60)"
     marks = {**os.environ, SUPERVISED: str(os.getpid())}
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=marks, start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=marks, start_new_session=True
+    )
     below = int(child.stdout.readline())
     kill_family(child.pid)
     child.wait()

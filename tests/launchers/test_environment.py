@@ -14,11 +14,18 @@ def values(launch, tmp_path, *, rank=0, nodes="node-0,node-1", programs=None, **
     """The environment after the script, in a shell that began with nothing."""
     launch.folder.mkdir(parents=True, exist_ok=True)
     (launch.folder / "environment.sh").write_text(environment_script(launch))
-    bodies = {"nvidia-smi": "exit 1", "getent": "echo 10.0.0.9 x", "ip": 'echo "10.0.0.9 dev ib0 src 10.0.0.1"', **(programs or {})}
+    bodies = {
+        "nvidia-smi": "exit 1",
+        "getent": "echo 10.0.0.9 x",
+        "ip": 'echo "10.0.0.9 dev ib0 src 10.0.0.1"',
+        **(programs or {}),
+    }
     path = environment_with(write_programs(tmp_path / "bin", **bodies))["PATH"]
     start = {"PATH": path, "HOME": "/home/me", "NODE_RANK": str(rank), "CPT_NODES": nodes, **own}
     script = f"set -euo pipefail; source {launch.folder}/environment.sh; env -0"
-    shown = subprocess.run(["bash", "-c", script], env=start, cwd=launch.work, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["bash", "-c", script], env=start, cwd=launch.work, capture_output=True, text=True, check=True
+    )
     return dict(line.split("=", 1) for line in shown.stdout.split("\0") if line)
 
 
@@ -49,9 +56,13 @@ def test_an_interface_that_was_named_is_taken(tmp_path):
 
 
 def test_cards_without_peer_to_peer_are_recognised(tmp_path):
-    has = values(launch_of(tmp_path), tmp_path, programs={"nvidia-smi": "echo 'GPU 0: NVIDIA GeForce RTX 4090 (UUID: x)'"})
+    has = values(
+        launch_of(tmp_path), tmp_path, programs={"nvidia-smi": "echo 'GPU 0: NVIDIA GeForce RTX 4090 (UUID: x)'"}
+    )
     assert has["NCCL_P2P_DISABLE"] == has["NCCL_IB_DISABLE"] == "1"
-    assert "NCCL_P2P_DISABLE" not in values(launch_of(tmp_path), tmp_path, programs={"nvidia-smi": "echo 'GPU 0: NVIDIA H100 80GB HBM3'"})
+    assert "NCCL_P2P_DISABLE" not in values(
+        launch_of(tmp_path), tmp_path, programs={"nvidia-smi": "echo 'GPU 0: NVIDIA H100 80GB HBM3'"}
+    )
 
 
 def test_cores_are_shared_by_the_processes(tmp_path):
@@ -63,7 +74,14 @@ def test_cores_are_shared_by_the_processes(tmp_path):
 
 
 def test_ones_own_values_count(tmp_path):
-    found = values(launch_of(tmp_path, nodes=2), tmp_path, HF_HUB_OFFLINE="0", CPT_CACHE="/scratch", INTERFACE="eth3", NCCL_DEBUG="INFO")
+    found = values(
+        launch_of(tmp_path, nodes=2),
+        tmp_path,
+        HF_HUB_OFFLINE="0",
+        CPT_CACHE="/scratch",
+        INTERFACE="eth3",
+        NCCL_DEBUG="INFO",
+    )
     assert (found["HF_HUB_OFFLINE"], found["CPT_CACHE"], found["NCCL_DEBUG"]) == ("0", "/scratch", "INFO")
     assert found["GLOO_SOCKET_IFNAME"] == "eth3"
 
@@ -74,13 +92,19 @@ def test_the_virtual_environment_comes_first(tmp_path):
 
 def test_a_run_on_the_cpu_hears_nothing_of_gpus(tmp_path):
     script = environment_script(launch_of(tmp_path, nodes=2, overrides=("training.use_cpu=true",)))
-    assert "export NCCL" not in script and "PYTORCH_ALLOC_CONF" not in script and 'DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"' in script
+    assert (
+        "export NCCL" not in script
+        and "PYTORCH_ALLOC_CONF" not in script
+        and 'DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"' in script
+    )
 
 
 def test_deepspeed_passes_on_what_is_the_same_everywhere(tmp_path):
     lines = deepspeed_environment(launch_of(tmp_path, nodes=2, overrides=DEEPSPEED)).splitlines()
     known = dict(line.split("=", 1) for line in lines)
-    assert known["CPT_NODES"] == "node-0,node-1" and known["NCCL_DEBUG"] == "WARN" and "GLOO_SOCKET_IFNAME" not in known
+    assert (
+        known["CPT_NODES"] == "node-0,node-1" and known["NCCL_DEBUG"] == "WARN" and "GLOO_SOCKET_IFNAME" not in known
+    )
     assert not any("$" in line or "#" in line for line in lines)
 
 
@@ -88,9 +112,18 @@ def test_deepspeed_passes_on_what_is_the_same_everywhere(tmp_path):
 def test_torch_knows_the_variables_that_are_said_to_be_its_own():
     torch = Path(importlib.util.find_spec("torch").origin).parent  # without the seconds of importing it
     places = [torch / "lib" / name for name in ("libtorch_cpu.so", "libtorch_python.so", "libc10.so")]
-    places += [torch / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp", torch / "distributed/launcher/api.py"]
-    own = [variable.name for variable in VARIABLES if variable.name.startswith(("TORCH_NCCL", "TORCH_ELASTIC", "PYTORCH", "GLOO"))]
-    known = subprocess.run(["grep", "-o", "-a", "-h", "-w", "-E", "|".join(own), *places], capture_output=True, text=True).stdout.split()
+    places += [
+        torch / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp",
+        torch / "distributed/launcher/api.py",
+    ]
+    own = [
+        variable.name
+        for variable in VARIABLES
+        if variable.name.startswith(("TORCH_NCCL", "TORCH_ELASTIC", "PYTORCH", "GLOO"))
+    ]
+    known = subprocess.run(
+        ["grep", "-o", "-a", "-h", "-w", "-E", "|".join(own), *places], capture_output=True, text=True
+    ).stdout.split()
     assert set(own) <= set(known)
 
 

@@ -54,7 +54,12 @@ def test_hosts_are_named_on_the_command_line():
 
 @pytest.mark.parametrize(
     ("names", "complaint"),
-    [("a", "names 1 host"), ("a,a", "a is there twice"), ("a,", "`` is not the name"), ("a,-x", "`-x` is not the name")],
+    [
+        ("a", "names 1 host"),
+        ("a,a", "a is there twice"),
+        ("a,", "`` is not the name"),
+        ("a,-x", "`-x` is not the name"),
+    ],
 )
 def test_bad_names_are_refused(names, complaint):
     with pytest.raises(LaunchError, match=complaint):
@@ -62,10 +67,13 @@ def test_bad_names_are_refused(names, complaint):
 
 
 def test_each_host_that_does_not_answer_is_named_with_what_ssh_says(tmp_path, monkeypatch):
-    body = """while [ "$1" != -- ]; do shift; done; [ "$2" = good ] || { echo "ssh: connect to host $2: refused" >&2; exit 255; }"""
+    body = """while [ "$1" != -- ]; do shift; done; [ "$2" = good ] || { echo "ssh: connect to host $2: refused" >&2; exit 255; }"""  # noqa: E501
     monkeypatch.setenv("PATH", f"{write_programs(tmp_path / 'bin', ssh=body)}:/usr/bin:/bin")
     refuse_unreachable(["good"])
-    with pytest.raises(LaunchError, match=r"2 of 3 hosts cannot be reached by ssh:\n  bad: ssh: connect to host bad: refused\n  worse: "):
+    with pytest.raises(
+        LaunchError,
+        match=r"2 of 3 hosts cannot be reached by ssh:\n  bad: ssh: connect to host bad: refused\n  worse: ",
+    ):
         refuse_unreachable(["bad", "good", "worse"])
 
 

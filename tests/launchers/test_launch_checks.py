@@ -31,12 +31,17 @@ def test_a_profile_of_another_precision_is_refused(tmp_path, profile, recipe):
 
 
 def test_a_profile_that_leaves_the_precision_to_the_recipe_passes(tmp_path):
-    for overrides in (("training.deepspeed={bf16: {enabled: auto}}", "training.bf16=true"), (ZERO, "training.bf16=true")):
+    for overrides in (
+        ("training.deepspeed={bf16: {enabled: auto}}", "training.bf16=true"),
+        (ZERO, "training.bf16=true"),
+    ):
         refuse_contradictions(launch_of(tmp_path, overrides=overrides))
 
 
 def test_a_global_batch_that_does_not_divide_says_which_nodes_would_fit(tmp_path):
-    with pytest.raises(LaunchError, match=r"is 4,096, which .* 3 node\(s\) x 2 GPUs x .* = 768 tokens.*nodes: 1, 2, 4 would fit\."):
+    with pytest.raises(
+        LaunchError, match=r"is 4,096, which .* 3 node\(s\) x 2 GPUs x .* = 768 tokens.*nodes: 1, 2, 4 would fit\."
+    ):
         refuse_contradictions(launch_of(tmp_path, nodes=3))
 
 

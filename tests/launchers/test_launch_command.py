@@ -42,21 +42,40 @@ def test_one_node_is_one_command(work, capsys, engine):
 
 
 def test_several_nodes_are_one_command_too(work, capsys):
-    code, said = launch(capsys, "--nodes", "2", "--gpus-per-node", "8", "--hosts", "b,a", "--no-ssh", "--output", "there")
+    code, said = launch(
+        capsys, "--nodes", "2", "--gpus-per-node", "8", "--hosts", "b,a", "--no-ssh", "--output", "there"
+    )
     assert (
-        code == 0 and said.startswith("16 process(es) on 2 node(s), with torchrun.") and said.rstrip().endswith("    bash there/start.sh")
+        code == 0
+        and said.startswith("16 process(es) on 2 node(s), with torchrun.")
+        and said.rstrip().endswith("    bash there/start.sh")
     )
     assert (work / "there" / "hostfile").read_text().splitlines()[1:] == ["b slots=8", "a slots=8"]
 
 
 def test_ones_own_hostfile_is_kept_as_it_is(work, capsys):
     (work / "hosts").write_text("# rack 2\n  # good ones\nb slots=8 # new\n\na slots=8\nspare slots=8\n")
-    assert launch(capsys, "--nodes", "2", "--gpus-per-node", "8", "--hostfile", "hosts", "--no-ssh", "--output", "there")[0] == 0
-    assert (work / "there" / "hostfile").read_text() == (work / "hosts").read_text()
     assert (
-        launch(capsys, "--nodes", "2", "--gpus-per-node", "8", "--hostfile", "there/hostfile", "--no-ssh", "--output", "there", "--force")[
+        launch(capsys, "--nodes", "2", "--gpus-per-node", "8", "--hostfile", "hosts", "--no-ssh", "--output", "there")[
             0
         ]
+        == 0
+    )
+    assert (work / "there" / "hostfile").read_text() == (work / "hosts").read_text()
+    assert (
+        launch(
+            capsys,
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "8",
+            "--hostfile",
+            "there/hostfile",
+            "--no-ssh",
+            "--output",
+            "there",
+            "--force",
+        )[0]
         == 0
     )
     assert (work / "there" / "hostfile").read_text() == (work / "hosts").read_text()
@@ -66,7 +85,11 @@ def test_the_hosts_are_asked_by_ssh_before_anything_is_written(work, capsys, mon
     programs = write_programs(work / "bin", ssh='echo "Permission denied (publickey)." >&2; exit 255')
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     code, said = launch(capsys, "--nodes", "2", "--hosts", "a,b")
-    assert code == 2 and "  a: Permission denied (publickey).\n  b: Permission denied" in said and not (work / "launch").exists()
+    assert (
+        code == 2
+        and "  a: Permission denied (publickey).\n  b: Permission denied" in said
+        and not (work / "launch").exists()
+    )
 
 
 def test_existing_files_may_have_been_edited(work, capsys):
@@ -74,9 +97,13 @@ def test_existing_files_may_have_been_edited(work, capsys):
     (work / "there" / "node.sh").write_text("mine")
     code, said = launch(capsys, "--output", "there")
     assert (
-        code == 2 and "there/environment.sh, there/node.sh exist(s) already" in said and (work / "there" / "node.sh").read_text() == "mine"
+        code == 2
+        and "there/environment.sh, there/node.sh exist(s) already" in said
+        and (work / "there" / "node.sh").read_text() == "mine"
     )
-    assert launch(capsys, "--output", "there", "--force")[0] == 0 and (work / "there" / "node.sh").read_text() != "mine"
+    assert (
+        launch(capsys, "--output", "there", "--force")[0] == 0 and (work / "there" / "node.sh").read_text() != "mine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,6 +144,9 @@ def test_a_recipe_that_is_not_there_is_named(work, capsys):
 
 
 def test_it_needs_no_torch(work):
-    code = "import sys; from cpt.cli import main\ntry: main(['launch', 'recipe.yaml'])\nexcept SystemExit as e: assert not e.code\n"
+    code = (
+        "import sys; from cpt.cli import main\ntry: main(['launch', 'recipe.yaml'])\nexcept SystemExit as e: assert"
+        " not e.code\n"
+    )
     code += "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

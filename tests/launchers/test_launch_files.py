@@ -1,4 +1,5 @@
-"""What lies under launch/: configs that accelerate reads and that start what they say, and folders that `cpt launch` still writes so."""
+"""What lies under launch/: configs that accelerate reads and that start what they say, and folders that `cpt launch`
+still writes so."""
 
 import shlex
 from pathlib import Path
@@ -40,7 +41,9 @@ def test_every_folder_has_its_row_and_its_line():
     folders = sorted(path.parent.name for path in (ROOT / "launch").glob("*/node.sh"))
     assert folders == sorted(LINES)
     for folder in folders:
-        started = next(name for name in ("job.sbatch", "start.sh", "node.sh") if (ROOT / "launch" / folder / name).exists())
+        started = next(
+            name for name in ("job.sbatch", "start.sh", "node.sh") if (ROOT / "launch" / folder / name).exists()
+        )
         assert f"launch/{folder}/{started}` |" in README
 
 
@@ -49,7 +52,11 @@ def test_a_folder_is_what_its_line_writes(folder, tmp_path, monkeypatch):
     """When it is not: type the line in launch/README.md."""
     for name in ("recipes", "deepspeed_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    kept = {path.name: path.read_text() for path in (ROOT / "launch" / folder).iterdir() if path.suffix not in (".log", ".pid")}
+    kept = {
+        path.name: path.read_text()
+        for path in (ROOT / "launch" / folder).iterdir()
+        if path.suffix not in (".log", ".pid")
+    }
     if "hostfile" in kept:
         (tmp_path / "launch" / folder).mkdir(parents=True)
         (tmp_path / "launch" / folder / "hostfile").write_text(kept["hostfile"])

@@ -36,7 +36,9 @@ def accelerate(folder: Path, *options: str, config: dict | None = None, default:
         (folder / "accelerate").mkdir()
         (folder / "accelerate" / "default_config.yaml").write_text(yaml.safe_dump(default))
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([*command, str(folder / "child.py")], env=environment, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [*command, str(folder / "child.py")], env=environment, capture_output=True, text=True, timeout=120
+    )
     return result.stdout + result.stderr
 
 
@@ -77,11 +79,15 @@ def test_one_process_that_was_asked_for_is_fine(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_without_a_launcher_is_fine(tmp_path):
-    result = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin:/bin"})
+    result = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin:/bin"}
+    )
     assert result.stdout == "nothing lost\n"
 
 
-@pytest.mark.parametrize(("variable", "starter"), [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("SLURM_STEP_NUM_TASKS", "srun")])
+@pytest.mark.parametrize(
+    ("variable", "starter"), [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("SLURM_STEP_NUM_TASKS", "srun")]
+)
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch, variable, starter):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv(variable, "4")

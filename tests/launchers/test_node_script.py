@@ -87,7 +87,9 @@ def test_on_several_nodes_the_cluster_is_checked_first(tmp_path):
     output, _ = started(launch, "1", programs=programs).communicate(timeout=20)
     checked, run = output.splitlines()
     assert checked == "python -m cpt doctor recipe.yaml --node-rank 1 --nodes node-0,node-1 --master node-0:29500"
-    assert "--node-rank 1 --nproc-per-node 2 --master-addr node-0 --master-port 29500" in run and run.endswith("--lora node-0,node-1 0")
+    assert "--node-rank 1 --nproc-per-node 2 --master-addr node-0 --master-port 29500" in run and run.endswith(
+        "--lora node-0,node-1 0"
+    )
 
 
 def test_a_check_that_fails_starts_nothing(tmp_path):
@@ -116,6 +118,9 @@ def test_a_hostfile_that_was_edited_counts(tmp_path):
     started(launch, "0", programs=programs).communicate(timeout=20)
     (launch.folder / "hostfile").write_text("  # mine\n\nc slots=2 # new\na slots=2\nspare slots=2\n")
     again = subprocess.run(
-        ["bash", str(launch.folder / "node.sh"), "0"], env=environment_with(tmp_path / "bin"), capture_output=True, text=True
+        ["bash", str(launch.folder / "node.sh"), "0"],
+        env=environment_with(tmp_path / "bin"),
+        capture_output=True,
+        text=True,
     )
     assert again.stdout == "c,a c\n"

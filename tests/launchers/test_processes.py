@@ -13,7 +13,15 @@ from cpt.hardware import Gpu, scripts_folder
 from cpt.launchers import processes
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR", "ACCELERATE_MIXED_PRECISION")
+LAUNCHERS_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "DS_ACCELERATOR",
+    "ACCELERATE_MIXED_PRECISION",
+)
 CHILD = """
 import json, os, sys
 from pathlib import Path
@@ -37,7 +45,9 @@ leave_processes()
 ZERO2 = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}
 
 
-def start(folder: Path, *command: str, training: dict | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(
+    folder: Path, *command: str, training: dict | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `command` followed by the child's file; the training section reaches the child by the environment."""
     (folder / "child.py").write_text(CHILD)
     (folder / "said").mkdir(exist_ok=True)
@@ -80,12 +90,16 @@ def test_plain_python_with_deepspeed_gets_a_group_of_one(tmp_path):
 @pytest.mark.slow
 def test_torchrun_starts_two(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2"))
-    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [("torchrun", r, 2, "gloo") for r in (0, 1)]
+    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [
+        ("torchrun", r, 2, "gloo") for r in (0, 1)
+    ]
 
 
 @pytest.mark.long
 def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
-    said = what_they_said(tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2", training={"deepspeed": ZERO2}))
+    said = what_they_said(
+        tmp_path, start(tmp_path, "torchrun", "--standalone", "--nproc_per_node", "2", training={"deepspeed": ZERO2})
+    )
     assert [s["deepspeed_world"] for s in said] == [2, 2]
 
 
@@ -93,7 +107,10 @@ def test_torchrun_with_deepspeed_shares_one_group(tmp_path):
 def test_the_deepspeed_launcher_starts_two(tmp_path):
     command = ["deepspeed", "--num_gpus", "2", "--master_port", str(processes.free_port())]
     said = what_they_said(tmp_path, start(tmp_path, *command, training={"deepspeed": ZERO2}, DS_ACCELERATOR="cpu"))
-    assert [(s["launcher"], s["rank"], s["deepspeed_world"]) for s in said] == [("deepspeed", 0, 2), ("deepspeed", 1, 2)]
+    assert [(s["launcher"], s["rank"], s["deepspeed_world"]) for s in said] == [
+        ("deepspeed", 0, 2),
+        ("deepspeed", 1, 2),
+    ]
 
 
 def accelerate(config: Path) -> list[str]:
@@ -102,7 +119,9 @@ def accelerate(config: Path) -> list[str]:
 
 def test_accelerate_starts_two_on_the_cpu(tmp_path):
     said = what_they_said(tmp_path, start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes.yaml")))
-    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [("accelerate", r, 2, "gloo") for r in (0, 1)]
+    assert [(s["launcher"], s["rank"], s["world_size"], s["group"]) for s in said] == [
+        ("accelerate", r, 2, "gloo") for r in (0, 1)
+    ]
 
 
 @pytest.mark.long
@@ -115,7 +134,9 @@ def test_accelerates_own_deepspeed_config_is_used(tmp_path):
 
 @pytest.mark.long
 def test_two_different_deepspeed_configs_are_refused(tmp_path):
-    result = start(tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes_zero2.yaml"), training={"deepspeed": ZERO2})
+    result = start(
+        tmp_path, *accelerate(ROOT / "launch" / "cpu_2_processes_zero2.yaml"), training={"deepspeed": ZERO2}
+    )
     assert result.returncode != 0
     assert "accelerate was started with deepspeed_configs/ds_config_prototype.json, which differs" in result.stderr
 
@@ -124,7 +145,9 @@ def test_the_same_deepspeed_config_twice_is_fine(monkeypatch):
     file = str(ROOT / "deepspeed_configs" / "ds_config_production.json")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", file)
-    assert processes.agree_on_deepspeed({"deepspeed": json.loads(Path(file).read_text())}) == json.loads(Path(file).read_text())
+    assert processes.agree_on_deepspeed({"deepspeed": json.loads(Path(file).read_text())}) == json.loads(
+        Path(file).read_text()
+    )
 
 
 def test_zero_stage_in_accelerates_config_becomes_a_deepspeed_config(monkeypatch):
@@ -154,7 +177,13 @@ def test_world_size_without_rank_is_refused(monkeypatch):
 
 @pytest.mark.long
 def test_processes_that_do_not_meet_are_a_launch_error(tmp_path):
-    alone = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
+    alone = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(processes.free_port()),
+    }
     result = start(tmp_path, sys.executable, training={"ddp_timeout": 2}, **alone)
     assert "LaunchError: process 1 of 2 did not meet the others" in result.stderr
 
@@ -175,7 +204,13 @@ def test_two_rtx_4090_do_without_peer_to_peer(monkeypatch):
 
 
 def test_a_process_that_goes_on_alone_has_nothing_of_its_launcher_left(monkeypatch):
-    for variable in (*LAUNCHERS_VARIABLES, "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "CROSS_SIZE", "ACCELERATE_USE_DEEPSPEED"):
+    for variable in (
+        *LAUNCHERS_VARIABLES,
+        "LOCAL_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+        "CROSS_SIZE",
+        "ACCELERATE_USE_DEEPSPEED",
+    ):
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("CPT_CACHE", "/somewhere")
     left = processes.environment_alone()

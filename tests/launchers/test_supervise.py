@@ -37,8 +37,13 @@ def supervised(tmp_path, body, **options):
 def held_by_another(folder: Path):
     """The run's lock, in a process of its own."""
     folder.mkdir(exist_ok=True)
-    program = "import sys; from pathlib import Path; from cpt.runs.record import hold; kept = hold(Path(sys.argv[1])); print(); input()"
-    other = subprocess.Popen([sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    program = (
+        "import sys; from pathlib import Path; from cpt.runs.record import hold; kept = hold(Path(sys.argv[1]));"
+        " print(); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     other.stdout.readline()
     try:
         yield other
@@ -49,7 +54,9 @@ def held_by_another(folder: Path):
 
 def recipe(folder):
     model, data = {"path": "some/model"}, {"sources": [{"path": "a.txt"}]}
-    return Recipe.model_validate({"name": "a-run", "output_dir": folder, "model": model, "data": data, "budget": {"tokens": 1000}})
+    return Recipe.model_validate(
+        {"name": "a-run", "output_dir": folder, "model": model, "data": data, "budget": {"tokens": 1000}}
+    )
 
 
 def test_without_restarts_a_run_that_dies_is_started_once_and_no_event_says_more(tmp_path):
@@ -91,7 +98,7 @@ def test_a_process_that_stands_still_is_ended_with_its_stacks_asked_for(tmp_path
             time.sleep(60)
             time.sleep(60)
         status(state="finished", exit_code=0)
-    """
+    """  # noqa: E501
     began = time.monotonic()
     assert supervised(tmp_path, body).supervise().what == "done"
     assert time.monotonic() - began < 20 and (tmp_path / "asked").exists()
@@ -164,7 +171,7 @@ def test_what_others_wait_for_is_named_where_they_could_not_say_it(tmp_path, mon
                 (folder / "heartbeats" / f"rank-{rank}.json").write_text(json.dumps(sign))
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGABRT)  # as NCCL's watchdog does
-    """
+    """  # noqa: E501
     assert supervised(tmp_path, body).supervise().what == "done"
     assert "host-9 (process 1) gives no sign of life" in read_events(tmp_path)[0]["message"]
 

@@ -7,7 +7,18 @@ from cpt.runs.signs import Sign, write_sign
 
 
 def sign(**changed):
-    return Sign(**{"rank": 0, "pid": 1, "host": "h", "phase": "training", "step": 3, "beats": 4, "seconds_per_step": 2.0, **changed})
+    return Sign(
+        **{
+            "rank": 0,
+            "pid": 1,
+            "host": "h",
+            "phase": "training",
+            "step": 3,
+            "beats": 4,
+            "seconds_per_step": 2.0,
+            **changed,
+        }
+    )
 
 
 def test_patience_follows_the_steps():

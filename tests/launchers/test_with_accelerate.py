@@ -21,13 +21,20 @@ def test_accelerate_reads_as_many_processes_as_were_asked_for(tmp_path, nodes, g
 
 
 def test_a_recipe_on_the_cpu_starts_as_many_too(tmp_path):
-    assert read(launch_of(tmp_path, overrides=("training.use_cpu=true",))).distributed_type == DistributedType.MULTI_GPU
+    assert (
+        read(launch_of(tmp_path, overrides=("training.use_cpu=true",))).distributed_type == DistributedType.MULTI_GPU
+    )
 
 
 def test_each_node_has_its_own_rank_and_the_address_of_the_first(tmp_path):
     launch = launch_of(tmp_path, nodes=2)
     read(launch)
-    line = accelerate_files(launch)["node.sh"].split("start accelerate launch ")[1].split("\nexit")[0].replace("\\\n", " ")
+    line = (
+        accelerate_files(launch)["node.sh"]
+        .split("start accelerate launch ")[1]
+        .split("\nexit")[0]
+        .replace("\\\n", " ")
+    )
     for name, value in {"NODE_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29511"}.items():
         line = line.replace(f'"${name}"', value)
     words = line.replace("launch/x", str(launch.folder)).split()

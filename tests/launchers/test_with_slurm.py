@@ -8,7 +8,13 @@ from tiny_launch import environment_with, launch_of, write_all, write_programs
 from cpt.launchers.with_slurm import slurm_files
 
 FINISHED = {"state": "finished", "updated": "1", "step": 9, "exit_code": 0}
-INTERRUPTED = {"state": "interrupted", "updated": "1", "step": 5, "message": 'it said "stop", then ended', "exit_code": 75}
+INTERRUPTED = {
+    "state": "interrupted",
+    "updated": "1",
+    "step": 5,
+    "message": 'it said "stop", then ended',
+    "exit_code": 75,
+}
 FAILED = {"state": "failed", "updated": "1", "step": 5, "exit_code": 2}
 
 
@@ -27,9 +33,15 @@ def job(tmp_path, *, leaves=None, code=0, state="RUNNING", before=None, restarts
         scontrol=f"{called}; [ $1 != show ] || printf 'n1\\nn2\\n'",
         squeue=f"echo {state}",
         scancel=called,
-        srun=srun or f'{called}; echo "$CPT_NODES $MASTER_ADDR $MASTER_PORT" >> called; cp after.json runs/tiny/status.json; exit {code}',
+        srun=srun
+        or f'{called}; echo "$CPT_NODES $MASTER_ADDR $MASTER_PORT" >> called; cp after.json runs/tiny/status.json; exit {code}',  # noqa: E501
     )
-    of_slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "12345", "SLURM_CPUS_ON_NODE": "8"}
+    of_slurm = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_ID": "12345",
+        "SLURM_CPUS_ON_NODE": "8",
+    }
     environment = environment_with(programs, **of_slurm, SLURM_RESTART_COUNT=str(restarts))
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(["bash", str(launch.folder / "job.sbatch")], cwd="/", env=environment, **pipe)
@@ -82,7 +94,10 @@ def test_a_job_that_came_back_too_often_ends(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_is_passed_on_to_all_nodes(tmp_path, number):
-    waits = "touch called; echo started; while ! grep -q scancel called; do sleep 0.05; done; cp after.json runs/tiny/status.json; exit 1"
+    waits = (
+        "touch called; echo started; while ! grep -q scancel called; do sleep 0.05; done; cp after.json"
+        " runs/tiny/status.json; exit 1"
+    )
     process = job(tmp_path, leaves=INTERRUPTED, srun=waits)
     while "started" not in process.stdout.readline():
         pass
@@ -113,7 +128,14 @@ def test_options_of_sbatch_stand_before_the_first_command(tmp_path):
     launch = launch_of(tmp_path, nodes=2, engine="slurm", sbatch=("--partition=gpu", "--time=24:00:00"))
     script = slurm_files(launch)["job.sbatch"]
     options = [line.split(maxsplit=1)[1] for line in script.splitlines() if line.startswith("#SBATCH ")]
-    assert {"--nodes=2", "--gpus-per-node=2", "--requeue", "--signal=B:USR1@300", "--partition=gpu", "--time=24:00:00"} <= set(options)
+    assert {
+        "--nodes=2",
+        "--gpus-per-node=2",
+        "--requeue",
+        "--signal=B:USR1@300",
+        "--partition=gpu",
+        "--time=24:00:00",
+    } <= set(options)
     lines = script.splitlines()
     last, first_command = (
         lines.index("#SBATCH --time=24:00:00"),
@@ -123,7 +145,10 @@ def test_options_of_sbatch_stand_before_the_first_command(tmp_path):
 
 
 def test_a_run_on_the_cpu_asks_for_no_gpus(tmp_path):
-    assert "--gpus" not in slurm_files(launch_of(tmp_path, engine="slurm", overrides=("training.use_cpu=true",)))["job.sbatch"]
+    assert (
+        "--gpus"
+        not in slurm_files(launch_of(tmp_path, engine="slurm", overrides=("training.use_cpu=true",)))["job.sbatch"]
+    )
 
 
 def test_one_node_is_a_job_as_well(tmp_path):

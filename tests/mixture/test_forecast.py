@@ -16,7 +16,9 @@ def told(tiny_recipe, tmp_path):
         tiny_recipe["data"] |= data
         tiny_recipe["budget"] = {"tokens": tokens}
         recipe: Recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
-        prepared = build_data(recipe.data, load_tokenizer(recipe.tokenizer, recipe.model), seed=1, evaluation=recipe.evaluation)
+        prepared = build_data(
+            recipe.data, load_tokenizer(recipe.tokenizer, recipe.model), seed=1, evaluation=recipe.evaluation
+        )
         return forecast(recipe, prepared), prepared
 
     return run
@@ -37,9 +39,17 @@ def test_what_is_seen_is_what_the_run_reads(told):
 
 
 def test_phases_are_told_as_far_as_the_run_gets(told, tiny_recipe):
-    phases = [{"until": 6400, "weights": {"domain": 1}}, {"until": 64_000, "weights": {"general": 1}}, {"weights": {"domain": 1}}]
+    phases = [
+        {"until": 6400, "weights": {"domain": 1}},
+        {"until": 64_000, "weights": {"general": 1}},
+        {"weights": {"domain": 1}},
+    ]
     forecast, _ = told(64_000 + 64, sources=two(tiny_recipe), phases=phases)
-    assert [(phase.first_token, phase.end_token) for phase in forecast.phases] == [(0, 6400), (6400, 64_000), (64_000, 64_064)]
+    assert [(phase.first_token, phase.end_token) for phase in forecast.phases] == [
+        (0, 6400),
+        (6400, 64_000),
+        (64_000, 64_064),
+    ]
     assert [phase.seen for phase in forecast.phases] == [
         {"domain": 1, "general": 0},
         {"domain": 0, "general": 1},
@@ -51,19 +61,32 @@ def test_phases_are_told_as_far_as_the_run_gets(told, tiny_recipe):
 def test_a_phase_that_is_shorter_than_a_row_is_not_reached(told, tiny_recipe):
     phases = [{"until": 30, "weights": {"domain": 1}}, {"weights": {"general": 1}}]
     forecast, _ = told(64_000, sources=two(tiny_recipe), phases=phases)
-    assert not forecast.is_reached and forecast.remarks[0].startswith("`data.phases[0]` is shorter than a row of 64 tokens")
+    assert not forecast.is_reached and forecast.remarks[0].startswith(
+        "`data.phases[0]` is shorter than a row of 64 tokens"
+    )
 
 
 def test_a_linear_change_shows_in_the_course_of_the_run(told, tiny_recipe):
-    phases = [{"until": 64, "weights": {"domain": 1}}, {"until": 640_064, "weights": {"general": 1}, "change": "linear"}]
+    phases = [
+        {"until": 64, "weights": {"domain": 1}},
+        {"until": 640_064, "weights": {"general": 1}, "change": "linear"},
+    ]
     forecast, _ = told(640_064, sources=two(tiny_recipe), phases=phases)
     shares = [part.seen["general"] for part in forecast.course]
-    assert len(shares) == 100 and shares == sorted(shares) and shares[0] < 0.02 and shares[50] == pytest.approx(0.5, abs=0.02)
+    assert (
+        len(shares) == 100
+        and shares == sorted(shares)
+        and shares[0] < 0.02
+        and shares[50] == pytest.approx(0.5, abs=0.02)
+    )
 
 
 def test_a_run_too_short_for_one_row_of_a_source_is_not_reached(told):
     forecast, _ = told(64 * 3)
-    assert not forecast.is_reached and "The run has 3 rows, too few for a row of general (30.00% asked)." in forecast.remarks[0]
+    assert (
+        not forecast.is_reached
+        and "The run has 3 rows, too few for a row of general (30.00% asked)." in forecast.remarks[0]
+    )
 
 
 def test_shares_as_near_as_whole_rows_allow_are_reached_and_the_difference_is_told(told):
@@ -76,7 +99,9 @@ def test_shares_as_near_as_whole_rows_allow_are_reached_and_the_difference_is_to
 
 def test_many_repeats_are_remarked(told):
     forecast, _ = told(64 * 10_000)
-    assert forecast.is_reached and "Read more than 4 times" in forecast.remarks[0] and "domain (" in forecast.remarks[0]
+    assert (
+        forecast.is_reached and "Read more than 4 times" in forecast.remarks[0] and "domain (" in forecast.remarks[0]
+    )
 
 
 def test_documents_left_out_are_counted(told, tiny_recipe):

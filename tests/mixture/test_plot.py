@@ -7,7 +7,9 @@ from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
 from cpt.mixture.plot import plot_forecast
 
 SOURCES = [
-    SourceForecast(name, 10, 1, {}, {}, {16: 3, 128: 7}, 900, 1, 0.01, 0.5, {}, None, False, asked=0.5, seen=0.5, epochs=1.5)
+    SourceForecast(
+        name, 10, 1, {}, {}, {16: 3, 128: 7}, 900, 1, 0.01, 0.5, {}, None, False, asked=0.5, seen=0.5, epochs=1.5
+    )
     for name in ("code", "prose")
 ]
 PHASES = [PhaseForecast(0, 64, {"code": 1.0, "prose": 0.0}), PhaseForecast(64, 128, {"code": 0.0, "prose": 1.0})]

@@ -7,7 +7,9 @@ from cpt.mixture.forecast import Forecast, PhaseForecast, SourceForecast
 from cpt.mixture.table import histogram, left_out, print_forecast
 
 LENGTHS = {1: 1, 16: 7, 2**22: 2}
-REPORT = SourceReport("code", 10, 1, {"too [short]": 2}, {"invalid UTF-8": 3}, LENGTHS, 900, 1, 0.01, 0.5, {}, None, False)
+REPORT = SourceReport(
+    "code", 10, 1, {"too [short]": 2}, {"invalid UTF-8": 3}, LENGTHS, 900, 1, 0.01, 0.5, {}, None, False
+)
 SOURCE = SourceForecast(**vars(REPORT), asked=0.5, seen=0.5, epochs=1.5)
 
 
@@ -24,7 +26,15 @@ def test_all_is_printed(capsys):
     phases = [PhaseForecast(0, 1000, {"code": 1.0})]
     print_forecast(Forecast("r", 1000, 2, [SOURCE], phases, phases, False, ["Look [here]."]), Console(width=240))
     shown = capsys.readouterr().out
-    for part in ("900", "50.00%", "1.50", "too [short]", "100.00%", "Look [here].", "The mixture is not reached: 1,000 tokens in 2 rows."):
+    for part in (
+        "900",
+        "50.00%",
+        "1.50",
+        "too [short]",
+        "100.00%",
+        "Look [here].",
+        "The mixture is not reached: 1,000 tokens in 2 rows.",
+    ):
         assert part in shown
 
 

@@ -46,11 +46,15 @@ VARIANTS = {
     "orthogonal": {"init_lora_weights": "orthogonal", "r": 4},
     "bias": {"bias": "all", "family": "qwen2"},
 }
-METHODS = {name: {"method": name, **FITTING.get(name, {})} for name in sorted(peft_methods().keys() - UNFIT.keys())} | VARIANTS
+METHODS = {
+    name: {"method": name, **FITTING.get(name, {})} for name in sorted(peft_methods().keys() - UNFIT.keys())
+} | VARIANTS
 
 
 def build(lora, family="llama", **section):
-    return build_model(Model(from_scratch=True, config=tiny_config(family), lora=lora, **section), make_tokenizer(), seed=3)
+    return build_model(
+        Model(from_scratch=True, config=tiny_config(family), lora=lora, **section), make_tokenizer(), seed=3
+    )
 
 
 def loss_of(model, *, half):
@@ -59,7 +63,8 @@ def loss_of(model, *, half):
 
 
 def losses(model, *, steps=6, half=False):
-    """The loss before and after: of the model as it is used, for a method that draws its weights in training is not its draw."""
+    """The loss before and after: of the model as it is used, for a method that draws its weights in training is not
+    its draw."""
     torch.manual_seed(3)
     before = loss_of(model.eval(), half=half).item()
     optimizer = torch.optim.AdamW([p for p in model.train().parameters() if p.requires_grad], lr=1e-2)
@@ -77,7 +82,10 @@ def learns_and_merges(options, folder):
     model = build(options, family)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained and len(trained) < len(list(model.named_parameters()))
-    count, actual = count_lora_parameters(build(None, family), options), sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count, actual = (
+        count_lora_parameters(build(None, family), options),
+        sum(p.numel() for p in model.parameters() if p.requires_grad),
+    )
     assert count == actual or method_of(options) in CHOSEN_BY_WEIGHTS and count > actual
     before, after = losses(model)
     assert after < before
@@ -112,7 +120,11 @@ def test_every_method_learns_resumes_and_merges(name, tmp_path):
 @pytest.mark.parametrize("name", some_now(sorted(METHODS.keys() - {"bias"})))
 def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
     options = dict(METHODS[name])
-    model = build({key: value for key, value in options.items() if key != "family"}, options.get("family", "llama"), dtype="bfloat16")
+    model = build(
+        {key: value for key, value in options.items() if key != "family"},
+        options.get("family", "llama"),
+        dtype="bfloat16",
+    )
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     before, after = losses(model, steps=20, half=True)
     assert after < before
@@ -127,8 +139,14 @@ def test_every_method_learns_in_mixed_precision_with_fp32_adapters(name):
         ({"method": "adalora"}, "adalora cannot be trained here: what it measures of each rank"),
         ({"method": "ia3", "r": 8}, "`model.lora.r` is not an option of peft's IA3Config"),
         ({"method": "loha", "quantize": "nf4"}, "peft's loha has no layer for weights in 4 bit"),
-        ({"init_lora_weights": "eva"}, "init_lora_weights: eva` cannot be used here: it draws the adapter from activations"),
-        ({"init_lora_weights": "pissa_niter_4", "quantize": "nf4"}, "init_lora_weights: pissa` takes the adapter out of the base's"),
+        (
+            {"init_lora_weights": "eva"},
+            "init_lora_weights: eva` cannot be used here: it draws the adapter from activations",
+        ),
+        (
+            {"init_lora_weights": "pissa_niter_4", "quantize": "nf4"},
+            "init_lora_weights: pissa` takes the adapter out of the base's",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_the_reason(options, complaint):
@@ -151,7 +169,9 @@ def test_options_that_the_method_or_the_model_refuses_are_found_without_weights(
 
 
 def test_weights_of_a_half_precision_base_are_not_trained():
-    with pytest.raises(RecipeError, match="trains .*bias of the base in bfloat16, where small steps are lost. Remove `bias`"):
+    with pytest.raises(
+        RecipeError, match="trains .*bias of the base in bfloat16, where small steps are lost. Remove `bias`"
+    ):
         build({"bias": "all"}, "qwen2", dtype="bfloat16")
 
 
@@ -171,7 +191,9 @@ def test_zero3_takes_only_adapters_that_leave_its_weights_alone(options):
 def test_an_adapter_without_weights_to_merge_is_refused_by_name():
     check_mergeable("LORA")
     check_mergeable("ADALORA")  # of others: peft merges it
-    with pytest.raises(CheckpointError, match="an adapter of PROMPT_TUNING cannot be merged into its base: it puts virtual tokens"):
+    with pytest.raises(
+        CheckpointError, match="an adapter of PROMPT_TUNING cannot be merged into its base: it puts virtual tokens"
+    ):
         check_mergeable("PROMPT_TUNING")
 
 

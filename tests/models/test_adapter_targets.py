@@ -13,8 +13,15 @@ def shape(family):
 
 def test_each_method_has_the_layers_it_is_made_for():
     llama = shape("llama")
-    assert default_targets(llama, "ln_tuning")["target_modules"] == ["input_layernorm", "norm", "post_attention_layernorm"]
-    assert default_targets(llama, "ia3") == {"target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]}
+    assert default_targets(llama, "ln_tuning")["target_modules"] == [
+        "input_layernorm",
+        "norm",
+        "post_attention_layernorm",
+    ]
+    assert default_targets(llama, "ia3") == {
+        "target_modules": ["k_proj", "v_proj", "down_proj"],
+        "feedforward_modules": ["down_proj"],
+    }
     assert default_targets(llama, "lokr") == {"target_modules": "all-linear"}
 
 

@@ -46,7 +46,11 @@ def test_target_modules_that_match_nothing_are_a_recipe_error():
 
 
 def test_adapters_are_fp32_on_a_bfloat16_model():
-    dtypes = {name.split(".")[-2]: p.dtype for name, p in build(lora={}, dtype="bfloat16").named_parameters() if p.requires_grad}
+    dtypes = {
+        name.split(".")[-2]: p.dtype
+        for name, p in build(lora={}, dtype="bfloat16").named_parameters()
+        if p.requires_grad
+    }
     assert set(dtypes.values()) == {torch.float32}
 
 
@@ -69,10 +73,20 @@ def test_the_preset_adapts_all_layers_and_trains_embeddings_and_head_in_fp32():
     model = build(lora="cpt", dtype="bfloat16")
     config = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.use_rslora) == (128, 32, True)
-    adapted = {name.split(".")[-4] for name, parameter in model.named_parameters() if parameter.requires_grad and "lora_" in name}
+    adapted = {
+        name.split(".")[-4]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and "lora_" in name
+    }
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    whole = [name.split(".")[-4] for name, parameter in model.named_parameters() if parameter.requires_grad and "lora_" not in name]
-    assert whole == ["embed_tokens", "lm_head"] and {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    whole = [
+        name.split(".")[-4]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and "lora_" not in name
+    ]
+    assert whole == ["embed_tokens", "lm_head"] and {p.dtype for p in model.parameters() if p.requires_grad} == {
+        torch.float32
+    }
 
 
 def test_an_option_beside_the_preset_wins():
@@ -100,10 +114,16 @@ def test_a_tied_head_that_peft_cannot_follow_is_refused():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"target_modules": ["q_prj"]}, "has nothing called `q_prj`. Did you mean `q_proj`.*Its linear layers: down_proj, gate_proj"),
+        (
+            {"target_modules": ["q_prj"]},
+            "has nothing called `q_prj`. Did you mean `q_proj`.*Its linear layers: down_proj, gate_proj",
+        ),
         (
             {"modules_to_save": ["wte"]},
-            "`model.lora.modules_to_save`: llama has nothing called `wte`.*Its embeddings and head: embed_tokens, lm_head",
+            (
+                "`model.lora.modules_to_save`: llama has nothing called `wte`.*Its embeddings and head: embed_tokens,"
+                " lm_head"
+            ),
         ),
         ({"modules_to_save": ["embed_token"]}, "Did you mean `embed_tokens`"),
         ({"target_modules": ".*attention"}, "nothing called `.*attention`"),
@@ -123,4 +143,6 @@ def test_a_model_without_linear_layers_is_refused():
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "nemotron"])
 def test_the_count_is_what_peft_trains(family, options):
     model = build(family, lora=options)
-    assert count_lora_parameters(build(family), options) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert count_lora_parameters(build(family), options) == sum(
+        p.numel() for p in model.parameters() if p.requires_grad
+    )

@@ -32,13 +32,18 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
         monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU")
         for version in (2, 3):
-            monkeypatch.setattr(f"cpt.models.attention.is_flash_attn_{version}_available", lambda v=version: f"flash-attn {v}" in packages)
+            monkeypatch.setattr(
+                f"cpt.models.attention.is_flash_attn_{version}_available",
+                lambda v=version: f"flash-attn {v}" in packages,
+            )
 
     return pretend
 
 
 def chosen(wanted="auto", *, config=LLAMA, **options):
-    return choose_attention(wanted, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config=config, **{"packed": True, **options})
+    return choose_attention(
+        wanted, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config=config, **{"packed": True, **options}
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,9 @@ def test_flash_attn_keeps_the_documents_of_several_rows_apart_by_their_bounds(on
     on_gpu((8, 9), "flash-attn 2")
     assert chosen("flash_attention_2") == "varlen_fa2"
     assert chosen("flash_attention_2", packed=False) == "flash_attention_2"
-    with pytest.raises(RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: auto`"):
+    with pytest.raises(
+        RecipeError, match="flash_attention_4: transformers lets documents.*Use `model.attention: auto`"
+    ):
         chosen("flash_attention_4")
 
 
@@ -94,7 +101,9 @@ def test_what_cannot_run_is_told_with_what_to_write_instead(on_gpu, capability, 
 
 def test_varlen_runs_without_a_gpu_and_the_log_says_how(caplog):
     with caplog.at_level("INFO"):
-        build_model(Model(from_scratch=True, config=tiny_config("llama"), attention="varlen"), make_tokenizer(), packed=True)
+        build_model(
+            Model(from_scratch=True, config=tiny_config("llama"), attention="varlen"), make_tokenizer(), packed=True
+        )
     assert "attention: varlen, by torch's SDPA document after document: its kernel needs a GPU" in caplog.text
 
 
@@ -123,9 +132,13 @@ def test_flash_attention_without_a_gpu_says_what_is_missing():
 
 def test_the_users_function_runs_in_every_layer_with_equal_logits_of_packed_rows(monkeypatch, tmp_path):
     (tmp_path / "my_attention.py").write_text("from test_attention_calls import counting_attention as sliding\n")
-    (tmp_path / "test_attention_calls.py").write_text(f"import sys\ncounting_attention = sys.modules[{__name__!r}].counting_attention\n")
+    (tmp_path / "test_attention_calls.py").write_text(
+        f"import sys\ncounting_attention = sys.modules[{__name__!r}].counting_attention\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    sections = [Model(from_scratch=True, config=tiny_config("llama"), attention=a) for a in ("sdpa", "my_attention:sliding")]
+    sections = [
+        Model(from_scratch=True, config=tiny_config("llama"), attention=a) for a in ("sdpa", "my_attention:sliding")
+    ]
     models = [build_model(section, make_tokenizer(), seed=1).eval() for section in sections]
     ids, positions = torch.arange(3, 15)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
     calls.clear()

@@ -88,7 +88,9 @@ def test_the_number_of_parameters_must_agree_before_the_vocabulary_grows():
 
 def test_the_number_of_active_parameters_must_agree():
     with pytest.raises(RecipeError, match="model.active_parameters says 5, the built model has 37,280"):
-        build_model(Model(from_scratch=True, config=tiny_config("minimind2_moe"), active_parameters=5), make_tokenizer())
+        build_model(
+            Model(from_scratch=True, config=tiny_config("minimind2_moe"), active_parameters=5), make_tokenizer()
+        )
 
 
 def test_a_missing_shard_is_a_checkpoint_error(folder: str):
@@ -109,7 +111,9 @@ def test_tensors_that_are_absent_are_named_and_never_drawn_at_random(tmp_path: P
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="lacks 1 of the model's tensors \\(model.layers.1.mlp.up_proj.weight\\)"):
+    with pytest.raises(
+        CheckpointError, match="lacks 1 of the model's tensors \\(model.layers.1.mlp.up_proj.weight\\)"
+    ):
         build_model(Model(path=str(tmp_path)), make_tokenizer())
 
 

@@ -12,7 +12,14 @@ from torch.fx import GraphModule
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.build import build_model
-from cpt.models.compiled import Compiling, check_compiling, compile_layers, compiled_parts, take_compiling, wanted_compiling
+from cpt.models.compiled import (
+    Compiling,
+    check_compiling,
+    compile_layers,
+    compiled_parts,
+    take_compiling,
+    wanted_compiling,
+)
 from cpt.models.documents import BOUNDS, add_document_bounds
 from cpt.models.recomputing import set_up_recomputing
 from cpt.recipe.schema import Model
@@ -73,13 +80,18 @@ def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, check
     found = losses(model, steps=1)
     assert graphs() == 1 and not dynamo.utils.counters["graph_break"]
     assert dynamo.utils.counters["frames"]["ok"] == dynamo.utils.counters["frames"]["total"] == 1
-    assert found == expected[:1] and losses(built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))) == expected
+    assert (
+        found == expected[:1]
+        and losses(built(family, checkpoints=checkpoints, compiling=Compiling("aot_eager"))) == expected
+    )
     assert graphs() == 1, "another model of the same shape, and more micro-batches, compile nothing"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "adapters"])
-@pytest.mark.parametrize("family", ["cpt-gpt2", "minimind2", "minimind3", "qwen2", "qwen3", "llama", "gpt2", "nemotron"])
+@pytest.mark.parametrize(
+    "family", ["cpt-gpt2", "minimind2", "minimind3", "qwen2", "qwen3", "llama", "gpt2", "nemotron"]
+)
 def test_each_family_and_its_adapters_have_one_graph(family, lora):
     expected = losses(built(family, lora=lora))
     assert losses(built(family, lora=lora, compiling=Compiling("aot_eager"))) == expected and graphs() == 1
@@ -143,7 +155,9 @@ def test_weights_keep_their_names(tmp_path):
         torch.equal(weights[name], value) for name, value in plain.state_dict().items()
     )
     model.save_pretrained(tmp_path)
-    assert all(torch.equal(value, weights[name]) for name, value in type(model).from_pretrained(tmp_path).state_dict().items())
+    assert all(
+        torch.equal(value, weights[name]) for name, value in type(model).from_pretrained(tmp_path).state_dict().items()
+    )
 
 
 @pytest.mark.slow
@@ -157,17 +171,26 @@ def test_inductors_kernels_have_the_same_losses():
 def test_in_the_graph_of_the_backward_pass_stands_what_is_computed_again(checkpoints, again):
     def keep(graph, inputs):
         # An operation that could be random is handed to another, which gives it the same numbers again.
-        backward.extend(str(node.args[1] if "run_with_rng_state" in str(node.target) else node.target) for node in graph.graph.nodes)
+        backward.extend(
+            str(node.args[1] if "run_with_rng_state" in str(node.target) else node.target)
+            for node in graph.graph.nodes
+        )
         return make_boxed_func(graph.forward)
 
     backward = []
-    backend = aot_autograd(fw_compiler=nop, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition)  # inductor's own
+    backend = aot_autograd(
+        fw_compiler=nop, bw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+    )  # inductor's own
     expected = losses(built("llama", checkpoints=checkpoints))
-    assert losses(built("llama", checkpoints=checkpoints, compiling=Compiling(backend))) == pytest.approx(expected, rel=1e-6)
+    assert losses(built("llama", checkpoints=checkpoints, compiling=Compiling(backend))) == pytest.approx(
+        expected, rel=1e-6
+    )
     assert sum("flash_attention_for_cpu.default" in name for name in backward) == again
     assert sum("flash_attention_for_cpu_backward" in name for name in backward) == 1
     products = sum(name in ("aten.mm.default", "aten.addmm.default") for name in backward)
-    assert (products > 14) == (checkpoints is not None), "two for each of seven matrices, and those that are made again"
+    assert (products > 14) == (checkpoints is not None), (
+        "two for each of seven matrices, and those that are made again"
+    )
 
 
 @pytest.mark.parametrize("checkpoints", [None, {"selective": True}], ids=["off", "selective"])
@@ -176,7 +199,9 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
         pass
 
     def look_at(graph, inputs):  # the kernel itself would need a GPU
-        operations.extend(str(node.target) for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes)
+        operations.extend(
+            str(node.target) for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes
+        )
         raise EnoughError
 
     operations = []
@@ -185,11 +210,15 @@ def test_the_kernel_of_packed_rows_does_not_break_a_layers_graph(monkeypatch, ch
     with pytest.raises(dynamo.exc.BackendCompilerFailed, match="EnoughError"):
         losses(model, steps=1, longest=16)
     assert any("_varlen_attn" in name for name in operations) and not dynamo.utils.counters["graph_break"]
-    assert len([name for name in operations if "linear" in name]) == 7, "all of the layer, from queries to the last projection"
+    assert len([name for name in operations if "linear" in name]) == 7, (
+        "all of the layer, from queries to the last projection"
+    )
 
 
 @torch.library.custom_op("cpt_tests::attention_of_documents", mutates_args=())
-def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
+def attention_of_documents(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, longest: int
+) -> torch.Tensor:
     """An operation that no compiler looks into, as the GPU's kernel is one."""
     LENGTHS.add(longest)
     return query * 1
@@ -198,7 +227,13 @@ def attention_of_documents(query: torch.Tensor, key: torch.Tensor, value: torch.
 LENGTHS = set()
 attention_of_documents.register_fake(lambda query, key, value, bounds, longest: torch.empty_like(query))
 attention_of_documents.register_autograd(
-    lambda ctx, gradient: (gradient, torch.zeros_like(ctx.saved_tensors[0]), torch.zeros_like(ctx.saved_tensors[0]), None, None),
+    lambda ctx, gradient: (
+        gradient,
+        torch.zeros_like(ctx.saved_tensors[0]),
+        torch.zeros_like(ctx.saved_tensors[0]),
+        None,
+        None,
+    ),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
 )
 
@@ -208,13 +243,17 @@ def test_200_batches_of_packed_and_whole_rows_share_two_graphs(monkeypatch):
     monkeypatch.setattr("cpt.models.varlen_attention.has_kernel", lambda *_: True)
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn",
-        lambda query, key, value, bounds, _, longest, *__, **___: attention_of_documents(query, key, value, bounds, longest),
+        lambda query, key, value, bounds, _, longest, *__, **___: attention_of_documents(
+            query, key, value, bounds, longest
+        ),
     )
     model = built("llama", layers=1, compiling=Compiling("aot_eager"), attention="varlen", dtype="bfloat16")
     ids, found = torch.randint(4, 96, (1, 300), generator=torch.Generator().manual_seed(1)), {}
     for number in range(200):
         longest = 300 if number % 5 == 4 else 1 + number * 17 % 299
-        batch = add_document_bounds({"input_ids": ids, "labels": ids, "position_ids": torch.arange(300)[None] % longest})
+        batch = add_document_bounds(
+            {"input_ids": ids, "labels": ids, "position_ids": torch.arange(300)[None] % longest}
+        )
         model(**batch).loss.backward()
         found[len(batch[BOUNDS])] = graphs()
     # One for rows of one document each, one for all others.
@@ -223,10 +262,15 @@ def test_200_batches_of_packed_and_whole_rows_share_two_graphs(monkeypatch):
 
 
 def test_hugging_face_no_longer_compiles_what_is_taken():
-    arguments = SimpleNamespace(torch_compile=True, torch_compile_backend="inductor", torch_compile_mode="max-autotune-no-cudagraphs")
+    arguments = SimpleNamespace(
+        torch_compile=True, torch_compile_backend="inductor", torch_compile_mode="max-autotune-no-cudagraphs"
+    )
     assert take_compiling(arguments) == Compiling("inductor", "max-autotune-no-cudagraphs")
     assert take_compiling(arguments) is None and arguments.torch_compile_backend is None
-    assert wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default") and wanted_compiling({}) is None
+    assert (
+        wanted_compiling({"torch_compile_mode": "default"}) == Compiling("inductor", "default")
+        and wanted_compiling({}) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,10 +279,22 @@ def test_hugging_face_no_longer_compiles_what_is_taken():
         ({"torch_compile_backend": "inducter"}, False, "no backend called `inducter`. Did you mean `inductor`?"),
         ({"torch_compile_mode": "max_autotune"}, False, "no mode called `max_autotune`. Did you mean `max-autotune`?"),
         ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "modes are inductor's"),
-        ({"torch_compile_mode": "reduce-overhead"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
-        ({"torch_compile_mode": "max-autotune"}, False, "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`"),
+        (
+            {"torch_compile_mode": "reduce-overhead"},
+            False,
+            "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`",
+        ),
+        (
+            {"torch_compile_mode": "max-autotune"},
+            False,
+            "`training.torch_compile_mode`.*Use `max-autotune-no-cudagraphs`",
+        ),
         ({"torch_compile": True}, True, "ZeRO-3"),
-        ({"torch_compile": True, "fsdp": True, "activation_checkpointing": True}, False, "`training.gradient_checkpointing`"),
+        (
+            {"torch_compile": True, "fsdp": True, "activation_checkpointing": True},
+            False,
+            "`training.gradient_checkpointing`",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(training, zero3, message):

@@ -25,7 +25,9 @@ def refusal(**section) -> str:
 
 def test_an_unknown_model_type_gets_a_suggestion_at_once():
     start = time.monotonic()
-    assert "no architecture called `lama`. Did you mean `llama`?" in refusal(from_scratch=True, config={"model_type": "lama"})
+    assert "no architecture called `lama`. Did you mean `llama`?" in refusal(
+        from_scratch=True, config={"model_type": "lama"}
+    )
     assert "Did you mean `minimind2`?" in refusal(from_scratch=True, config={"model_type": "minimnd2"})
     assert time.monotonic() - start < 10
 
@@ -41,7 +43,9 @@ def test_a_value_of_the_wrong_type_is_refused():
 
 
 def test_a_shape_that_cannot_be_is_refused():
-    assert "multiple" in refusal(from_scratch=True, config={"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4})
+    assert "multiple" in refusal(
+        from_scratch=True, config={"model_type": "llama", "hidden_size": 30, "num_attention_heads": 4}
+    )
 
 
 def test_all_mistakes_of_the_section_come_at_once():
@@ -76,12 +80,16 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path):
 
 def test_an_adapter_is_refused_with_the_way_to_one_model(tmp_path: Path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
-    assert "is an adapter without its base" in refusal(path=str(tmp_path)) and "cpt merge --method lora" in refusal(path=str(tmp_path))
+    assert "is an adapter without its base" in refusal(path=str(tmp_path)) and "cpt merge --method lora" in refusal(
+        path=str(tmp_path)
+    )
 
 
 def test_a_folder_with_a_nemo_file_is_refused_with_the_id_to_use(tmp_path: Path):
     (tmp_path / "nemotron.nemo").write_bytes(b"")
-    assert "holds a .nemo file only" in refusal(path=str(tmp_path)) and "Minitron-8B-Base" in refusal(path=str(tmp_path))
+    assert "holds a .nemo file only" in refusal(path=str(tmp_path)) and "Minitron-8B-Base" in refusal(
+        path=str(tmp_path)
+    )
 
 
 def test_an_id_that_the_offline_cache_lacks_says_how_to_fetch_it():
@@ -118,9 +126,15 @@ def test_the_users_own_family_is_imported_first(tmp_path: Path, monkeypatch):
 
 
 PUBLISHED = {  # the parts of the published config.json files that transformers renames when it reads them
-    "llama/1b": {"rope_theta": 500000.0, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}},
+    "llama/1b": {
+        "rope_theta": 500000.0,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+    },
     "nemotron/8b": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-    "nemotron_h/8b": {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "num_hidden_layers": 52},
+    "nemotron_h/8b": {
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        "num_hidden_layers": 52,
+    },
     "qwen/7b": {"rope_theta": 1000000.0},
 }
 PUBLISHED["llama/1b"]["rope_scaling"] |= {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
@@ -133,7 +147,9 @@ def test_a_published_config_in_its_older_spelling_agrees_with_our_recipe(name: s
     section = yaml.safe_load((Path(__file__).parents[2] / "recipes" / "models" / f"{name}.yaml").read_text())
     published = {key: value for key, value in section["config"].items() if key != "rope_parameters"} | PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(published))
-    assert load_config(Model(path=str(tmp_path), config=section["config"])).model_type == section["config"]["model_type"]
+    assert (
+        load_config(Model(path=str(tmp_path), config=section["config"])).model_type == section["config"]["model_type"]
+    )
 
 
 def test_the_type_of_a_loaded_config_is_transformers_own(folder: str):

@@ -23,7 +23,11 @@ def positions_of(*rows):
 
 
 def tiny(attention, model_type="llama", **section):
-    return build_model(Model(from_scratch=True, config=tiny_config(model_type), attention=attention, **section), make_tokenizer(), seed=1)
+    return build_model(
+        Model(from_scratch=True, config=tiny_config(model_type), attention=attention, **section),
+        make_tokenizer(),
+        seed=1,
+    )
 
 
 def handed_over(**given):
@@ -46,7 +50,11 @@ def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
 
 
 def test_rows_of_one_document_each_have_no_bounds():
-    assert document_bounds(positions_of((11,), (11,))).tolist() == document_bounds(torch.tensor([[3, 4, 5]])).tolist() == []
+    assert (
+        document_bounds(positions_of((11,), (11,))).tolist()
+        == document_bounds(torch.tensor([[3, 4, 5]])).tolist()
+        == []
+    )
     assert len(document_bounds(positions_of((11,), (10, 1)))) == FEWEST_BOUNDS
 
 
@@ -65,7 +73,9 @@ def test_only_batches_whose_documents_are_known_by_positions_alone_get_bounds():
 def test_the_hook_takes_bounds_from_the_batch_or_makes_them():
     positions, ids = positions_of((3, 1)), torch.ones(1, 4)
     given = torch.tensor([0, 1, 4], dtype=torch.int32)
-    assert handed_over(input_ids=ids, position_ids=positions, **{BOUNDS: given})["attention_mask"].tolist() == [[[[0, 1, 4]] * 4]]
+    assert handed_over(input_ids=ids, position_ids=positions, **{BOUNDS: given})["attention_mask"].tolist() == [
+        [[[0, 1, 4]] * 4]
+    ]
     assert handed_over(input_ids=ids, position_ids=positions)["attention_mask"].flatten()[:3].tolist() == [0, 3, 4]
     several = handed_over(inputs_embeds=torch.ones(2, 4, 8), position_ids=positions)  # one row of positions for all
     assert several["attention_mask"].flatten()[:5].tolist() == [0, 3, 4, 7, 8]
@@ -78,9 +88,15 @@ def test_the_longest_document_is_rounded_up_and_a_dimension_of_the_mask(longest,
     assert mask.shape[2] == rounded and mask.untyped_storage().nbytes() <= 4 * 1024
 
 
-@pytest.mark.parametrize("other", [{"attention_mask": torch.ones(1, 4)}, {"past_key_values": object()}, {"position_ids": None}])
+@pytest.mark.parametrize(
+    "other", [{"attention_mask": torch.ones(1, 4)}, {"past_key_values": object()}, {"position_ids": None}]
+)
 def test_masks_and_caches_are_left_as_they_are(other):
-    given = {"input_ids": torch.ones(1, 4), "position_ids": positions_of((3, 1)), BOUNDS: document_bounds(positions_of((3, 1)))} | other
+    given = {
+        "input_ids": torch.ones(1, 4),
+        "position_ids": positions_of((3, 1)),
+        BOUNDS: document_bounds(positions_of((3, 1))),
+    } | other
     given[LONGEST] = 128
     assert handed_over(**given) == {name: value for name, value in given.items() if name not in (BOUNDS, LONGEST)}
 

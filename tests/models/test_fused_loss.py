@@ -52,13 +52,17 @@ def loss_and_gradients(model, **options):
     torch.manual_seed(3)
     loss = model(**row(), **options).loss
     loss.backward()
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    found = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
     return loss, found
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_items_in_batch": torch.tensor(100)}, {"num_items_in_batch": 100}], ids=["mean", "tensor", "int"]
+    "options",
+    [{}, {"num_items_in_batch": torch.tensor(100)}, {"num_items_in_batch": 100}],
+    ids=["mean", "tensor", "int"],
 )
 @pytest.mark.parametrize("family", [*FAMILIES, *OF_OTHERS])
 def test_loss_and_gradients_are_the_models_own(family, options):
@@ -73,7 +77,9 @@ def test_loss_and_gradients_are_the_models_own(family, options):
         torch.testing.assert_close(of_fused[name], gradient, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("lora", [{"r": 4, "target_modules": "all-linear"}, {"r": 4, "target_modules": ["q_proj", "lm_head"]}, "cpt"])
+@pytest.mark.parametrize(
+    "lora", [{"r": 4, "target_modules": "all-linear"}, {"r": 4, "target_modules": ["q_proj", "lm_head"]}, "cpt"]
+)
 def test_adapters_on_the_head_take_part(lora):
     model = built("llama", lora=lora)
     loss, gradients = loss_and_gradients(model)
@@ -117,7 +123,9 @@ def test_scores_are_those_of_the_logits(family, monkeypatch):
             inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
             nats, is_correct = fused.score(model, inputs, batch["labels"])
     targets = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none").view(2, 24)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none").view(
+        2, 24
+    )
     torch.testing.assert_close(nats, expected)
     assert torch.equal(is_correct, logits.argmax(-1) == targets)
     assert torch.equal(model(**batch).logits, logits), "the model is as before"
@@ -134,7 +142,9 @@ def test_logits_that_are_changed_in_an_unknown_way_are_not_scored_in_chunks():
         return output
 
     with torch.no_grad(), fused_scores(model) as fused:
-        assert fused.score(shifted, batch, row()["labels"]) is None and fused.score(model, batch, row()["labels"]) is None
+        assert (
+            fused.score(shifted, batch, row()["labels"]) is None and fused.score(model, batch, row()["labels"]) is None
+        )
     with torch.no_grad(), fused_scores(model) as fused:
         assert fused.score(model, batch, row()["labels"]) is not None
 
@@ -159,7 +169,9 @@ def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=1024, width=3
     """The head's gradient over chunks, and the same half-precision products added up in fp64."""
     torch.manual_seed(0)
     weight = (torch.randn(vocabulary, width) * 0.05).to(dtype).requires_grad_()
-    hidden = (torch.randn(tokens, width) + torch.randn(width)).to(dtype)  # hidden states share a part, so that errors do not cancel
+    hidden = (torch.randn(tokens, width) + torch.randn(width)).to(
+        dtype
+    )  # hidden states share a part, so that errors do not cancel
     often = 1 / torch.arange(1, vocabulary + 1).float()
     targets = torch.multinomial(often, tokens, replacement=True)
     targets[::7] = -100
@@ -215,7 +227,9 @@ def test_an_odd_vocabulary_in_half_precision_reads_no_padding():
 
 
 def test_the_peak_is_lower():
-    config = config_from({**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000})
+    config = config_from(
+        {**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000}
+    )
 
     def peak(fused):
         model = AutoModelForCausalLM.from_config(config).train()
@@ -232,7 +246,9 @@ def test_the_peak_is_lower():
 
 def test_an_evaluation_takes_less_memory_than_a_training_step(monkeypatch):
     monkeypatch.setattr("cpt.models.fused_loss.SCORED_POSITIONS", 64)
-    config = config_from({**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000})
+    config = config_from(
+        {**SHAPES["llama"], "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 20_000}
+    )
     model = AutoModelForCausalLM.from_config(config)
     ids = torch.zeros((1, 512), dtype=torch.long)
     FusedLoss(model)
@@ -247,7 +263,9 @@ def test_chunks_have_logits_of_two_gibibytes_at_most():
     assert [tokens_at_once(size) for size in (32_000, 128_256, 256_000, 10**7)] == [8192, 8192, 4096, 256]
     # One chunk of all tokens takes no more memory than a buffer of fp32 for the head's gradient.
     assert chunk_of(12_288, 256_000, 4096, accumulates=True) == 12_288
-    assert chunk_of(12_289, 256_000, 4096, accumulates=True) == chunk_of(12_288, 256_000, 4096, accumulates=False) == 4096
+    assert (
+        chunk_of(12_289, 256_000, 4096, accumulates=True) == chunk_of(12_288, 256_000, 4096, accumulates=False) == 4096
+    )
 
 
 KERNEL = """
@@ -278,11 +296,13 @@ for cap in (0.0, 30.0):
             assert not logits[2].any(), "an ignored row has no gradient"
             padding = logits.as_strided((rows, stride - vocabulary), (stride, 1), vocabulary)
             assert not padding.any(), "products may read the padding"
-"""
+"""  # noqa: E501
 
 
 def test_the_kernel_agrees_with_fp64_in_tritons_interpreter():
-    done = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -37,7 +37,9 @@ def test_attention_models_keep_packed_documents_apart(model_type: str):
 
 def test_mamba_and_its_hybrids_do_not():
     assert not isolates_documents(config_from(tiny_config("nemotron_h")))
-    assert not isolates_documents(Mamba2Config(vocab_size=96, hidden_size=32, num_heads=8, head_dim=8, num_hidden_layers=1, n_groups=1))
+    assert not isolates_documents(
+        Mamba2Config(vocab_size=96, hidden_size=32, num_heads=8, head_dim=8, num_hidden_layers=1, n_groups=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_other_recurrent_architectures_do_not_either(small: dict):
 RECURRENT_KINDS = """
     bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2 minimax olmo_hybrid qwen3_5_text qwen3_next
     recurrent_gemma rwkv zamba zamba2 zaya
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -85,38 +87,129 @@ def test_padding_rows_are_not_tokens():
     assert vocabulary_size(LlamaConfig(vocab_size=50)) == 50
 
 
-LLAMA_8B = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_key_value_heads": 8}
-QWEN2 = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+}
+QWEN2 = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
 QWEN2 |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
-QWEN3 = {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+QWEN3 = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+}
 QWEN3 |= {"num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
-QWEN3_MOE = {"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
+QWEN3_MOE = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
 QWEN3_MOE |= {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}
-DEEPSEEK_V2_LITE = DEEPSEEK | {"vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408}
-DEEPSEEK_V2_LITE |= {"num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None}
-DEEPSEEK_V2_LITE |= {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
-GEMMA_2B = {"hidden_size": 2048, "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}
-GEMMA2_2B = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4}
-GEMMA3_1B = {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4}
+DEEPSEEK_V2_LITE = DEEPSEEK | {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+}
+DEEPSEEK_V2_LITE |= {
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+}
+DEEPSEEK_V2_LITE |= {
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+}
+GEMMA_2B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+}
+GEMMA2_2B = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+GEMMA3_1B = {
+    "vocab_size": 262144,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+}
 GEMMA3_1B |= {"num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
-MINITRON_4B = {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 24}
-NEMOTRON_H_8B = {"vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504, "mamba_num_heads": 128, "mamba_head_dim": 64}
-NEMOTRON_H_8B |= {"n_groups": 8, "ssm_state_size": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+MINITRON_4B = {
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 24,
+}
+NEMOTRON_H_8B = {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+}
+NEMOTRON_H_8B |= {
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 NEMOTRON_H_8B |= {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"}
 MAMBA_130M = {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16}
 
-# Model type, published sizes, weights of the matrices that one token meets, (heads x (key + value width), positions) of the layers.
+# Model type, published sizes, weights of the matrices that one token meets, (heads x (key + value width), positions)
+# of the layers.
 T = 8192
 HALF = T / 2
 BY_HAND = [
     ("gpt2", {}, 12 * 12 * 768**2 + 50257 * 768, [(12 * 12 * 128, HALF)]),
     ("cpt-gpt2", {}, 12 * 12 * 768**2 + 50304 * 768, [(12 * 12 * 128, HALF)]),
     ("minimind2", {}, 16 * (2 * 768**2 + 2 * 768 * 192 + 3 * 768 * 2048) + 6400 * 768, [(16 * 8 * 192, HALF)]),
-    ("minimind2_moe", {}, 8 * (2 * 640**2 + 2 * 640 * 160 + 640 * 4 + 3 * 3 * 640 * 1728) + 6400 * 640, [(8 * 8 * 160, HALF)]),
+    (
+        "minimind2_moe",
+        {},
+        8 * (2 * 640**2 + 2 * 640 * 160 + 640 * 4 + 3 * 3 * 640 * 1728) + 6400 * 640,
+        [(8 * 8 * 160, HALF)],
+    ),
     ("minimind3", {}, 8 * (2 * 768**2 + 2 * 768 * 384 + 3 * 768 * 2432) + 6400 * 768, [(8 * 8 * 192, HALF)]),
-    ("minimind3_moe", {}, 8 * (2 * 768**2 + 2 * 768 * 384 + 768 * 4 + 3 * 768 * 2432) + 6400 * 768, [(8 * 8 * 192, HALF)]),
-    ("llama", LLAMA_8B, 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096, [(32 * 32 * 256, HALF)]),
+    (
+        "minimind3_moe",
+        {},
+        8 * (2 * 768**2 + 2 * 768 * 384 + 768 * 4 + 3 * 768 * 2432) + 6400 * 768,
+        [(8 * 8 * 192, HALF)],
+    ),
+    (
+        "llama",
+        LLAMA_8B,
+        32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128256 * 4096,
+        [(32 * 32 * 256, HALF)],
+    ),
     ("qwen2", QWEN2, 24 * (2 * 896**2 + 2 * 896 * 128 + 3 * 896 * 4864) + 151936 * 896, [(24 * 14 * 128, HALF)]),
     ("qwen3", QWEN3, 28 * (2 * 1024 * 2048 + 2 * 1024**2 + 3 * 1024 * 3072) + 151936 * 1024, [(28 * 16 * 256, HALF)]),
     (
@@ -159,7 +252,10 @@ BY_HAND = [
         "gemma2",
         GEMMA2_2B,
         26 * (2 * 2304 * 2048 + 2 * 2304 * 1024 + 3 * 2304 * 9216) + 256000 * 2304,
-        [(13 * 8 * 512, HALF), (13 * 8 * 512, (4096 * 2048 + 4096 * 4096) / T)],  # half of the row grows up to the window, the rest has it
+        [
+            (13 * 8 * 512, HALF),
+            (13 * 8 * 512, (4096 * 2048 + 4096 * 4096) / T),
+        ],  # half of the row grows up to the window, the rest has it
     ),
     (
         "gemma3_text",
@@ -210,7 +306,13 @@ TINY_ONLY_HERE = {
     "gemma2": {**SHAPE, "intermediate_size": 48, "head_dim": 8},
     "gemma3_text": {**SHAPE, "intermediate_size": 48, "head_dim": 8},
     "mistral": {**SHAPE, "intermediate_size": 48, "head_dim": 8, "sliding_window": None},
-    "qwen2_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24},
+    "qwen2_moe": {
+        **SHAPE,
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 24,
+    },
     "deepseek_v2": {**TINY["deepseek_v3"], "q_lora_rank": None, "qk_nope_head_dim": 16, "v_head_dim": 4},
     "mamba": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
@@ -218,8 +320,11 @@ TINY_ONLY_HERE = {
 
 @pytest.mark.parametrize("model_type", [*TINY, *TINY_ONLY_HERE])
 def test_operations_are_those_that_torch_counts(model_type):
-    """Forward and backward of one row. Torch counts scores of tokens to come too, and no products that are written element by element."""
-    config = config_from({"model_type": model_type, **{**TINY, **TINY_ONLY_HERE}[model_type], "tie_word_embeddings": False})
+    """Forward and backward of one row. Torch counts scores of tokens to come too, and no products that are written
+    element by element."""
+    config = config_from(
+        {"model_type": model_type, **{**TINY, **TINY_ONLY_HERE}[model_type], "tie_word_embeddings": False}
+    )
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
     tokens = 32
@@ -228,20 +333,28 @@ def test_operations_are_those_that_torch_counts(model_type):
         logits = model(input_ids=ids, use_cache=False).logits
         if not (states := state_space_flops(model)):
             logits.sum().backward()
-    counted = counter.get_total_flops() * (3 if states else 1)  # of a depthwise convolution, torch counts the backward pass too high
+    counted = counter.get_total_flops() * (
+        3 if states else 1
+    )  # of a depthwise convolution, torch counts the backward pass too high
     expected = tokens * (flops_per_token(model, tokens) + 3 * attention_flops(config, tokens))
-    # Without its kernels, transformers writes a part of a state space layer as matrix products, more or less than we count.
+    # Without its kernels, transformers writes a part of a state space layer as matrix products, more or less than we
+    # count.
     assert 0.999 * expected - 3 * tokens * states <= counted <= (1.03 if states else 1.001) * expected
 
 
-@pytest.mark.parametrize(("model_type", "heads"), [("llama", 32), ("gpt2", 12), ("gpt_neo", 16), ("mpt", 16), ("mamba2", 0)])
+@pytest.mark.parametrize(
+    ("model_type", "heads"), [("llama", 32), ("gpt2", 12), ("gpt_neo", 16), ("mpt", 16), ("mamba2", 0)]
+)
 def test_heads_are_known_by_whatever_name_a_config_has_for_them(model_type, heads):
     assert attention_heads(AutoConfig.for_model(model_type)) == heads
 
 
 def test_the_longest_row_is_what_the_config_names():
     assert longest_row(config_from(tiny_config("gpt2"))) == 64
-    assert longest_row(config_from({"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1})) is None
+    assert (
+        longest_row(config_from({"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1}))
+        is None
+    )
 
 
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell])

@@ -14,7 +14,14 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import check_lora_options
 from cpt.models.build import build_model
 from cpt.models.inventory import count_model_parameters
-from cpt.models.quantized import BYTES_OF_4_BIT, Quantization, check_quantization, numbers_in, quantization_of, without_quantization
+from cpt.models.quantized import (
+    BYTES_OF_4_BIT,
+    Quantization,
+    check_quantization,
+    numbers_in,
+    quantization_of,
+    without_quantization,
+)
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.train import train
@@ -61,7 +68,9 @@ def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
     def gradients():
         model.train().zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
-        return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        return {
+            name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
 
     before = gradients()
     with torch.no_grad():
@@ -84,7 +93,9 @@ def test_gradients_reach_adapters_and_the_loss_is_near_that_of_the_whole_model(b
     loss.backward()
     assert loss.item() == pytest.approx(whole(input_ids=ids, labels=ids).loss.item(), rel=0.02)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(parameter.grad is not None for parameter in learning) and any(parameter.grad.abs().max() > 0 for parameter in learning)
+    assert all(parameter.grad is not None for parameter in learning) and any(
+        parameter.grad.abs().max() > 0 for parameter in learning
+    )
 
 
 def recipe_of(sections, folder, base, name="qlora", **changes):
@@ -136,5 +147,7 @@ def test_what_is_meant(monkeypatch):
     with pytest.raises(RecipeError, match="ZeRO-3 divides weights"):
         check_quantization(QLORA, zero3=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ResourceError, match=r"`model.lora.quantize` needs bitsandbytes.*pip install 'cpt\[bitsandbytes\]'"):
+    with pytest.raises(
+        ResourceError, match=r"`model.lora.quantize` needs bitsandbytes.*pip install 'cpt\[bitsandbytes\]'"
+    ):
         check_quantization(QLORA, zero3=False)

@@ -82,7 +82,9 @@ def test_attention_is_computed_again_where_it_is_not_kept(family, given, again):
     loss, gradients, _ = step(built(None, family))
     found, others, attentions = step(built(given, family))
     assert attentions == (LAYERS, again) and torch.equal(found, loss)
-    assert gradients.keys() == others.keys() and all(torch.equal(gradient, others[name]) for name, gradient in gradients.items())
+    assert gradients.keys() == others.keys() and all(
+        torch.equal(gradient, others[name]) for name, gradient in gradients.items()
+    )
 
 
 @pytest.mark.slow
@@ -96,7 +98,9 @@ def test_so_it_is_in_every_family(family, lora):
 
 
 def test_what_is_kept_grows_with_what_is_not_computed_again():
-    all_again, selective, second, none = (peak_of_forward(built(given)) for given in ({}, {"selective": True}, {"every_n_layers": 2}, None))
+    all_again, selective, second, none = (
+        peak_of_forward(built(given)) for given in ({}, {"selective": True}, {"every_n_layers": 2}, None)
+    )
     output = 4 * 2 * 64 * 32
     sums = 4 * 2 * 64 * 4  # one number in fp32 for each token and head
     assert selective - all_again == pytest.approx(LAYERS * (output + sums), rel=0.05)
@@ -167,12 +171,19 @@ def test_sub_keys_without_the_switch_are_refused():
         read_recomputing({"gradient_checkpointing_kwargs": {"selective": True}})
     assert read_recomputing({"gradient_checkpointing_kwargs": {"offload": True}}).offload
     assert (
-        read_recomputing({"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": 2}}).every_n_layers == 2
+        read_recomputing(
+            {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": 2}}
+        ).every_n_layers
+        == 2
     )
 
 
 def test_compiled_parts_of_layers_with_experts_hide_their_attention():
-    training = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}, "torch_compile": True}
+    training = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"selective": True},
+        "torch_compile": True,
+    }
     assert read_recomputing(training).selective
     with pytest.raises(RecipeError, match="layers with experts"):
         read_recomputing(training, experts=True)
@@ -180,8 +191,13 @@ def test_compiled_parts_of_layers_with_experts_hide_their_attention():
 
 def test_attentions_of_a_gpu_are_kept_too():
     kinds = ("flash", "efficient", "cudnn")
-    operations = [SimpleNamespace(name=lambda kind=kind: f"aten::_scaled_dot_product_{kind}_attention") for kind in kinds]
-    operations += [SimpleNamespace(name=lambda: "torch_attn::_varlen_attn"), SimpleNamespace(name=lambda: "_flash_attn2_cuda_f1::fwd")]
+    operations = [
+        SimpleNamespace(name=lambda kind=kind: f"aten::_scaled_dot_product_{kind}_attention") for kind in kinds
+    ]
+    operations += [
+        SimpleNamespace(name=lambda: "torch_attn::_varlen_attn"),
+        SimpleNamespace(name=lambda: "_flash_attn2_cuda_f1::fwd"),
+    ]
     operations += [torch.ops.aten._scaled_dot_product_flash_attention.default]
     assert {keep_attention(None, operation).name for operation in operations} == {"MUST_SAVE"}
     assert keep_attention(None, torch.ops.aten.mm.default).name == "PREFER_RECOMPUTE"

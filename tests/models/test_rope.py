@@ -9,7 +9,13 @@ from cpt.models.config import config_from, load_config
 from cpt.models.rope import check_rope, with_rope
 from cpt.recipe.schema import Model
 
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 SHAPES = {
     name: {"model_type": name, "vocab_size": 64, "max_position_embeddings": 128, **TINY}
     for name in ("llama", "qwen2", "mistral", "nemotron", "minimind3")

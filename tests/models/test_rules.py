@@ -19,8 +19,14 @@ HASH = "0" * 40
         ({"path": "some/model", "trust_remote_code": True, "revision": "main"}, "40 hex digits"),
         ({"path": "nvidia/nemotron-3-8b-base-4k"}, "Use nvidia/Minitron-8B-Base"),
         ({"path": "nvidia/Nemotron-3-8B-Chat-4k-SFT"}, "Use nvidia/Minitron-8B-Base"),
-        ({"from_scratch": True, "config": {"model_type": "llama"}, "revision": "main"}, "model.revision has no effect"),
-        ({"from_scratch": True, "config": {"model_type": "llama"}, "hashes": {"a": "b" * 64}}, "model.hashes has no effect"),
+        (
+            {"from_scratch": True, "config": {"model_type": "llama"}, "revision": "main"},
+            "model.revision has no effect",
+        ),
+        (
+            {"from_scratch": True, "config": {"model_type": "llama"}, "hashes": {"a": "b" * 64}},
+            "model.hashes has no effect",
+        ),
         ({"path": "some/model", "hashes": {"a": "xyz"}}, "not a sha256"),
     ],
 )
@@ -43,4 +49,7 @@ def test_a_right_section_has_no_mistakes(section: dict):
 
 def test_the_rules_need_no_torch():
     code = "import sys, cpt.models.rules; print('torch' in sys.modules, 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
+        "False",
+        "False",
+    ]

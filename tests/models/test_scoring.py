@@ -29,7 +29,9 @@ def test_it_is_saved_and_loaded_as_a_sequence_classifier(tmp_path):
     scoring = scoring_model(Model(from_scratch=True, config=tiny_config("qwen3")), make_tokenizer())
     scoring.save_pretrained(tmp_path)
     ids = torch.tensor([[5, 6, 7]])
-    torch.testing.assert_close(AutoModelForSequenceClassification.from_pretrained(tmp_path)(ids).logits, scoring(ids).logits)
+    torch.testing.assert_close(
+        AutoModelForSequenceClassification.from_pretrained(tmp_path)(ids).logits, scoring(ids).logits
+    )
 
 
 def test_an_adapter_leaves_the_head_to_be_trained_whole():

@@ -37,7 +37,10 @@ def test_each_token_has_the_label_of_the_next_also_where_that_lies_in_another_pa
 def test_every_part_knows_the_documents_of_whole_rows():
     for number in range(2):
         part = PartOfRows(number, 2)(BATCH)
-        assert torch.equal(part[BOUNDS], document_bounds(POSITIONS)) and part[LONGEST] == add_document_bounds(BATCH)[LONGEST]
+        assert (
+            torch.equal(part[BOUNDS], document_bounds(POSITIONS))
+            and part[LONGEST] == add_document_bounds(BATCH)[LONGEST]
+        )
 
 
 def test_worker_processes_can_cut():
@@ -68,8 +71,20 @@ def test_a_balance_of_experts_is_refused_and_experts_are_not():
 
 def differences(*model_types):
     """Of losses and gradients with two processes, by model."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM), *model_types]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(PROGRAM),
+        *model_types,
+    ]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=540)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"model"')]
     assert len(found) == len(model_types), done.stdout[-2000:] + done.stderr[-4000:]
@@ -80,4 +95,8 @@ def differences(*model_types):
 @pytest.mark.long
 def test_proven_models_learn_the_same_from_parts_of_rows():
     found = differences(*PROVEN.split())
-    assert {name: difference for name, difference in found.items() if not isinstance(difference, float) or difference > 2e-6} == {}
+    assert {
+        name: difference
+        for name, difference in found.items()
+        if not isinstance(difference, float) or difference > 2e-6
+    } == {}

@@ -24,7 +24,8 @@ def sequences(number):
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", pytest.param("qwen3", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)]
+    "model_type",
+    ["llama", pytest.param("qwen3", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)],
 )
 def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
     model = build(model_type)

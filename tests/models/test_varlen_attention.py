@@ -13,7 +13,15 @@ from cpt.models import varlen_attention
 from cpt.models.build import build_model
 from cpt.models.compiled import Compiling, compile_layers
 from cpt.models.documents import BOUNDS, document_bounds
-from cpt.models.varlen_attention import VARLEN, attend_each, package_kernel, register_varlen, takes, torch_kernel, why_not_varlen
+from cpt.models.varlen_attention import (
+    VARLEN,
+    attend_each,
+    package_kernel,
+    register_varlen,
+    takes,
+    torch_kernel,
+    why_not_varlen,
+)
 from cpt.recipe.schema import Model
 
 LENGTHS = ((9, 4, 1, 10), (16, 8))  # of the documents in two rows
@@ -21,10 +29,20 @@ POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for
 IDS = torch.randint(3, 96, POSITIONS.shape, generator=torch.Generator().manual_seed(0))
 LABELS = torch.where(POSITIONS == 0, -100, IDS)
 BATCH = {"input_ids": IDS, "position_ids": POSITIONS, "labels": LABELS}
-MISTRAL = {"model_type": "mistral", **SHAPE, "intermediate_size": 48, "sliding_window": 4, "bos_token_id": 1, "eos_token_id": 2}
+MISTRAL = {
+    "model_type": "mistral",
+    **SHAPE,
+    "intermediate_size": 48,
+    "sliding_window": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 ALONE = {"router_aux_loss_coef": 0.0}  # of a batch, not of a document
 MODELS = {
-    **{name: tiny_config(name) for name in ("llama", "qwen3", "nemotron", "cpt-gpt2", "gpt2", "minimind2", "minimind3", "deepseek_v3")},
+    **{
+        name: tiny_config(name)
+        for name in ("llama", "qwen3", "nemotron", "cpt-gpt2", "gpt2", "minimind2", "minimind3", "deepseek_v3")
+    },
     **{name: tiny_config(name) | ALONE for name in ("minimind2_moe", "minimind3_moe", "qwen3_moe")},
     "mistral, window 4": MISTRAL,
 }
@@ -120,7 +138,13 @@ def test_rows_with_a_mask_are_attended_to_as_by_sdpa(calls):
 
 def test_generation_with_a_cache_is_that_of_sdpa(calls):
     prompt = IDS[:1, :9]
-    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False, "use_cache": True, "pad_token_id": 0}
+    options = {
+        "attention_mask": torch.ones_like(prompt),
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "use_cache": True,
+        "pad_token_id": 0,
+    }
     theirs, ours = (built(MODELS["llama"], name).eval().generate(prompt, **options) for name in ("sdpa", VARLEN))
     assert torch.equal(ours, theirs) and calls["varlen"] == 0
 
@@ -132,7 +156,9 @@ def test_the_name_does_not_go_into_the_exported_config(tmp_path):
 
 def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
     seen = []
-    monkeypatch.setattr(varlen_attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given))
+    monkeypatch.setattr(
+        varlen_attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given)
+    )
     widened, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)  # by norms in fp32
     with torch.autocast("cpu", torch.bfloat16):
         built(MODELS["llama"], VARLEN)(**BATCH).loss.backward()
@@ -141,7 +167,7 @@ def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
     assert seen == [torch.bfloat16] * 5
 
 
-# --- torch's kernel: the operator as it is called, computed on the CPU by the definition --------------------------------------------------
+# --- torch's kernel: the operator as it is called, computed on the CPU by the definition -----------------------------
 
 
 def probabilities(query, key, cu_seq_q, is_causal, scale, window_size):
@@ -156,14 +182,18 @@ def probabilities(query, key, cu_seq_q, is_causal, scale, window_size):
     return scores.softmax(-1), scores.logsumexp(-1)
 
 
-def by_definition(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, *_):
+def by_definition(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, *_
+):
     """What the flash kernels compute; no part of it knows of our functions."""
     key, value = (of.repeat_interleave(query.shape[1] // of.shape[1], 1) for of in (key, value))
     shares, sums = probabilities(query, key, cu_seq_q, is_causal, scale, window_size)
     return torch.einsum("hqk,khd->qhd", shares, value).contiguous(), sums, torch.zeros(2, dtype=torch.uint64)
 
 
-def backward_by_definition(gradient, query, key, value, out, sums, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window_size=None):
+def backward_by_definition(
+    gradient, query, key, value, out, sums, cu_q, cu_k, max_q, max_k, is_causal, rng, scale=None, window_size=None
+):
     """Its derivative: of a softmax, p * (g - sum(g * p))."""
     heads = key.shape[1]
     key, value = (of.repeat_interleave(query.shape[1] // of.shape[1], 1) for of in (key, value))
@@ -200,8 +230,12 @@ def states(heads, grouped, width, value_width=None, tokens=48):
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize(("heads", "grouped", "width", "value_width"), [(4, 4, 8, None), (4, 2, 12, None), (4, 1, 16, 8)])
-def test_kernel_and_reference_agree_on_heads_widths_and_windows(heads, grouped, width, value_width, window, kernel_on_cpu):
+@pytest.mark.parametrize(
+    ("heads", "grouped", "width", "value_width"), [(4, 4, 8, None), (4, 2, 12, None), (4, 1, 16, 8)]
+)
+def test_kernel_and_reference_agree_on_heads_widths_and_windows(
+    heads, grouped, width, value_width, window, kernel_on_cpu
+):
     given = states(heads, grouped, width, value_width)
     bounds = document_bounds(POSITIONS)
     ours = torch_kernel(*given, bounds, 24, 0.3, window)[..., : value_width or width]
@@ -211,7 +245,9 @@ def test_kernel_and_reference_agree_on_heads_widths_and_windows(heads, grouped, 
 def test_keys_and_values_keep_their_fewer_heads_also_where_torch_cannot_be_told(monkeypatch):
     seen = []
 
-    def older(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
+    def older(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+    ):
         """varlen_attn of torch 2.11."""
         seen.append((key.shape[1], max_q, window_size))
         return query
@@ -275,7 +311,7 @@ def test_flash_attn_gets_the_bounds_from_transformers_without_asking_positions(m
     }
 
 
-# --- rows of one document each ------------------------------------------------------------------------------------------------------------
+# --- rows of one document each ---------------------------------------------------------------------------------------
 
 WHOLE = {**BATCH, "position_ids": torch.arange(24).repeat(2, 1)}
 
@@ -290,7 +326,9 @@ class CallsOfSDPA(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
-            self.found.append((kwargs.get("attn_mask") is not None, kwargs.get("is_causal"), args[0].shape[1], args[1].shape[1]))
+            self.found.append(
+                (kwargs.get("attn_mask") is not None, kwargs.get("is_causal"), args[0].shape[1], args[1].shape[1])
+            )
         return function(*args, **kwargs)
 
 
@@ -325,7 +363,9 @@ def test_a_window_is_kept_in_whole_rows():
 def test_a_kernel_that_was_asked_for_attends_to_whole_rows_too(monkeypatch):
     seen = []
     monkeypatch.setattr(varlen_attention, "has_kernel", lambda *_: True)
-    monkeypatch.setattr(varlen_attention, "_flash_attention_forward", lambda query, *_, **options: seen.append(options) or query)
+    monkeypatch.setattr(
+        varlen_attention, "_flash_attention_forward", lambda query, *_, **options: seen.append(options) or query
+    )
     register_varlen()
     query, bounds = torch.zeros(2, 4, 24, 8), torch.empty(1, 1, 1, 0, dtype=torch.int32)
     AttentionInterface()["varlen_fa3"](torch.nn.Identity(), query, query, query, bounds)
@@ -353,7 +393,7 @@ def test_in_compiled_layers_whole_rows_have_no_mask_either(name, attention):
     torch.testing.assert_close(loss, built(MODELS[name], attention)(**WHOLE).loss)
 
 
-# --- what cannot be combined --------------------------------------------------------------------------------------------------------------
+# --- what cannot be combined -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,23 @@ LENGTHS = ((9, 4, 1, 10), (16, 8))
 POSITIONS = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in LENGTHS])
 IDS = torch.randint(3, 96, POSITIONS.shape, generator=torch.Generator().manual_seed(0))
 WITHOUT_GROUPS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "longcat_flash", "axk1")
-NO_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout", "activation_dropout")
+NO_DROPOUT = (
+    "attention_dropout",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "dropout",
+    "hidden_dropout",
+    "activation_dropout",
+)
 SMALL = {
     **dict.fromkeys(("vocab_size",), 96),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size"), 48),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "num_experts", "num_local_experts", "n_routed_experts"), 4
+    ),
     **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok"), 2),
     **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"), 8),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"), 16),
@@ -52,7 +62,9 @@ def tiny_of(model_type):
     return AutoConfig.for_model(model_type, **small, use_cache=False)
 
 
-@pytest.mark.parametrize("model_type", [pytest.param(name, marks=() if name in TINY else pytest.mark.slow) for name in PROVEN.split()])
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in TINY else pytest.mark.slow) for name in PROVEN.split()]
+)
 def test_a_proven_model_reads_packed_documents_as_each_alone(model_type):
     torch.manual_seed(1)
     config = tiny_of(model_type)

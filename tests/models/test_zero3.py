@@ -28,7 +28,10 @@ def compare(sections: list[dict], num_tokens: int, folder: Path, *options: str) 
         "--rdzv-endpoint",
         "localhost:0",
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     done = subprocess.run(
         [*run, str(SCRIPT), json.dumps(sections), str(num_tokens), str(folder), *options],
         capture_output=True,
@@ -63,8 +66,15 @@ def test_so_it_does_for_the_other_families(tmp_path: Path):
 def test_loaded_and_grown_weights_are_the_same_with_and_without_zero3(tmp_path: Path):
     sections = []
     for name in ("llama", "gpt2", "minimind2_moe"):
-        build_model(Model(from_scratch=True, config=tiny_config(name)), make_tokenizer()).save_pretrained(tmp_path / name)
+        build_model(Model(from_scratch=True, config=tiny_config(name)), make_tokenizer()).save_pretrained(
+            tmp_path / name
+        )
         sections.append({"path": str(tmp_path / name), "resize_embeddings": True})
     sections.append({"path": str(tmp_path / "gpt2"), "config": tiny_config("cpt-gpt2"), "resize_embeddings": True})
     compare(sections, 150, tmp_path)
-    compare([*sections, {"path": str(tmp_path / "llama"), "resize_embeddings": True, "lora": {"r": 2}}], 96, tmp_path, "bf16")
+    compare(
+        [*sections, {"path": str(tmp_path / "llama"), "resize_embeddings": True, "lora": {"r": 2}}],
+        96,
+        tmp_path,
+        "bf16",
+    )

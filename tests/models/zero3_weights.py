@@ -44,7 +44,12 @@ def compare(plain: dict[str, torch.Tensor], model: PreTrainedModel) -> dict:
             if parameter.dtype != expected.dtype or not torch.equal(parameter, expected):
                 different.append(name)
     partitioned = all(parameter.numel() == 0 for name, parameter in model.named_parameters() if "lora_" not in name)
-    return {"rank": torch.distributed.get_rank(), "partitioned": partitioned, "different": different, "left": sorted(plain)}
+    return {
+        "rank": torch.distributed.get_rank(),
+        "partitioned": partitioned,
+        "different": different,
+        "left": sorted(plain),
+    }
 
 
 sections, tokens, folder = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -53,7 +58,12 @@ require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communi
 deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 plain_models = [dict(build(section, tokens).named_parameters()) for section in sections]
 arguments = TrainingArguments(
-    output_dir=folder, bf16=run_dtype == torch.bfloat16, per_device_train_batch_size=1, use_cpu=True, report_to="none", deepspeed=DS_CONFIG
+    output_dir=folder,
+    bf16=run_dtype == torch.bfloat16,
+    per_device_train_batch_size=1,
+    use_cpu=True,
+    report_to="none",
+    deepspeed=DS_CONFIG,
 )
 for section, plain in zip(sections, plain_models, strict=True):
     model = build(section, tokens)

@@ -92,7 +92,9 @@ def test_a_run_that_waits_for_data_is_told_once_and_what_to_do(warnings_of, capl
     assert "2.0% of the last 100 steps" in caplog.text and "`cpt prepare RECIPE`" in caplog.text
 
 
-@pytest.mark.parametrize("waits", [[0.009] * 300, [0.5] * 99, [0.9, *[0.005] * 200]], ids=["bearable", "too few steps", "the first only"])
+@pytest.mark.parametrize(
+    "waits", [[0.009] * 300, [0.5] * 99, [0.9, *[0.005] * 200]], ids=["bearable", "too few steps", "the first only"]
+)
 def test_a_run_that_waits_a_little_is_not_warned(warnings_of, waits):
     assert warnings_of(waits) == 0
 

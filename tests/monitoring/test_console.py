@@ -13,24 +13,41 @@ def test_a_training_log_is_one_line_with_its_units():
 
 
 def test_the_machine_is_told_of_where_it_was_looked_at():
-    figures = {"loss": 2.5, "learning_rate": 1e-4, "mfu": 0.4123, "gpu_memory_peak_gib": 31.24, "host_memory_gib": 8.06, "cost": 1234.5}
-    assert describe_logs(figures).endswith("learning rate 1.00e-04  MFU 41.2%  GPU 31.2 GiB  host 8.1 GiB  cost 1,234.50")
+    figures = {
+        "loss": 2.5,
+        "learning_rate": 1e-4,
+        "mfu": 0.4123,
+        "gpu_memory_peak_gib": 31.24,
+        "host_memory_gib": 8.06,
+        "cost": 1234.5,
+    }
+    assert describe_logs(figures).endswith(
+        "learning rate 1.00e-04  MFU 41.2%  GPU 31.2 GiB  host 8.1 GiB  cost 1,234.50"
+    )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, ""), (59, "  0:59 to go"), (3599.6, "  1:00:00 to go"), (90061, "  25:01:01 to go")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, ""), (59, "  0:59 to go"), (3599.6, "  1:00:00 to go"), (90061, "  25:01:01 to go")]
+)
 def test_the_time_that_is_left_is_read_at_once(seconds, text):
     assert time_to_go({"seconds_to_go": seconds}) == text
 
 
 def test_on_a_terminal_lines_stand_above_a_bar():
     out = io.StringIO()
-    callback = ConsoleProgress("demo", Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None))
+    callback = ConsoleProgress(
+        "demo", Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None)
+    )
     state = TrainerState(global_step=5, max_steps=10, is_world_process_zero=True)
     callback.on_train_begin(None, state, TrainerControl())
     callback.on_step_end(None, state, TrainerControl())
     callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1, "seconds_to_go": 61})
     callback.on_train_end(None, state, TrainerControl())
-    assert "demo  step 5/10  1:01 to go  loss 2.0000" in out.getvalue() and "━" in out.getvalue() and "5/10 0:00:0" in out.getvalue()
+    assert (
+        "demo  step 5/10  1:01 to go  loss 2.0000" in out.getvalue()
+        and "━" in out.getvalue()
+        and "5/10 0:00:0" in out.getvalue()
+    )
 
 
 def test_an_evaluation_names_each_held_out_set():
@@ -61,4 +78,7 @@ def test_output_that_finds_no_room_ends_nothing():
 
 
 def test_rewards_of_held_out_prompts_are_told_without_a_loss():
-    assert describe_logs({"eval_questions_reward": 0.25, "eval_questions_examples": 8}) == "held out: questions reward 0.25"
+    assert (
+        describe_logs({"eval_questions_reward": 0.25, "eval_questions_examples": 8})
+        == "held out: questions reward 0.25"
+    )

@@ -8,13 +8,20 @@ from cpt.hardware import GIB
 from cpt.monitoring.gpu_memory import GpuMemory
 from cpt.runs.signs import Sign, write_sign
 
-STATS = {"allocated_bytes.all.current": 2 * GIB, "reserved_bytes.all.current": 5 * GIB, "allocated_bytes.all.peak": 4 * GIB}
+STATS = {
+    "allocated_bytes.all.current": 2 * GIB,
+    "reserved_bytes.all.current": 5 * GIB,
+    "allocated_bytes.all.peak": 4 * GIB,
+}
 
 
 def logged(folder, processes=1, device="cuda", **state):
     arguments = SimpleNamespace(device=torch.device(device), world_size=processes)
     GpuMemory(folder).on_log(
-        arguments, TrainerState(**{"is_world_process_zero": True, **state}), TrainerControl(), logs=(logs := {"loss": 1})
+        arguments,
+        TrainerState(**{"is_world_process_zero": True, **state}),
+        TrainerControl(),
+        logs=(logs := {"loss": 1}),
     )
     return logs
 

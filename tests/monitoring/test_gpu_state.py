@@ -11,7 +11,9 @@ ON_GPU = SimpleNamespace(device=torch.device("cuda"))
 
 
 def log(callback, arguments=ON_GPU):
-    callback.on_log(arguments, TrainerState(is_world_process_zero=True), TrainerControl(), logs=(logs := {"loss": 1.0}))
+    callback.on_log(
+        arguments, TrainerState(is_world_process_zero=True), TrainerControl(), logs=(logs := {"loss": 1.0})
+    )
     return logs
 
 

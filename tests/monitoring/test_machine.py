@@ -11,7 +11,11 @@ from cpt.monitoring.machine import Counters, MachineUse, memory_of_processes, re
 def test_rates_are_means_of_the_time_between_two_looks():
     before = Counters(10.0, 100.0, 40.0, {"disk_read_mib_per_second": 2**20})
     after = Counters(14.0, 116.0, 52.0, {"disk_read_mib_per_second": 9 * 2**20, "network_sent_mib_per_second": 5})
-    assert use_between(before, after) == {"cpu_percent": 75.0, "disk_read_mib_per_second": 2.0, "network_sent_mib_per_second": 0.0}
+    assert use_between(before, after) == {
+        "cpu_percent": 75.0,
+        "disk_read_mib_per_second": 2.0,
+        "network_sent_mib_per_second": 0.0,
+    }
     assert use_between(before, before) == {}
 
 
@@ -32,7 +36,8 @@ def test_memory_is_that_of_the_process_and_of_those_below():
 
 
 @pytest.mark.parametrize(
-    ("is_main", "logs", "looked"), [(True, {"loss": 1}, True), (False, {"loss": 1}, False), (True, {"eval_loss": 1}, False)]
+    ("is_main", "logs", "looked"),
+    [(True, {"loss": 1}, True), (False, {"loss": 1}, False), (True, {"eval_loss": 1}, False)],
 )
 def test_the_main_process_looks_at_logs_of_the_training_loss(is_main, logs, looked):
     callback, state = MachineUse(), TrainerState(is_world_process_zero=is_main)

@@ -54,7 +54,9 @@ def test_a_class_may_add_figures_and_end_the_run(trained):
     ("name", "reason"),
     [
         ("fails", "failed in on_log and is silent from here on: KeyError: 'x'."),
-        pytest.param("answers_a_number", "it returned int, where a sentence or None is wanted", marks=pytest.mark.slow),
+        pytest.param(
+            "answers_a_number", "it returned int, where a sentence or None is wanted", marks=pytest.mark.slow
+        ),
         pytest.param("AddsTensor", "the figure `odd` is a Tensor", marks=pytest.mark.slow),
     ],
 )
@@ -81,10 +83,19 @@ def test_one_that_cannot_be_made_is_a_mistake_of_the_recipe(trained):
     [
         ("costs", "`monitoring.callbacks[0].name`: no callback called `costs`. Did you mean `cost`?"),
         ("cost", "`monitoring.callbacks[0]` needs `dollars_per_gpu_hour`"),
-        ({"name": "cost", "dollars_per_gpu_hour": "2"}, "`monitoring.callbacks[0].dollars_per_gpu_hour`: expected a number"),
+        (
+            {"name": "cost", "dollars_per_gpu_hour": "2"},
+            "`monitoring.callbacks[0].dollars_per_gpu_hour`: expected a number",
+        ),
         ({"name": "cost", "dollars_per_gpu_hour": 2, "run": "x"}, "`monitoring.callbacks[0].run` is not an option"),
-        ({"name": "alert", "figure": "loss"}, "`monitoring.callbacks[0]`: an alert on `loss` needs `above` or `below`"),
-        ({"name": "tiny_watchers:note", "abov": 1}, "`monitoring.callbacks[0].abov` is not an option of note. Did you mean `above`?"),
+        (
+            {"name": "alert", "figure": "loss"},
+            "`monitoring.callbacks[0]`: an alert on `loss` needs `above` or `below`",
+        ),
+        (
+            {"name": "tiny_watchers:note", "abov": 1},
+            "`monitoring.callbacks[0].abov` is not an option of note. Did you mean `above`?",
+        ),
         ({"name": "tiny_watchers:Adds"}, "`monitoring.callbacks[0]` needs `figure`"),
         ("tiny_watchers:NoCallback", "is a class, and no transformers.TrainerCallback"),
         ("tiny_watchers:missing", "`tiny_watchers` has no `missing`"),
@@ -106,6 +117,8 @@ def test_the_check_shows_the_line(tiny_recipe, tmp_path, capsys):
 
 
 def test_two_of_them_are_of_two_classes_so_that_transformers_does_not_warn(tmp_path):
-    sections = Monitoring.model_validate({"callbacks": ["tiny_watchers:note", {"name": "tiny_watchers:Adds", "figure": "x"}]}).callbacks
+    sections = Monitoring.model_validate(
+        {"callbacks": ["tiny_watchers:note", {"name": "tiny_watchers:Adds", "figure": "x"}]}
+    ).callbacks
     one, other = build_callbacks(sections, tmp_path, 1)
     assert type(one) is not type(other) and one.has_failed is False

@@ -26,7 +26,9 @@ def test_the_steps_are_traced_and_their_dearest_operations_listed(first, steps, 
     with gzip.open(trainer.run_folder / "profile" / f"{name}.json.gz") as file:
         trace = json.load(file)["traceEvents"]
     marks = [
-        event["name"] for event in trace if event.get("name", "").startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
+        event["name"]
+        for event in trace
+        if event.get("name", "").startswith("ProfilerStep#") and event.get("cat") == "user_annotation"
     ]
     assert len(marks) == steps
     # Two micro-batches of two layers each: the optimizer's kernel runs once a step, attention four times.
@@ -51,7 +53,11 @@ def test_a_run_that_goes_on_behind_the_steps_tells_so(tiny_recipe, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_goes_back_profiles_when_it_comes_there_again(tiny_recipe, tmp_path):
-    recipe = {**tiny_recipe, "checkpoints": {"every_steps": 4}, "safety": {"loss_guard": {"name": "robust", "skips": 1, "window": 16}}}
+    recipe = {
+        **tiny_recipe,
+        "checkpoints": {"every_steps": 4},
+        "safety": {"loss_guard": {"name": "robust", "skips": 1, "window": 16}},
+    }
     trainer = profiled(recipe, tmp_path, lambda *given: trainer_of(*given, faults=once_bad()), at_step=7, steps=4)
     trainer.train()
     assert events(trainer, *KINDS) == [("profile_left_out", 7), ("profile", 7)]

@@ -15,7 +15,9 @@ def written(path):
 def test_each_log_becomes_a_line_with_its_tokens(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl", tokens_per_step=256)
     state = TrainerState(global_step=3)
-    metrics.on_log(TrainingArguments(output_dir=str(tmp_path), use_cpu=True), state, TrainerControl(), logs={"loss": 2.5})
+    metrics.on_log(
+        TrainingArguments(output_dir=str(tmp_path), use_cpu=True), state, TrainerControl(), logs={"loss": 2.5}
+    )
     assert written(tmp_path / "metrics.jsonl") == [{"step": 3, "tokens": 768, "loss": 2.5}]
 
 
@@ -46,7 +48,9 @@ def test_what_a_full_disk_keeps_out_comes_with_the_next_step(tmp_path):
         for step in (1, 2, 3):
             metrics.on_log(None, TrainerState(global_step=step), TrainerControl(), logs={"loss": 2.5})
             metrics.on_step_end(None, TrainerState(global_step=step), TrainerControl())
-        metrics.on_epoch_begin(None, TrainerState(global_step=2), TrainerControl())  # the run went back: the third is not to come
+        metrics.on_epoch_begin(
+            None, TrainerState(global_step=2), TrainerControl()
+        )  # the run went back: the third is not to come
         ballast.unlink()
         metrics.on_step_end(None, TrainerState(global_step=3), TrainerControl())
         assert [line["step"] for line in written(metrics.path)] == [1, 2]

@@ -23,12 +23,15 @@ def build(corpus, tokenizer_folder):
 
 
 def counted(data, rows):
-    """Tokens by source, looked up row by row; a document's first token has no label, padding has a beginning of its own."""
+    """Tokens by source, looked up row by row; a document's first token has no label, padding has a beginning of its
+    own."""
     tokens = dict.fromkeys([report.name for report in data.sources], 0)
     for number in range(rows):
         row = data.rows[number]
         beginnings, is_padded = int((row["position_ids"] == 0).sum()), bool(row["labels"][-1] == IGNORED)
-        tokens[data.sources[data.rows.source_of(number)].name] += int((row["labels"] != IGNORED).sum()) + beginnings - is_padded
+        tokens[data.sources[data.rows.source_of(number)].name] += (
+            int((row["labels"] != IGNORED).sum()) + beginnings - is_padded
+        )
     return tokens
 
 

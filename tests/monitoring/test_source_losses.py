@@ -18,7 +18,10 @@ from cpt.monitoring.source_losses import SourceLosses, drawn, looks_at, summed_l
 def recipe(tiny_recipe, tmp_path):
     """Two sources, of which one says the same word again and again; each row of a step is another source's."""
     draw = random.Random(1)
-    for name, words in {"easy": lambda: ["the"] * 60, "hard": lambda: draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60)}.items():
+    for name, words in {
+        "easy": lambda: ["the"] * 60,
+        "hard": lambda: draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60),
+    }.items():
         lines = [json.dumps({"text": " ".join(words()) + f" {number}"}) for number in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     sources = [{"path": str(tmp_path / "easy.jsonl")}, {"path": str(tmp_path / "hard.jsonl")}]
@@ -47,7 +50,11 @@ def by_hand(trainer, rows):
             logits = trainer.model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
         sums[source] += F.cross_entropy(logits[:-1], row["labels"][1:], ignore_index=IGNORED, reduction="sum").item()
         counts[source] += int((row["labels"][1:] != IGNORED).sum())
-    return {name: total / count for name, total, count in zip(("loss_easy", "loss_hard"), sums, counts, strict=True) if count}
+    return {
+        name: total / count
+        for name, total, count in zip(("loss_easy", "loss_hard"), sums, counts, strict=True)
+        if count
+    }
 
 
 def logged(trainer):
@@ -86,7 +93,9 @@ def test_logs_of_every_step_look_at_one_of_twenty_micro_batches(recipe, tmp_path
     assert ["loss_easy" in line for line in logged(trainer)[:4]] == [True, False, False, False]
 
 
-@pytest.mark.parametrize(("every", "micro_batches", "looks"), [(1, 1, 3), (10, 1, 3), (10, 4, 12), (50, 8, 8), (60, 1, 1)])
+@pytest.mark.parametrize(
+    ("every", "micro_batches", "looks"), [(1, 1, 3), (10, 1, 3), (10, 4, 12), (50, 8, 8), (60, 1, 1)]
+)
 def test_looks_are_spread_over_the_run(every, micro_batches, looks):
     """Sixty steps have 60 micro-batches, or so many times that."""
     assert sum(looks_at(step, every, micro_batches) for step in range(every, 61, every)) == looks
@@ -94,7 +103,8 @@ def test_looks_are_spread_over_the_run(every, micro_batches, looks):
 
 
 def watched(trainer):
-    """Whether the rows that the callback believes to see are those that the model is given, for each micro-batch of the run."""
+    """Whether the rows that the callback believes to see are those that the model is given, for each micro-batch of
+    the run."""
     callback, agree = callback_of(trainer), []
 
     def compare(_, __, inputs):
@@ -124,7 +134,9 @@ def test_rows_are_known_also_when_micro_batches_become_smaller(step, recipe, tmp
     trainer = trainer_of(with_batches(recipe, 2), tmp_path, faults=fault)
     agree = watched(trainer)
     trainer.train()
-    assert trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
+    assert (
+        trainer.args.per_device_train_batch_size == 1 and all(agree) and len(agree) == 2 * (step - 1) + 4 * (17 - step)
+    )
 
 
 def test_processes_that_share_rows_see_the_same_ones():
@@ -176,7 +188,9 @@ def test_a_row_is_summed_in_parts(monkeypatch):
     logits, targets = torch.randn(50, 30), torch.randint(0, 30, (50,))
     targets[::7] = IGNORED
     monkeypatch.setattr(source_losses, "BYTES_AT_ONCE", 12 * 30 * 8)
-    assert summed_loss(logits, targets).item() == pytest.approx(F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-6)
+    assert summed_loss(logits, targets).item() == pytest.approx(
+        F.cross_entropy(logits, targets, reduction="sum").item(), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("every", [2, 10, 16])

@@ -43,7 +43,9 @@ def recorder(monkeypatch):
 def test_trackers_are_told_what_other_callbacks_add_to_the_logs(tiny_recipe, tmp_path, recorder):
     trainer_of(tiny_recipe, tmp_path).train()
     assert {"tokens_per_second", "data_wait", "share_domain", "loss"} <= recorder.told[4].keys()
-    assert {"on_train_begin", "on_step_end", "on_log", "on_save", "on_train_end"} <= {call for call, _ in recorder.calls}
+    assert {"on_train_begin", "on_step_end", "on_log", "on_save", "on_train_end"} <= {
+        call for call, _ in recorder.calls
+    }
 
 
 def test_trackers_are_told_of_each_event_once_in_words_and_always_in_number(tiny_recipe, tmp_path, recorder):
@@ -63,8 +65,12 @@ def test_only_the_last_sentences_of_many_are_told(tmp_path):
         record_event(tmp_path, "skip", f"Number {number}.")
     logs = {}
     EventsForTrackers(tmp_path).on_log(None, TrainerState(is_world_process_zero=True), TrainerControl(), logs=logs)
-    assert logs["events/skip"] == 50 and logs["events"].startswith("Number 30.") and logs["events"].endswith("Number 49.")
-    EventsForTrackers(tmp_path).on_log(None, TrainerState(is_world_process_zero=False), TrainerControl(), logs=(others := {}))
+    assert (
+        logs["events/skip"] == 50 and logs["events"].startswith("Number 30.") and logs["events"].endswith("Number 49.")
+    )
+    EventsForTrackers(tmp_path).on_log(
+        None, TrainerState(is_world_process_zero=False), TrainerControl(), logs=(others := {})
+    )
     assert others == {}
 
 

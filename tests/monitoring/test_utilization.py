@@ -18,7 +18,11 @@ def test_attention_is_counted_over_a_tokens_own_document():
 
 @pytest.mark.parametrize(
     ("gpu", "precision", "peak"),
-    [("NVIDIA H100 80GB HBM3", "half", 989.4e12), ("NVIDIA A100-SXM4-80GB", "tf32", 156e12), ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12)],
+    [
+        ("NVIDIA H100 80GB HBM3", "half", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+    ],
 )
 def test_the_peak_is_that_of_the_data_sheet(gpu, precision, peak):
     assert peak_flops(gpu, precision) == peak
@@ -41,7 +45,9 @@ def test_the_precision_is_that_of_the_matrices(dtype, arguments, precision, tmp_
     assert precision_of(TrainingArguments(str(tmp_path), use_cpu=True, **arguments), model) == precision
 
 
-@pytest.mark.parametrize("layout", [{}, pytest.param({"packing": "none"}, marks=pytest.mark.slow)], ids=["full rows", "padded rows"])
+@pytest.mark.parametrize(
+    "layout", [{}, pytest.param({"packing": "none"}, marks=pytest.mark.slow)], ids=["full rows", "padded rows"]
+)
 def test_the_figure_is_operations_of_real_tokens_over_the_peak(layout, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.monitoring.utilization.peak_flops", lambda *_: 1e9)
     monkeypatch.setattr("cpt.monitoring.utilization.ROWS_LOOKED_AT", 600)
@@ -61,7 +67,9 @@ def test_on_a_cpu_there_is_none(tiny_recipe, tmp_path):
     assert "mfu" not in read_metrics(trainer.run_folder).names
 
 
-def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(tiny_recipe, tmp_path, monkeypatch, caplog):
+def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(
+    tiny_recipe, tmp_path, monkeypatch, caplog
+):
     def refuse(config):
         raise ValueError("code of its own")
 
@@ -71,4 +79,9 @@ def test_a_model_whose_operations_nobody_can_count_trains_without_the_figure(tin
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer.train()
     assert "mfu" not in read_metrics(trainer.run_folder).names
-    assert caplog.text.count("mfu is left out: the operations of this model cannot be counted (ValueError: code of its own)") == 1
+    assert (
+        caplog.text.count(
+            "mfu is left out: the operations of this model cannot be counted (ValueError: code of its own)"
+        )
+        == 1
+    )

@@ -24,7 +24,11 @@ def test_the_type_of_the_weights_decides():
     assert type(of(torch.float32)) is torch.optim.AdamW and of(torch.float32).defaults["fused"]
     for dtype, options in ((torch.bfloat16, {}), (torch.float16, {}), (torch.bfloat16, {"rounding": "kahan"})):
         built = of(dtype, **options)
-        assert type(built) is OneKernelAdamW and (built.eight_bit, built.paged, built.rounding) == (False, False, options.get("rounding"))
+        assert type(built) is OneKernelAdamW and (built.eight_bit, built.paged, built.rounding) == (
+            False,
+            False,
+            options.get("rounding"),
+        )
 
 
 @pytest.mark.parametrize(("name", "paged"), [("adamw_8bit", False), ("paged_adamw_8bit", True)])
@@ -33,7 +37,11 @@ def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
     optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-3, betas=[0.8, 0.9], weight_decay=0.2), model)
     assert (optimizer.eight_bit, optimizer.paged, optimizer.rounding) == (True, paged, "stochastic")
     assert optimizer.defaults == {"lr": 1e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
-    apart = {id(parameter): group.get(IS_EMBEDDING, False) for group in optimizer.param_groups for parameter in group["params"]}
+    apart = {
+        id(parameter): group.get(IS_EMBEDDING, False)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     assert apart == {id(parameter): parameter is model.embedding.weight for parameter in model.parameters()}
 
 

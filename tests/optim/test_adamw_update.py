@@ -25,7 +25,17 @@ def states(weights, *, eight_bit, rounding):
     return {**{name: torch.zeros(size, dtype=dtype) for name in DECADES}, **scales, "beside": beside}
 
 
-def run(weights, *, eight_bit=False, rounding="nearest", count=5, found_inf=None, grad_scale=None, before=0, gradient_dtype=None):
+def run(
+    weights,
+    *,
+    eight_bit=False,
+    rounding="nearest",
+    count=5,
+    found_inf=None,
+    grad_scale=None,
+    before=0,
+    gradient_dtype=None,
+):
     """The tensors after some steps of random gradients, whose numbers depend on the place in the whole parameter."""
     tensors = {"weights": weights.clone(), **states(weights, eight_bit=eight_bit, rounding=rounding)}
     for step in range(1, count + 1):
@@ -147,7 +157,9 @@ def test_pieces_are_the_whole_and_a_flag_leaves_everything_as_it_was(eight_bit, 
         assert torch.equal(piece["weights"], whole["weights"][first:last])
     left_out = run(weights, eight_bit=eight_bit, rounding=rounding, found_inf=torch.ones(()))
     assert torch.equal(left_out["weights"], weights) and not left_out["exp_avg"].any()
-    assert torch.equal(run(weights, eight_bit=eight_bit, rounding=rounding, found_inf=torch.zeros(()))["weights"], whole["weights"])
+    assert torch.equal(
+        run(weights, eight_bit=eight_bit, rounding=rounding, found_inf=torch.zeros(()))["weights"], whole["weights"]
+    )
 
 
 def test_a_scale_divides_the_gradient():
@@ -156,7 +168,7 @@ def test_a_scale_divides_the_gradient():
     assert torch.equal(run(weights, grad_scale=torch.tensor(4.0))["exp_avg"] * 4, run(weights)["exp_avg"])
 
 
-# --- the kernel -------------------------------------------------------------------------------------------------------------------------
+# --- the kernel ------------------------------------------------------------------------------------------------------
 
 KERNEL = """
 import math
@@ -188,7 +200,7 @@ for eight_bit, rounding, dtype in grid:
                 torch.testing.assert_close(found, torchs[name], **tolerance)
                 differ = (found != torchs[name]).float().mean()
                 assert found.dtype == torch.float32 or differ < 0.01, (name, rounding, differ)
-"""
+"""  # noqa: E501
 
 
 def test_the_kernel_has_the_numbers_of_torchs_operations_in_tritons_interpreter():
@@ -214,9 +226,15 @@ def compiled(*, eight_bit, rounding, gradients="bf16"):
     types |= dict.fromkeys(("exp_avg_scale", "exp_avg_sq_scale", "step", "grad_scale", "found_inf"), "*fp32")
     types = {name: "constexpr" if name in constants else types.get(name, "fp32") for name in adamw_kernel.arg_names}
     aligned = {
-        (place,): [["tt.divisibility", 16]] for place, (name, kind) in enumerate(types.items()) if kind[0] == "*" or name == "numbers"
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, kind) in enumerate(types.items())
+        if kind[0] == "*" or name == "numbers"
     }
-    return compile(ASTSource(adamw_kernel, types, constants, aligned), target=GPUTarget("cuda", 90, 32), options={"num_warps": WARPS}).asm
+    return compile(
+        ASTSource(adamw_kernel, types, constants, aligned),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": WARPS},
+    ).asm
 
 
 BYTES = {"bf16": 2, "f32": 4, "i8": 1}

@@ -36,7 +36,11 @@ def test_a_frozen_parameter_is_left_out():
 
 def test_options_reach_the_optimizer():
     optimizer = build_optimizer(Optimizer(name="adamw", learning_rate=3e-4, betas=[0.8, 0.9], eps=1e-6), Tiny())
-    assert (optimizer.defaults["lr"], optimizer.defaults["betas"], optimizer.defaults["eps"]) == (3e-4, (0.8, 0.9), 1e-6)
+    assert (optimizer.defaults["lr"], optimizer.defaults["betas"], optimizer.defaults["eps"]) == (
+        3e-4,
+        (0.8, 0.9),
+        1e-6,
+    )
 
 
 def rates(family: str, **model) -> dict[str, tuple[float, float]]:
@@ -55,7 +59,10 @@ def test_embeddings_and_head_can_have_a_smaller_learning_rate():
 
 def test_a_tied_head_is_counted_once():
     found = rates("gpt2")
-    assert [name for name, (rate, _) in found.items() if rate == 1e-4] == ["transformer.wte.weight", "transformer.wpe.weight"]
+    assert [name for name, (rate, _) in found.items() if rate == 1e-4] == [
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+    ]
 
 
 def test_adapters_have_the_rate_and_the_trained_embeddings_theirs():
@@ -82,7 +89,8 @@ def test_a_rate_for_embeddings_that_are_frozen_has_no_effect_and_is_refused():
 
 def test_a_users_own_optimizer_is_found_by_its_path(tmp_path, monkeypatch):
     (tmp_path / "my_lab_optim.py").write_text(
-        "import torch\ndef build(groups, learning_rate, *, rho=0.04):\n    return torch.optim.SGD(groups, lr=learning_rate * rho)\n"
+        "import torch\ndef build(groups, learning_rate, *, rho=0.04):\n    return torch.optim.SGD(groups,"
+        " lr=learning_rate * rho)\n"
     )
     monkeypatch.chdir(tmp_path)
     optimizer = build_optimizer(Optimizer(name="my_lab_optim:build", learning_rate=1.0, rho=0.5), Tiny())
@@ -108,9 +116,15 @@ def test_a_wrong_optimizer_is_a_recipe_error(section, offloaded, complaint):
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        (Optimizer(name="adamw_8bit"), "the states of `adamw_8bit` are for whole parameters, and DeepSpeed's ZeRO cuts them. Take adamw"),
+        (
+            Optimizer(name="adamw_8bit"),
+            "the states of `adamw_8bit` are for whole parameters, and DeepSpeed's ZeRO cuts them. Take adamw",
+        ),
         (Optimizer(name="paged_adamw_8bit"), "DeepSpeed's ZeRO cuts them"),
-        (Optimizer(name="adamw", rounding="kahan"), "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights"),
+        (
+            Optimizer(name="adamw", rounding="kahan"),
+            "`optimizer.rounding`: DeepSpeed keeps an fp32 copy of the weights",
+        ),
     ],
 )
 def test_what_saves_memory_in_its_own_way_is_refused_under_deepspeed(section, complaint):
@@ -129,7 +143,8 @@ def test_a_decay_of_rates_is_a_share(decay):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "warns"), [("sgd", torch.bfloat16, True), ("sgd", torch.float32, False), ("adamw", torch.bfloat16, False)]
+    ("name", "dtype", "warns"),
+    [("sgd", torch.bfloat16, True), ("sgd", torch.float32, False), ("adamw", torch.bfloat16, False)],
 )
 def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warns):
     build_optimizer(Optimizer(name=name), Tiny().to(dtype))

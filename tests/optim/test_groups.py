@@ -51,7 +51,9 @@ def test_matrices_of_layers_and_head_decay_and_embeddings_and_norms_do_not(llama
     found = of_each(llama, "weight_decay", parameter_groups(llama))
     decays = {name for name, decay in found.items() if decay is None}
     assert set(found.values()) == {None, 0.0}
-    assert decays == {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")} | {"lm_head.weight"}
+    assert decays == {name for name, _ in llama.named_parameters() if name.endswith("_proj.weight")} | {
+        "lm_head.weight"
+    }
 
 
 def test_a_model_whose_layers_have_no_numbers_is_refused():

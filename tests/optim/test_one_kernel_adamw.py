@@ -10,8 +10,13 @@ from cpt.optim.build import build_optimizer
 from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.recipe.schema import Optimizer
 
-KINDS = [{"rounding": rounding, "eight_bit": eight_bit} for rounding in (None, "kahan", "stochastic") for eight_bit in (False, True)]
-SMALL = 1e-5  # a rate of continued pre-training: 100 updates of a weight of 0.02 move it by less than a bfloat16 can show at once
+KINDS = [
+    {"rounding": rounding, "eight_bit": eight_bit}
+    for rounding in (None, "kahan", "stochastic")
+    for eight_bit in (False, True)
+]
+# a rate of continued pre-training: 100 updates of a weight of 0.02 move it by less than a bfloat16 can show at once
+SMALL = 1e-5
 
 
 def of(groups, **changes):
@@ -25,13 +30,17 @@ def matrix(dtype=torch.float32, seed=0, size=8192):
 
 def walk(parameter, optimizer, count=20):
     for number in range(count):
-        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + number)).to(parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 + number)).to(
+            parameter.dtype
+        )
         optimizer.step()
     return parameter.detach().clone()
 
 
 def torchs(parameter, **changes):
-    return torch.optim.AdamW([parameter], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True, **changes)
+    return torch.optim.AdamW(
+        [parameter], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True, **changes
+    )
 
 
 def test_fp32_weights_go_where_torchs_and_bitsandbytes_own_adamw_take_them():
@@ -40,7 +49,9 @@ def test_fp32_weights_go_where_torchs_and_bitsandbytes_own_adamw_take_them():
     exact = walk(whole, torchs(whole))
     torch.testing.assert_close(walk(mine, of([{"params": [mine]}])), exact, rtol=1e-5, atol=1e-6)
     found = (walk(in_8_bit, of([{"params": [in_8_bit]}], eight_bit=True)) - exact).abs()
-    expected = walk(theirs, bitsandbytes.optim.AdamW8bit([theirs], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
+    expected = walk(
+        theirs, bitsandbytes.optim.AdamW8bit([theirs], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    )
     assert found.mean() < 1.1 * (expected - exact).abs().mean() and found.max() < 2e-2
 
 
@@ -66,7 +77,9 @@ def test_small_updates_are_lost_in_bfloat16_and_arrive_by_each_way(rounding):
 
 def test_the_loss_of_bfloat16_weights_follows_that_of_fp32_weights_and_stalls_with_torchs_adamw():
     def fallen(dtype, **options):
-        losses = steps(trained := tiny_llama(dtype), build_optimizer(Optimizer(learning_rate=SMALL, **options), trained), 60)
+        losses = steps(
+            trained := tiny_llama(dtype), build_optimizer(Optimizer(learning_rate=SMALL, **options), trained), 60
+        )
         return losses[0] - losses[-1]
 
     whole = fallen("float32", name="adamw")
@@ -134,7 +147,9 @@ def test_states_of_another_way_to_save_memory_are_refused(changes):
 def test_states_are_loaded_as_they_were_saved_with_their_groups(monkeypatch, paged):
     monkeypatch.setattr(one_kernel_adamw, "FEWEST_ON_HOST", 512)
     parameter, again = matrix(torch.bfloat16), matrix(torch.bfloat16)
-    optimizer, loaded = (of([{"params": [p]}], rounding="kahan", eight_bit=True, paged=paged) for p in (parameter, again))
+    optimizer, loaded = (
+        of([{"params": [p]}], rounding="kahan", eight_bit=True, paged=paged) for p in (parameter, again)
+    )
     walk(parameter, optimizer, 2)
     walk(again, loaded, 1)
     optimizer.param_groups[0]["lr"] = 0.25
@@ -151,7 +166,9 @@ def test_embeddings_and_small_parameters_keep_fp32_moments():
     assert types == [torch.float32, torch.float32, torch.uint8]
 
 
-@pytest.mark.parametrize(("kind", "bytes_each"), [(KINDS[0], 12), (KINDS[3], 4), (KINDS[5], 2), (KINDS[4], 8)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "bytes_each"), [(KINDS[0], 12), (KINDS[3], 4), (KINDS[5], 2), (KINDS[4], 8)], ids=str
+)
 def test_states_take_the_bytes_that_are_planned(kind, bytes_each):
     parameter = matrix(torch.bfloat16)
     states = walk_states(parameter, of([{"params": [parameter]}], **kind))

@@ -1,4 +1,5 @@
-"""Order of copies and waits, and that pages change no number; on a CPU, with streams that run as late or as early as they may."""
+"""Order of copies and waits, and that pages change no number; on a CPU, with streams that run as late or as early as
+they may."""
 
 import copy
 from contextlib import contextmanager
@@ -37,7 +38,8 @@ class LazyStream:
 
 
 class LazyStreams:
-    """Three streams of which none does anything before somebody waits for it, or of which two copy as soon as they may."""
+    """Three streams of which none does anything before somebody waits for it, or of which two copy as soon as they
+    may."""
 
     are_early = False
 
@@ -83,11 +85,21 @@ def lazy(monkeypatch):
 
 
 def parameters(sizes=(5000, 300, 9000, 4096)):
-    return [torch.nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(size)).bfloat16()) for size in sizes]
+    return [
+        torch.nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(size)).bfloat16())
+        for size in sizes
+    ]
 
 
 def optimizer_of(some, **changes):
-    options = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "rounding": "stochastic", "eight_bit": True}
+    options = {
+        "lr": 1e-2,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "rounding": "stochastic",
+        "eight_bit": True,
+    }
     return OneKernelAdamW([{"params": some[:1], "is_embedding": True}, {"params": some[1:]}], **options | changes)
 
 
@@ -154,7 +166,9 @@ def test_the_next_piece_comes_before_the_last_is_back_and_nothing_else_is_waited
     # In the first step of a run, the first parameter was not expected; now each is on its way when it is asked for.
     assert lines[-10:] == 2 * of_piece
     copies = [name for name, what, *_ in lazy.log if what == "copies"]
-    assert copies[-6:] == ["to_host"] * 4 + ["to_gpu"] * 2, "the first parameter's, for the next step: an embedding has no scales"
+    assert copies[-6:] == ["to_host"] * 4 + ["to_gpu"] * 2, (
+        "the first parameter's, for the next step: an embedding has no scales"
+    )
 
 
 def test_a_loaded_state_is_the_one_that_is_used(lazy):
@@ -180,7 +194,12 @@ def test_states_are_in_one_arena_of_their_own_size():
     for parameter in some:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    states = [value for parameter in (some[0], some[2]) for name, value in optimizer.state[parameter].items() if name != "step"]
+    states = [
+        value
+        for parameter in (some[0], some[2])
+        for name, value in optimizer.state[parameter].items()
+        if name != "step"
+    ]
     assert len({value.untyped_storage().data_ptr() for value in states}) == 1
     assert optimizer.arena.used == optimizer.arena.memory.nbytes == sum(aligned(value.nbytes) for value in states)
     assert all(value.data_ptr() % 16 == optimizer.arena.memory.data_ptr() % 16 for value in states)

@@ -48,7 +48,9 @@ def train(section, dtype, *, releases, count=6):
         loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         norms.append(
-            released.norm().item() if released is not None else torch.nn.utils.get_total_norm([g.float() for g in gradients]).item()
+            released.norm().item()
+            if released is not None
+            else torch.nn.utils.get_total_norm([g.float() for g in gradients]).item()
         )
         optimizer.step()
         optimizer.zero_grad()
@@ -71,7 +73,9 @@ def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradien
 def same_states(one, other):
     assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
     return all(
-        torch.equal(value, other["state"][number][name]) if torch.is_tensor(value) else value == other["state"][number][name]
+        torch.equal(value, other["state"][number][name])
+        if torch.is_tensor(value)
+        else value == other["state"][number][name]
         for number, state in one["state"].items()
         for name, value in state.items()
     )
@@ -110,7 +114,10 @@ def test_hooks_leave_with_it():
 
 
 def recipe(sections, folder, *overrides, **optimizer):
-    sections = {**sections, "optimizer": {"name": "adamw", "learning_rate": 1e-3, "release_gradients": True, **optimizer}}
+    sections = {
+        **sections,
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3, "release_gradients": True, **optimizer},
+    }
     sections["budget"] = {"tokens": 1024}
     fits = ["training.max_grad_norm=0", "training.gradient_accumulation_steps=1"]
     return load_recipe(write_recipe(sections, folder / "recipe.yaml"), [*fits, *overrides])
@@ -124,7 +131,12 @@ def recipe(sections, folder, *overrides, **optimizer):
         ([], {}, True, "DeepSpeed takes the gradients"),
         (["training.fp16=true"], {}, False, "scale of fp16"),
         (["training.max_grad_norm=1.0"], {}, False, "Write `training.max_grad_norm: 0`"),
-        (["training.gradient_accumulation_steps=4"], {}, False, "4 micro-batches .`training.gradient_accumulation_steps`"),
+        (
+            ["training.gradient_accumulation_steps=4"],
+            {},
+            False,
+            "4 micro-batches .`training.gradient_accumulation_steps`",
+        ),
     ],
 )
 def test_what_needs_a_whole_gradient_is_refused(tiny_recipe, tmp_path, overrides, optimizer, deepspeed, complaint):
@@ -134,10 +146,16 @@ def test_what_needs_a_whole_gradient_is_refused(tiny_recipe, tmp_path, overrides
 
 
 def test_a_global_batch_of_several_micro_batches_is_refused_and_one_of_a_single_one_is_not(tiny_recipe, tmp_path):
-    tiny_recipe["training"] = {key: value for key, value in tiny_recipe["training"].items() if key != "gradient_accumulation_steps"}
+    tiny_recipe["training"] = {
+        key: value for key, value in tiny_recipe["training"].items() if key != "gradient_accumulation_steps"
+    }
     asked = load_recipe(
         write_recipe(
-            {**tiny_recipe, "optimizer": {"release_gradients": True}, "budget": {"tokens": 1024, "global_batch_tokens": 1024}},
+            {
+                **tiny_recipe,
+                "optimizer": {"release_gradients": True},
+                "budget": {"tokens": 1024, "global_batch_tokens": 1024},
+            },
             tmp_path / "r.yaml",
         ),
         ["training.max_grad_norm=0", "training.per_device_train_batch_size=2"],
@@ -145,7 +163,10 @@ def test_a_global_batch_of_several_micro_batches_is_refused_and_one_of_a_single_
     length = asked.data.sequence_length
     with pytest.raises(RecipeError, match=f"{1024 // (2 * length)} micro-batches .`budget.global_batch_tokens`"):
         check_release(asked, deepspeed=False)
-    check_release(asked.model_copy(update={"budget": asked.budget.model_copy(update={"global_batch_tokens": 2 * length})}), deepspeed=False)
+    check_release(
+        asked.model_copy(update={"budget": asked.budget.model_copy(update={"global_batch_tokens": 2 * length})}),
+        deepspeed=False,
+    )
 
 
 def test_several_processes_are_refused(tiny_recipe, tmp_path, monkeypatch):

@@ -25,7 +25,9 @@ from cpt.recipe.schema import Budget, Data, Model, Phase, Recipe, Schedule, Sour
 
 def rates(section: Schedule, *, steps: int, tokens_per_step: int) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler = build_schedule(section, optimizer, tokens_per_step=tokens_per_step, total_tokens=steps * tokens_per_step)
+    scheduler = build_schedule(
+        section, optimizer, tokens_per_step=tokens_per_step, total_tokens=steps * tokens_per_step
+    )
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -51,7 +53,9 @@ def test_constant_stays_at_the_peak():
 
 def test_rewarming_starts_where_the_base_ended():
     section = {"warmup_tokens": 100, "start": 0.2, "floor": 0.1}
-    assert [rewarm_cosine(tokens, 1100, **section) for tokens in (0, 50, 100, 600, 1100)] == pytest.approx([0.2, 0.6, 1.0, 0.55, 0.1])
+    assert [rewarm_cosine(tokens, 1100, **section) for tokens in (0, 50, 100, 600, 1100)] == pytest.approx(
+        [0.2, 0.6, 1.0, 0.55, 0.1]
+    )
 
 
 def test_rewarming_from_nothing_is_the_cosine():
@@ -62,13 +66,17 @@ def test_rewarming_from_nothing_is_the_cosine():
 def test_wsd_stays_until_the_decay_and_then_falls_by_a_square_root():
     section = {"warmup_tokens": 100, "decay_tokens": 200}
     assert [wsd(tokens, 1000, **section) for tokens in (50, 100, 500, 800)] == [0.5, 1.0, 1.0, 1.0]
-    assert [wsd(tokens, 1000, **section) for tokens in (850, 900, 1000)] == pytest.approx([0.5, 1 - math.sqrt(0.5), 0.0])
+    assert [wsd(tokens, 1000, **section) for tokens in (850, 900, 1000)] == pytest.approx(
+        [0.5, 1 - math.sqrt(0.5), 0.0]
+    )
     assert wsd(1000, 1000, **section, floor=0.1) == pytest.approx(0.1)
 
 
 def test_infinite_cools_down_to_a_constant_rate_and_anneals_exponentially():
     section = {"warmup_tokens": 100, "cooldown_tokens": 400, "anneal_tokens": 200, "constant": 0.4, "floor": 0.1}
-    assert [infinite(tokens, 1000, **section) for tokens in (50, 100, 300, 500, 650, 800)] == pytest.approx([0.5, 1, 0.7, 0.4, 0.4, 0.4])
+    assert [infinite(tokens, 1000, **section) for tokens in (50, 100, 300, 500, 650, 800)] == pytest.approx(
+        [0.5, 1, 0.7, 0.4, 0.4, 0.4]
+    )
     assert [infinite(tokens, 1000, **section) for tokens in (900, 1000)] == pytest.approx([0.2, 0.1])
 
 
@@ -97,15 +105,20 @@ def test_a_branch_of_the_constant_part_may_end_earlier_than_was_planned():
 TOTAL = 1000
 LENGTHS = st.integers(0, 1100)
 FACTORS = st.sampled_from([0, 0.0, 0.1, 0.4, 1, 1.0])
-WARMUP = st.fixed_dictionaries({}, optional={"warmup_tokens": LENGTHS, "warmup_share": st.just(0) | st.floats(0.001, 1)})
+WARMUP = st.fixed_dictionaries(
+    {}, optional={"warmup_tokens": LENGTHS, "warmup_share": st.just(0) | st.floats(0.001, 1)}
+)
 OPTIONS = {
     "constant": WARMUP,
     "linear": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
     "cosine": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({}, optional={"floor": FACTORS})),
     "rewarm_cosine": st.fixed_dictionaries({"warmup_tokens": LENGTHS}, optional={"start": FACTORS, "floor": FACTORS}),
-    "wsd": st.builds(dict.__or__, WARMUP, st.fixed_dictionaries({"decay_tokens": LENGTHS}, optional={"floor": FACTORS})),
+    "wsd": st.builds(
+        dict.__or__, WARMUP, st.fixed_dictionaries({"decay_tokens": LENGTHS}, optional={"floor": FACTORS})
+    ),
     "infinite": st.fixed_dictionaries(
-        {"warmup_tokens": LENGTHS, "cooldown_tokens": LENGTHS, "anneal_tokens": LENGTHS}, optional={"constant": FACTORS, "floor": FACTORS}
+        {"warmup_tokens": LENGTHS, "cooldown_tokens": LENGTHS, "anneal_tokens": LENGTHS},
+        optional={"constant": FACTORS, "floor": FACTORS},
     ),
 }
 OPTIONS["continued"] = st.one_of(
@@ -129,7 +142,11 @@ def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
         return
     inner = options.get("schedule", options)
     planned = options.get("planned_tokens") or options.get("trained_tokens", 0) + TOTAL
-    bends = [0.0, *(inner.get(part, 0) for part in ("warmup_tokens", "cooldown_tokens")), inner.get("warmup_share", 0) * planned]
+    bends = [
+        0.0,
+        *(inner.get(part, 0) for part in ("warmup_tokens", "cooldown_tokens")),
+        inner.get("warmup_share", 0) * planned,
+    ]
     bends += [inner.get("warmup_tokens", 0) + inner.get("cooldown_tokens", 0)]
     bends += [planned - inner.get(part, 0) for part in ("decay_tokens", "anneal_tokens")]
     for bend in bends:
@@ -164,7 +181,10 @@ def test_no_step_is_wasted_at_a_rate_of_zero():
         ),
         (Schedule(name="wsd"), "`schedule` needs `decay_tokens`"),
         (Schedule(name="continued", schedule={"name": "wds"}, trained_tokens=5), "Did you mean `wsd`"),
-        (Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5), "`schedule.schedule` needs `decay_tokens`"),
+        (
+            Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5),
+            "`schedule.schedule` needs `decay_tokens`",
+        ),
     ],
 )
 def test_a_wrong_schedule_is_a_recipe_error(section, complaint):
@@ -227,15 +247,28 @@ def waves(tokens: float, total_tokens: float) -> float:
 
 
 def test_phases_may_end_at_tokens_and_at_learning_rates_in_turn():
-    phases = [Phase(until=1000, weights=CODE), Phase(until_learning_rate=0.5, weights=CODE), Phase(until=60_000, weights=CODE), LAST]
+    phases = [
+        Phase(until=1000, weights=CODE),
+        Phase(until_learning_rate=0.5, weights=CODE),
+        Phase(until=60_000, weights=CODE),
+        LAST,
+    ]
     assert ends(*phases, name="linear") == [1000, 50_000, 60_000, None]
 
 
 @pytest.mark.parametrize(
     ("share", "section", "said"),
     [
-        (0.2, {"name": "constant", "warmup_tokens": 9000}, "is there only while it warms up, and ends at 1 of its peak"),
-        (0.05, {"name": "cosine"}, "is 0.05: under `cosine` the learning rate is above it to the end, and ends at 0.1 of its peak"),
+        (
+            0.2,
+            {"name": "constant", "warmup_tokens": 9000},
+            "is there only while it warms up, and ends at 1 of its peak",
+        ),
+        (
+            0.05,
+            {"name": "cosine"},
+            "is 0.05: under `cosine` the learning rate is above it to the end, and ends at 0.1 of its peak",
+        ),
         (0.1, {"name": "cosine", "warmup_tokens": 1000}, "ends at 0.1 of its peak"),
         (
             0.6,
@@ -257,7 +290,9 @@ def test_a_learning_rate_that_the_decay_does_not_come_to_is_refused(share, secti
     ],
 )
 def test_a_phase_that_ends_before_it_starts_is_refused(phases):
-    with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until(_learning_rate)?`.*: the phase ends before it starts"):
+    with pytest.raises(
+        RecipeError, match=r"`data\.phases\[1\]\.until(_learning_rate)?`.*: the phase ends before it starts"
+    ):
         ends(*phases, LAST, name="linear")
 
 
@@ -282,4 +317,9 @@ def test_a_share_of_the_run_warms_up_as_its_tokens_do(schedule):
 )
 def test_a_share_is_one(options, said):
     with pytest.raises(RecipeError, match=said):
-        build_schedule(Schedule(name="cosine", **options), torch.optim.SGD([torch.zeros(1)], lr=1.0), tokens_per_step=1, total_tokens=100)
+        build_schedule(
+            Schedule(name="cosine", **options),
+            torch.optim.SGD([torch.zeros(1)], lr=1.0),
+            tokens_per_step=1,
+            total_tokens=100,
+        )

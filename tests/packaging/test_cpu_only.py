@@ -21,7 +21,20 @@ FOR_CUDA = ("nvidia", "cuda", "triton")
 
 def would_install(*words: str, **variables: str) -> list[dict[str, Any]]:
     """The metadata of what an environment that has nothing would get."""
-    ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--retries", "0", "--report", "-", *words]
+    ask = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--retries",
+        "0",
+        "--report",
+        "-",
+        *words,
+    ]
     answer = subprocess.run(ask, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr[-2000:]
     return [one["metadata"] for one in json.loads(answer.stdout)["install"]]

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 def run(*words: str | Path, folder: Path, **variables: str) -> str:
     """What a command prints; the test fails with it where it fails."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    ended = subprocess.run(list(map(str, words)), cwd=folder, env={**kept, **variables}, capture_output=True, text=True)
+    ended = subprocess.run(
+        list(map(str, words)), cwd=folder, env={**kept, **variables}, capture_output=True, text=True
+    )
     assert ended.returncode == 0, f"{words}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
     return ended.stdout
 
@@ -42,7 +44,9 @@ def installed(built, tmp_path_factory) -> Path:
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", own, built[1], folder=folder)
     (own / "others.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (own / "zz_no_clone.pth").write_text(f"import sys; sys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n")
+    (own / "zz_no_clone.pth").write_text(
+        f"import sys; sys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n"
+    )
     return folder / "venv" / "bin"
 
 
@@ -67,7 +71,9 @@ def tracked(*folders: str) -> set[Path]:
     """Files that git knows and that are there."""
     if not (ROOT / ".git").exists():
         pytest.skip("not in a clone")
-    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return {Path(name) for name in listed if (ROOT / name).is_file()}
 
 
@@ -75,7 +81,9 @@ def test_the_metadata_is_what_an_index_accepts(built):
     run(sys.executable, "-m", "twine", "check", "--strict", *built, folder=ROOT)
     archive = zipfile.ZipFile(built[1])
     metadata = HeaderParser().parsestr(archive.read("cpt-0.1.0.dist-info/METADATA").decode())
-    assert metadata["License-Expression"] == "Apache-2.0" and "cpt-0.1.0.dist-info/licenses/LICENSE" in archive.namelist()
+    assert (
+        metadata["License-Expression"] == "Apache-2.0" and "cpt-0.1.0.dist-info/licenses/LICENSE" in archive.namelist()
+    )
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
@@ -84,7 +92,15 @@ def test_an_installed_cpt_goes_from_documents_to_a_model_in_an_empty_folder(inst
     assert Path(place).is_relative_to(installed.parent)
 
     def cpt(*words: str | Path) -> str:
-        return run(installed / "python", "-m", "cpt", *words, folder=tmp_path, CPT_CACHE=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
+        return run(
+            installed / "python",
+            "-m",
+            "cpt",
+            *words,
+            folder=tmp_path,
+            CPT_CACHE=str(tmp_path / "cache"),
+            OMP_NUM_THREADS="1",
+        )
 
     assert cpt("--version") == "cpt 0.1.0\n"
     assert "versions" in cpt("doctor")
@@ -93,7 +109,14 @@ def test_an_installed_cpt_goes_from_documents_to_a_model_in_an_empty_folder(inst
     cpt("train", "recipes/tiny/pretrain.yaml", *short)
     assert (tmp_path / "runs/tiny-pretrain/final/model.safetensors").is_file()
     launch = (installed / "python", "-m", "accelerate.commands.launch", "--cpu", "-m", "cpt.train")
-    run(*launch, "recipes/tiny/cpt.yaml", *short, folder=tmp_path, CPT_CACHE=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
+    run(
+        *launch,
+        "recipes/tiny/cpt.yaml",
+        *short,
+        folder=tmp_path,
+        CPT_CACHE=str(tmp_path / "cache"),
+        OMP_NUM_THREADS="1",
+    )
     assert (tmp_path / "runs/tiny-cpt/final/model.safetensors").is_file()
     write_documents(tmp_path / "documents.jsonl", 80, seed=1)
     write_documents(tmp_path / "general.jsonl", 80, seed=2)

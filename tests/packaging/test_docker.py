@@ -1,4 +1,5 @@
-"""The Dockerfiles, their requirements and the tables of docs/installing.md are those of cpt/versions.py, and a linter finds nothing."""
+"""The Dockerfiles, their requirements and the tables of docs/installing.md are those of cpt/versions.py, and a linter
+finds nothing."""
 
 import re
 import shutil
@@ -22,7 +23,9 @@ def test_what_is_in_the_folder_is_what_would_be_written():
     written = write.files()
     there = {path for path in (ROOT / "docker").iterdir() if path.suffix in (".Dockerfile", ".txt")}
     assert there == set(written)
-    assert [path.name for path, text in written.items() if path.read_text() != text] == [], "run: python -m docker.write"
+    assert [path.name for path, text in written.items() if path.read_text() != text] == [], (
+        "run: python -m docker.write"
+    )
 
 
 def test_the_tables_of_the_page_are_those_of_the_versions():
@@ -84,6 +87,17 @@ def test_what_an_image_copies_is_enough_to_build_cpt(tmp_path):
             shutil.copytree(ROOT / name, tmp_path / "source" / name)
         elif not name.startswith("docker/"):
             shutil.copy(ROOT / name, tmp_path / "source" / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), "./source"]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        "./source",
+    ]
     subprocess.run(words, cwd=tmp_path, check=True)
     assert len(list(tmp_path.glob("cpt-*.whl"))) == 1

@@ -20,15 +20,23 @@ from cpt.runs.record import Run
 @pytest.fixture
 def two_steps(tiny_recipe, tmp_path):
     """Sixteen steps each, saved every four."""
-    long = {**tiny_recipe, "budget": {"tokens": 16 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 4}}
+    long = {
+        **tiny_recipe,
+        "budget": {"tokens": 16 * 256, "global_batch_tokens": 256},
+        "checkpoints": {"every_steps": 4},
+    }
     write_recipe({**long, "name": "base"}, tmp_path / "base.yaml")
-    write_recipe({**long, "stage": "cpt", "name": "more", "model": {"path": "x"}, "tokenizer": {}}, tmp_path / "more.yaml")
+    write_recipe(
+        {**long, "stage": "cpt", "name": "more", "model": {"path": "x"}, "tokenizer": {}}, tmp_path / "more.yaml"
+    )
     steps = [{"recipe": "base.yaml"}, {"recipe": "more.yaml", "model.path": str(tmp_path / "runs" / "base")}]
     return write_recipe({"name": "two", "steps": steps}, tmp_path / "pipeline.yaml")
 
 
 def start(*words):
-    return subprocess.Popen([sys.executable, "-m", "cpt.cli", "pipeline", *map(str, words)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "cpt.cli", "pipeline", *map(str, words)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path, capsys):
@@ -38,7 +46,9 @@ def test_mistakes_of_a_later_step_start_nothing(two_steps, tiny_recipe, tmp_path
     with pytest.raises(typer.Exit) as ended:
         command(two_steps)
     said = capsys.readouterr().out
-    assert ended.value.exit_code == 2 and "gone.jsonl" in said and "1 of 2 steps cannot run. Nothing was started" in said
+    assert (
+        ended.value.exit_code == 2 and "gone.jsonl" in said and "1 of 2 steps cannot run. Nothing was started" in said
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -51,7 +61,9 @@ def test_a_step_whose_model_nobody_is_going_to_make_is_refused(two_steps, capsys
 def test_a_dry_run_starts_nothing_and_shows_where_each_run_stands(two_steps, tmp_path, capsys):
     command(two_steps, dry_run=True)
     said = capsys.readouterr().out
-    assert "checked when step 1 has made it" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
+    assert (
+        "checked when step 1 has made it" in said and "base.yaml: no mistakes" in said and said.count("waiting") == 2
+    )
     assert not (tmp_path / "runs").exists()
 
 

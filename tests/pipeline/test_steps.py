@@ -16,7 +16,10 @@ def pipeline_file(tiny_recipe, tmp_path):
     write_recipe(more, tmp_path / "more.yaml")
 
     def write(*steps, **keys):
-        steps = steps or ({"recipe": "base.yaml"}, {"recipe": "more.yaml", "model": {"path": str(tmp_path / "runs" / "base")}})
+        steps = steps or (
+            {"recipe": "base.yaml"},
+            {"recipe": "more.yaml", "model": {"path": str(tmp_path / "runs" / "base")}},
+        )
         return write_recipe({"name": "two", "steps": list(steps), **keys}, tmp_path / "pipeline.yaml")
 
     return write
@@ -24,9 +27,14 @@ def pipeline_file(tiny_recipe, tmp_path):
 
 def test_steps_are_recipes_beside_the_file_with_keys_on_top(pipeline_file, tmp_path):
     pipeline = load_pipeline(pipeline_file(), ["seed=7"])
-    assert [(step.number, step.recipe.name, step.recipe.seed) for step in pipeline.steps] == [(1, "base", 7), (2, "more", 7)]
+    assert [(step.number, step.recipe.name, step.recipe.seed) for step in pipeline.steps] == [
+        (1, "base", 7),
+        (2, "more", 7),
+    ]
     assert pipeline.steps[1].recipe.model.path == str(tmp_path / "runs" / "base")
-    assert [other.number for other in pipeline.made_by_others(pipeline.steps[1])] == [1] and not pipeline.made_by_others(pipeline.steps[0])
+    assert [other.number for other in pipeline.made_by_others(pipeline.steps[1])] == [
+        1
+    ] and not pipeline.made_by_others(pipeline.steps[0])
 
 
 def test_keys_of_a_step_are_those_of_the_command_line():
@@ -56,14 +64,30 @@ def test_words_that_look_like_numbers_stay_words(pipeline_file):
 @pytest.mark.parametrize(
     ("steps", "keys", "said"),
     [
-        ([{"recipe": "base.yaml"}], {"stepps": 1}, "pipeline.yaml:.: `stepps` is not a key of a pipeline. Did you mean `steps`?"),
+        (
+            [{"recipe": "base.yaml"}],
+            {"stepps": 1},
+            "pipeline.yaml:.: `stepps` is not a key of a pipeline. Did you mean `steps`?",
+        ),
         ([{"recipe": "base.yaml"}], {"name": None}, "`name` is missing"),
         ([{"recipe": "base.yaml"}], {"steps": []}, "`steps` is missing: a list of recipes"),
         ([{"model": {}}], {}, "step 1: `recipe` is missing, the path of a YAML file"),
         ([{"recipe": "gone.yaml"}], {}, r"step 1 \(.*gone.yaml\):\n.*no such file"),
-        ([{"recipe": "base.yaml", "sead": 3}], {}, r"step 1 \(.*base.yaml\):\n.*`sead=3`: `sead` is not a recipe key. Did you mean `seed`"),
-        ([{"recipe": "base.yaml"}, {"recipe": "base.yaml"}], {}, "steps 1 and 2 are one run, .*runs/base. Give one of them a `name`"),
-        ([{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}], {}, r"step 2 \(.*base.yaml\):\n.*`seed`: must be"),
+        (
+            [{"recipe": "base.yaml", "sead": 3}],
+            {},
+            r"step 1 \(.*base.yaml\):\n.*`sead=3`: `sead` is not a recipe key. Did you mean `seed`",
+        ),
+        (
+            [{"recipe": "base.yaml"}, {"recipe": "base.yaml"}],
+            {},
+            "steps 1 and 2 are one run, .*runs/base. Give one of them a `name`",
+        ),
+        (
+            [{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}],
+            {},
+            r"step 2 \(.*base.yaml\):\n.*`seed`: must be",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(pipeline_file, steps, keys, said):
@@ -73,7 +97,9 @@ def test_mistakes_are_found_before_anything_starts(pipeline_file, steps, keys, s
 
 def test_a_step_before_the_one_it_goes_on_from_is_refused(pipeline_file, tmp_path):
     later = {"recipe": "more.yaml", "model.path": str(tmp_path / "runs" / "base")}
-    with pytest.raises(RecipeError, match="step 1 goes on from .*runs/base, which step 2 makes. Put that one before it"):
+    with pytest.raises(
+        RecipeError, match="step 1 goes on from .*runs/base, which step 2 makes. Put that one before it"
+    ):
         load_pipeline(pipeline_file(later, {"recipe": "base.yaml"}))
 
 
@@ -87,7 +113,10 @@ def test_a_step_may_be_judged_by_the_reward_model_of_another(pipeline_file, tmp_
 def test_a_folder_of_another_recipe_is_refused_with_what_differs(pipeline_file, tiny_recipe, tmp_path):
     (tmp_path / "runs" / "base").mkdir(parents=True)
     write_recipe({**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml")
-    with pytest.raises(RecipeError, match=r"step 1: .*runs/base belongs to a run of another recipe \(there -> here\):\n  seed: 5 -> 42"):
+    with pytest.raises(
+        RecipeError,
+        match=r"step 1: .*runs/base belongs to a run of another recipe \(there -> here\):\n  seed: 5 -> 42",
+    ):
         load_pipeline(pipeline_file())
 
 
@@ -106,12 +135,18 @@ def test_a_finished_step_is_what_the_next_one_starts_from(pipeline_file, tmp_pat
 def test_steps_are_chosen_by_number_or_name(pipeline_file):
     pipeline = load_pipeline(pipeline_file())
     assert [step.number for step in chosen(pipeline, None, None)] == [1, 2]
-    assert [step.number for step in chosen(pipeline, "more", None)] == [2] and [step.number for step in chosen(pipeline, None, "1")] == [1]
-    with pytest.raises(RecipeError, match="two has no step `mroe`. Did you mean `more`. It has: base, more, or 1 to 2"):
+    assert [step.number for step in chosen(pipeline, "more", None)] == [2] and [
+        step.number for step in chosen(pipeline, None, "1")
+    ] == [1]
+    with pytest.raises(
+        RecipeError, match="two has no step `mroe`. Did you mean `more`. It has: base, more, or 1 to 2"
+    ):
         chosen(pipeline, "mroe", None)
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes" / "pipelines").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "recipes" / "pipelines").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_each_shipped_pipeline_is_a_chain_and_says_what_it_is_for(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pipeline = load_pipeline(path)

@@ -38,7 +38,9 @@ def start(path):
 @pytest.mark.long
 def test_stopped_in_its_third_step_it_goes_on_there_and_leaves_what_was_done(tmp_path):
     path = short_pipeline(tmp_path)
-    runs = [Run(tmp_path / name) for name in ("tiny-pretrain", "tiny-cpt", "tiny-chat", "tiny-polite", "tiny-rewarded")]
+    runs = [
+        Run(tmp_path / name) for name in ("tiny-pretrain", "tiny-cpt", "tiny-chat", "tiny-polite", "tiny-rewarded")
+    ]
     process = start(path)
     while process.poll() is None and int(runs[2].status().get("step", 0)) < 3:
         time.sleep(0.02)
@@ -53,4 +55,6 @@ def test_stopped_in_its_third_step_it_goes_on_there_and_leaves_what_was_done(tmp
     said, _ = again.communicate(timeout=240)
     assert again.returncode == 0 and all(run.is_finished for run in runs), said
     assert [run.status()["step"] for run in runs] == [*STEPS]
-    assert {file: file.stat().st_mtime_ns for run in runs[:2] for file in run.folder.rglob("*") if file.is_file()} == before
+    assert {
+        file: file.stat().st_mtime_ns for run in runs[:2] for file in run.folder.rglob("*") if file.is_file()
+    } == before

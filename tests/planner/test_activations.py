@@ -22,7 +22,11 @@ def test_rows_multiply_them_and_copies_of_weights_stay():
     copies = 2 * both.one.kept - both.two.kept
     in_layers = 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408)
     assert copies == pytest.approx(2 * in_layers, rel=0.1)
-    assert both.of_rows(1) == both.one and both.of_rows(2) == both.two and both.of_rows(5).kept == 5 * both.one.kept - 4 * copies
+    assert (
+        both.of_rows(1) == both.one
+        and both.of_rows(2) == both.two
+        and both.of_rows(5).kept == 5 * both.one.kept - 4 * copies
+    )
 
 
 def test_rows_of_several_documents_bring_a_mask_for_each_layer_unless_attention_is_flashs():
@@ -49,7 +53,9 @@ def test_a_router_whose_code_needs_values_is_estimated():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [{"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}])
+@pytest.mark.parametrize(
+    "shape", [{"model_type": "mamba", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}]
+)
 def test_models_without_attention_are_counted_too(shape):
     assert count(shape, packed=False).kept > 0
 

@@ -79,7 +79,10 @@ def test_a_small_card_gets_all_that_keeps_all_parameters():
 def test_portions_keep_the_rows_of_a_step():
     found = proposal_for("RTX 4080", micro_batch=16, accumulation=2)
     assert found is not None and found.setup.micro_batch * found.setup.accumulation == 32
-    portions = found.changes["training.per_device_train_batch_size"], found.changes["training.gradient_accumulation_steps"]
+    portions = (
+        found.changes["training.per_device_train_batch_size"],
+        found.changes["training.gradient_accumulation_steps"],
+    )
     assert portions == (found.setup.micro_batch, found.setup.accumulation)
 
 
@@ -98,7 +101,11 @@ def test_where_no_profile_fits_adapters_and_smaller_states_are_both_offered_the_
     ways = (found, *found.others)
     adapters, small = sorted(ways, key=lambda way: "model.lora" not in way.changes)
     assert adapters.changes["model.lora"] == {"r": 16} and len(ways) == 2 and found.slower <= found.others[0].slower
-    assert small.changes["model.dtype"] == "bfloat16" and "8bit" in small.changes["optimizer.name"] and "model.lora" not in small.changes
+    assert (
+        small.changes["model.dtype"] == "bfloat16"
+        and "8bit" in small.changes["optimizer.name"]
+        and "model.lora" not in small.changes
+    )
     assert all(fits(way.plan, find_target("RTX 4080", 1, 8.0)) for way in ways)
 
 
@@ -106,12 +113,16 @@ def test_where_only_an_unknown_host_is_large_enough_the_ways_that_need_none_are_
     unknown = replace(find_target("RTX 4080", 1, None), host_memory_gib=8.0)
     first = cheapest_that_fits(setup_for(), unknown, count, mfu=0.35)
     assert first.setup.zero.offload_optimizer and first.plan.host.size > 8 * GIB
-    assert [way.changes.get("model.lora") is not None for way in first.others].count(True) == 1 and len(first.others) == 2
+    assert [way.changes.get("model.lora") is not None for way in first.others].count(True) == 1 and len(
+        first.others
+    ) == 2
     known = proposal_for("RTX 4080", host=64.0)
     assert known.changes == first.changes and not known.others
 
 
-@pytest.mark.parametrize("changes", [{"lora": {"r": 16}}, {"on_cpu": True}, {"scales_loss": True}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "changes", [{"lora": {"r": 16}}, {"on_cpu": True}, {"scales_loss": True}, {"optimizer": "muon"}]
+)
 def test_smaller_states_are_for_adamw_over_all_parameters_on_gpus_that_know_bfloat16(changes):
     target = find_target("cpu" if changes.get("on_cpu") else "RTX 4080", 1, 64.0)
     assert not list(with_small_states(setup_for(**changes), target))
@@ -121,8 +132,12 @@ def test_smaller_states_are_for_adamw_over_all_parameters_on_gpus_that_know_bflo
 def test_gradients_that_are_released_make_a_step_of_one_micro_batch_in_the_recipes_own_words(given):
     zero = dict(shipped_profiles())[f"{PROFILES.name}/ds_config_8b_24gb.json"]
     setup = setup_for(micro_batch=2, accumulation=4, batch_is_given=given, zero=zero)
-    ways = [changes for changed, changes in with_small_states(setup, find_target("RTX 4080", 1, 64.0)) if changed.releases]
-    ways = [changes for changes in ways if SMALL_STATES.items() <= changes.items() and "model.fused_loss" not in changes]
+    ways = [
+        changes for changed, changes in with_small_states(setup, find_target("RTX 4080", 1, 64.0)) if changed.releases
+    ]
+    ways = [
+        changes for changes in ways if SMALL_STATES.items() <= changes.items() and "model.fused_loss" not in changes
+    ]
     step = {"budget.global_batch_tokens": 2 * 4096} if given else {"training.gradient_accumulation_steps": 1}
     assert SMALL_STATES | step | {"training.max_grad_norm": 0, "training.deepspeed": None} in ways
     halved = next(changes for changes in ways if changes.get("training.per_device_train_batch_size") == 1)
@@ -152,7 +167,12 @@ def test_an_unknown_host_is_not_judged_and_a_share_of_the_gpu_is():
 
 
 def test_the_shipped_profiles_are_those_that_are_tried():
-    assert {name.rpartition("_")[2] for name, _ in shipped_profiles()} >= {"prototype.json", "production.json", "24gb.json", "zero1.json"}
+    assert {name.rpartition("_")[2] for name, _ in shipped_profiles()} >= {
+        "prototype.json",
+        "production.json",
+        "24gb.json",
+        "zero1.json",
+    }
 
 
 def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
@@ -160,11 +180,14 @@ def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
     found = cheapest_that_fits(setup, find_target("mine", 4, 64.0, memory=24, peak_tflops=100), count, mfu=0.35)
     assert found is not None and found.changes["training.fsdp"] is True and found.setup.compiles
     assert not any(
-        "training.fsdp" in changes for _, changes in with_all_parameters(replace(setup, gpus=1), find_target("RTX 4090", 1, 64.0))
+        "training.fsdp" in changes
+        for _, changes in with_all_parameters(replace(setup, gpus=1), find_target("RTX 4090", 1, 64.0))
     )
 
 
-@pytest.mark.parametrize("changes", [{"scales_loss": True}, {"optimizer": "muon"}, {"lora": {"r": 8}}, {"beside": Beside("grpo", TILES)}])
+@pytest.mark.parametrize(
+    "changes", [{"scales_loss": True}, {"optimizer": "muon"}, {"lora": {"r": 8}}, {"beside": Beside("grpo", TILES)}]
+)
 def test_fsdp2_is_offered_only_for_what_it_trains(changes):
     target = find_target("RTX 4090", 4, 64.0)
     offered = [changes for _, changes in with_all_parameters(setup_for(gpus=4, **changes), target)]
@@ -174,5 +197,11 @@ def test_fsdp2_is_offered_only_for_what_it_trains(changes):
 def test_layers_are_not_compiled_under_a_proposed_zero3_profile_or_recomputed_under_fsdp2():
     target = find_target("RTX 4090", 4, 64.0)
     for changed, changes in with_all_parameters(setup_for(gpus=4, compiles=True), target):
-        breaks_graphs = changed.zero is not None and changed.zero.stage == 3 and (changed.checkpointing or not changed.zero.is_fsdp)
-        assert changed.compiles is not breaks_graphs and (changes.get("training.torch_compile") is False) is breaks_graphs
+        breaks_graphs = (
+            changed.zero is not None
+            and changed.zero.stage == 3
+            and (changed.checkpointing or not changed.zero.is_fsdp)
+        )
+        assert (
+            changed.compiles is not breaks_graphs and (changes.get("training.torch_compile") is False) is breaks_graphs
+        )

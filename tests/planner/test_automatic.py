@@ -77,7 +77,11 @@ def test_where_nothing_fits_it_is_the_smallest():
 
 def test_what_follows_from_others_is_left_out_and_the_loader_is_left_to_itself():
     keys = ("gradient_accumulation_steps", "dataloader_num_workers", "dataloader_prefetch_factor")
-    assert chosen(8, *keys) == {"gradient_accumulation_steps": None, "dataloader_num_workers": 0, "dataloader_prefetch_factor": None}
+    assert chosen(8, *keys) == {
+        "gradient_accumulation_steps": None,
+        "dataloader_num_workers": 0,
+        "dataloader_prefetch_factor": None,
+    }
     assert chosen(8) == {}
 
 

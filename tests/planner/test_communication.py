@@ -23,7 +23,9 @@ def test_one_gpu_has_nobody_to_tell():
 
 def test_ddp_reduces_once_for_a_step():
     (gradients,) = traffic_of(LARGE, TWO)
-    assert gradients.times == 1 and gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 4e9), "in fp32, in which they accumulate"
+    assert gradients.times == 1 and gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 4e9), (
+        "in fp32, in which they accumulate"
+    )
     assert gradients.sent_by_node(TWO) == pytest.approx(4e9), "between two machines a tree is enough: 2(N-1)/N"
     (gradients,) = traffic_of(LARGE, replace(TWO, accumulation=1))
     assert gradients.sent_by_gpu() == pytest.approx(2 * 15 / 16 * 2e9)
@@ -49,7 +51,10 @@ def test_the_third_stage_gathers_twice_and_scatters_for_each_micro_batch():
 
 def test_layers_that_are_let_go_at_once_are_gathered_again_for_being_computed_again():
     kept, let_go = Zero(3, max_reuse_distance=2 * 10**8), Zero(3, max_reuse_distance=0)
-    again = {zero: by_name(replace(TWO, zero=zero, checkpointing=True))["weights for the backward pass"].times for zero in (kept, let_go)}
+    again = {
+        zero: by_name(replace(TWO, zero=zero, checkpointing=True))["weights for the backward pass"].times
+        for zero in (kept, let_go)
+    }
     assert again == {kept: 4, let_go: 8}
 
 
@@ -61,20 +66,31 @@ def test_a_frozen_model_is_gathered_whole_and_its_adapters_reduced():
 def test_a_small_model_stays_gathered_between_forward_and_backward_pass():
     small = replace(LARGE, parameters=4 * 10**8, trained=4 * 10**8)
     assert by_name(replace(TWO, zero=Zero(3)), small)["weights for the backward pass"].size == 0
-    assert by_name(replace(TWO, zero=Zero(3)))["weights for the backward pass"].size == pytest.approx(1e9), "half of it within the distance"
+    assert by_name(replace(TWO, zero=Zero(3)))["weights for the backward pass"].size == pytest.approx(1e9), (
+        "half of it within the distance"
+    )
 
 
 def test_fsdp_scatters_once_in_fp32_and_keeps_the_ends():
     setup = replace(TWO, weights_bytes=4, zero=Zero(3, is_fsdp=True))
     parts = by_name(setup)
     assert (parts["gradients"].times, parts["gradients"].size) == (1, 4e9)
-    assert parts["weights for the forward pass"].size == 2e9 and parts["weights for the backward pass"].size == 2e9 - 2 * 100
-    assert "weights for the backward pass" not in by_name(replace(setup, zero=Zero(3, is_fsdp=True, keeps_gathered=True)))
+    assert (
+        parts["weights for the forward pass"].size == 2e9
+        and parts["weights for the backward pass"].size == 2e9 - 2 * 100
+    )
+    assert "weights for the backward pass" not in by_name(
+        replace(setup, zero=Zero(3, is_fsdp=True, keeps_gathered=True))
+    )
 
 
 def test_a_copy_in_each_machine_keeps_the_backward_pass_in_it():
     parts = by_name(replace(TWO, zero=Zero(3, secondary=8)))
-    assert parts["weights for the backward pass"].sent_by_node(TWO) == 0 < parts["weights for the forward pass"].sent_by_node(TWO)
+    assert (
+        parts["weights for the backward pass"].sent_by_node(TWO)
+        == 0
+        < parts["weights for the forward pass"].sent_by_node(TWO)
+    )
 
 
 def test_quantized_tensors_are_smaller():
@@ -90,7 +106,9 @@ def test_the_slower_of_the_links_decides():
 
 def test_a_ring_of_many_machines_has_its_delays():
     parts = {nodes: by_name(replace(TWO, gpus=8 * nodes, nodes=nodes, zero=Zero(3))) for nodes in (2, 128)}
-    two, many = (parts[nodes]["gradients"].seconds(replace(TWO, gpus=8 * nodes, nodes=nodes), LINKS) for nodes in (2, 128))
+    two, many = (
+        parts[nodes]["gradients"].seconds(replace(TWO, gpus=8 * nodes, nodes=nodes), LINKS) for nodes in (2, 128)
+    )
     assert many > 1.5 * two
 
 

@@ -20,7 +20,13 @@ from cpt.planner.memory import moments_of_step, plan_memory
 
 GPT2_SMALL = {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "vocab_size": 512, "n_positions": 1024}
 GPT2_SMALL |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-LLAMA_1B = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 1, "vocab_size": 512}
+LLAMA_1B = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 1,
+    "vocab_size": 512,
+}
 LLAMA_1B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
 SHORT = {"attention": "varlen", "sequence_length": 128, "compiles": True}
 
@@ -38,7 +44,9 @@ def saved_by_torch(shape, **changes):
     if setup.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpoint_options(setup))
     parts = {"partition_fn": min_cut_rematerialization_partition, "decompositions": select_decomp_table()}
-    compile_layers(model, Compiling(aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=lambda graph, _: graph, **parts)))
+    compile_layers(
+        model, Compiling(aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=lambda graph, _: graph, **parts))
+    )
     move_checkpoints_into_graphs(model)
     saved = SavedBytes(model)
     with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
@@ -60,7 +68,11 @@ def saved_by_torch(shape, **changes):
 )
 def test_they_keep_what_torch_saves(shape, changes):
     setup = setup_for(**SHORT, **changes)
-    planned = count(shape, **changes).of_rows(setup.micro_batch).kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    planned = (
+        count(shape, **changes)
+        .of_rows(setup.micro_batch)
+        .kept_with(checkpointing=setup.checkpointing, how=setup.recomputing)
+    )
     assert planned == pytest.approx(saved_by_torch(shape, **changes), rel=0.01)
 
 

@@ -23,18 +23,24 @@ def recipe(stage="cpt", model=None, data=None, tokens=10_000_000, **training):
 
 
 def answer(written, *, zero3=False, on_cpu=False, family=None):
-    model = None if family is None else build_on_meta(load_config(Model(from_scratch=True, config=tiny_config(family))))
+    model = (
+        None if family is None else build_on_meta(load_config(Model(from_scratch=True, config=tiny_config(family))))
+    )
     return compiles(written, zero3=zero3, on_cpu=on_cpu, model=model)[0]
 
 
-@pytest.mark.parametrize("written", [recipe(), recipe(torch_compile="auto"), recipe("sft"), recipe("pretrain"), recipe("distill")])
+@pytest.mark.parametrize(
+    "written", [recipe(), recipe(torch_compile="auto"), recipe("sft"), recipe("pretrain"), recipe("distill")]
+)
 def test_layers_are_compiled_by_default_on_a_gpu_alone(written):
     assert answer(written) and not answer(written, on_cpu=True)
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_the_recipe_decides_where_it_says_so(on_cpu):
-    assert answer(recipe(torch_compile=True), on_cpu=on_cpu, zero3=True) and answer(recipe(torch_compile_mode="default"), on_cpu=on_cpu)
+    assert answer(recipe(torch_compile=True), on_cpu=on_cpu, zero3=True) and answer(
+        recipe(torch_compile_mode="default"), on_cpu=on_cpu
+    )
     assert not answer(recipe(torch_compile=False), on_cpu=on_cpu)
 
 

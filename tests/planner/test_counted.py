@@ -13,13 +13,20 @@ from cpt.planner.dry_run import dry_run
 from cpt.planner.facts import facts_of
 from cpt.planner.memory import plan_memory
 
-EIGHT = Activations(kept=8_000, largest_layer=1_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8)
+EIGHT = Activations(
+    kept=8_000, largest_layer=1_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8
+)
 ON = Recomputing(checkpoints=True)
 
 
 @pytest.mark.parametrize(
     ("how", "kept"),
-    [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=2), 4_400), (replace(ON, every_n_layers=3), 5_300)],
+    [
+        (ON, 800),
+        (replace(ON, selective=True), 960),
+        (replace(ON, every_n_layers=2), 4_400),
+        (replace(ON, every_n_layers=3), 5_300),
+    ],
 )
 def test_layers_that_are_not_computed_again_keep_all(how, kept):
     assert EIGHT.kept_with(checkpointing=True, how=how) == pytest.approx(kept)
@@ -34,17 +41,27 @@ def test_two_layers_of_what_is_offloaded_are_on_their_way():
 
 def test_rows_and_their_length_multiply_attention_too():
     two = replace(EIGHT, kept=16_000, attention=320)
-    assert EIGHT.of_rows(3, two).attention == 480 and EIGHT.of_rows(3, two).kept == 24_000 and EIGHT.times(2).attention == 320
+    assert (
+        EIGHT.of_rows(3, two).attention == 480
+        and EIGHT.of_rows(3, two).kept == 24_000
+        and EIGHT.times(2).attention == 320
+    )
 
 
 def plan(**changes):
     config, setup = config_from(SHAPES["llama"]), setup_for(**changes)
-    return plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)), dry_run(config, setup)
+    return plan_memory(
+        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+    ), dry_run(config, setup)
 
 
-@pytest.mark.parametrize("how", [replace(ON, selective=True), replace(ON, every_n_layers=2)], ids=["selective", "every second"])
+@pytest.mark.parametrize(
+    "how", [replace(ON, selective=True), replace(ON, every_n_layers=2)], ids=["selective", "every second"]
+)
 def test_the_sum_is_that_of_a_dry_run(how):
-    found, exact = plan(on_cpu=True, half=False, weights_bytes=4, checkpointing=True, micro_batch=8, fused_loss=True, recomputing=how)
+    found, exact = plan(
+        on_cpu=True, half=False, weights_bytes=4, checkpointing=True, micro_batch=8, fused_loss=True, recomputing=how
+    )
     assert found.model_alone == pytest.approx(exact.peak, rel=0.05)
 
 

@@ -40,7 +40,9 @@ CASES = [pytest.param(*pair, id=" ".join(pair), marks=mark_of(pair)) for pair in
 @pytest.mark.parametrize(("shape", "way"), CASES)
 def test_the_formula_is_within_five_per_cent_of_a_dry_run_and_hardly_below(shape, way):
     config, setup = config_from(SHAPES[shape]), setup_for(**WAYS[way])
-    formula = plan_memory(facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)).model_alone
+    formula = plan_memory(
+        facts_of(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+    ).model_alone
     assert 0.97 <= formula / dry_run(config, setup).peak <= 1.05
 
 

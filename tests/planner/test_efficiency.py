@@ -12,7 +12,14 @@ from cpt.planner.speed import planned_speed
 from cpt.planner.target import find_target
 
 BILLION = replace(
-    FACTS, parameters=10**9, trained=10**9, largest_layer=5 * 10**7, largest_matrix=10**7, flops_per_token=6e9, hidden=512, head=10**7
+    FACTS,
+    parameters=10**9,
+    trained=10**9,
+    largest_layer=5 * 10**7,
+    largest_matrix=10**7,
+    flops_per_token=6e9,
+    hidden=512,
+    head=10**7,
 )
 SETUP = replace(PLAIN, gpus=16, nodes=2, accumulation=16, sequence_length=2048, zero=Zero(3))
 
@@ -63,7 +70,9 @@ def test_what_does_not_fit_is_no_way():
     machine = find_target("mine", 16, 512.0, memory=6.0, peak_tflops=100, nodes=2, links="ethernet10")
     own = planned_speed(BILLION, SETUP, machine, 0.4)
     ways = better_ways(SETUP, own, machine, count, mfu=0.4)
-    assert ways and not any(way.name.startswith(("ZeRO-1", "ZeRO-2")) for way in ways), "whole weights and gradients take 4 GiB and more"
+    assert ways and not any(way.name.startswith(("ZeRO-1", "ZeRO-2")) for way in ways), (
+        "whole weights and gradients take 4 GiB and more"
+    )
 
 
 def test_of_ways_as_fast_the_first_is_told():
@@ -75,5 +84,7 @@ def test_of_ways_as_fast_the_first_is_told():
 def test_one_machine_alone_is_faster_than_two_on_a_slow_link():
     machine = find_target("H100", 16, 512.0, nodes=2, links="ethernet10")
     alone = speed_of_one_machine(SETUP, machine, count, mfu=0.4)
-    assert alone is not None and alone.tokens_per_second > planned_speed(BILLION, SETUP, machine, 0.4).tokens_per_second
+    assert (
+        alone is not None and alone.tokens_per_second > planned_speed(BILLION, SETUP, machine, 0.4).tokens_per_second
+    )
     assert speed_of_one_machine(SETUP, replace(machine, memory_gib=1.0), count, mfu=0.4) is None

@@ -29,9 +29,14 @@ def recipe(tmp_path):
 def test_comments_stay_and_keys_change(recipe):
     write_fitted(recipe, recipe.parent / "fitted.yaml", (), CHANGES)
     text = (recipe.parent / "fitted.yaml").read_text()
-    assert all(comment in text for comment in ("# a comment at the top", "# where it starts", "# mine", "# rows", "1_000_000"))
+    assert all(
+        comment in text for comment in ("# a comment at the top", "# where it starts", "# mine", "# rows", "1_000_000")
+    )
     fitted = load_recipe(recipe.parent / "fitted.yaml")
-    assert fitted.training == {"per_device_train_batch_size": 2, "gradient_checkpointing": True} and fitted.model.lora == {"r": 16}
+    assert fitted.training == {
+        "per_device_train_batch_size": 2,
+        "gradient_checkpointing": True,
+    } and fitted.model.lora == {"r": 16}
     assert fitted.optimizer == load_recipe(recipe).optimizer
 
 

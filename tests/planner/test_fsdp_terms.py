@@ -42,14 +42,21 @@ def test_a_layer_is_on_its_way_with_its_gradients():
 def test_activations_are_those_of_weights_in_half_precision():
     config = config_from(SHAPES["llama"])
     mixed, half = (count_activations(config, setup) for setup in (SETUP, replace(PLAIN, weights_bytes=2)))
-    assert mixed.one.kept_with(checkpointing=False, how=SETUP.recomputing) == half.one.kept_with(checkpointing=False, how=SETUP.recomputing)
+    assert mixed.one.kept_with(checkpointing=False, how=SETUP.recomputing) == half.one.kept_with(
+        checkpointing=False, how=SETUP.recomputing
+    )
 
 
 @pytest.mark.slow
 def test_a_plan_of_fsdp_has_its_parts():
     activations = count_activations(config_from(SHAPES["llama"]), SETUP)
     names = {term.name for moment in plan_memory(FACTS, SETUP, activations).moments for term in moment.terms}
-    assert {"weights", "layers in use", "optimizer", "gradients"} <= names and "optimizer and fp32 weights" not in names
+    assert {
+        "weights",
+        "layers in use",
+        "optimizer",
+        "gradients",
+    } <= names and "optimizer and fp32 weights" not in names
 
 
 def test_a_checkpoint_has_the_whole_model_and_each_processs_part_of_weights_and_moments():

@@ -11,7 +11,10 @@ AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 
 
 def sizes(setup, **options):
-    return {term.name: term.size for term in host_memory(FACTS, setup, **{"workers": 0, "snapshot": False, **options}).terms}
+    return {
+        term.name: term.size
+        for term in host_memory(FACTS, setup, **{"workers": 0, "snapshot": False, **options}).terms
+    }
 
 
 def test_each_process_loads_the_model_once():

@@ -30,7 +30,9 @@ def test_no_two_links_share_a_name():
 
 
 def test_an_unknown_link_gets_a_suggestion_and_the_list():
-    with pytest.raises(ResourceError, match="no link called `nvlnk4` is known. Did you mean `NVLink 4`.*Known: NVLink 3.*Ethernet 100"):
+    with pytest.raises(
+        ResourceError, match="no link called `nvlnk4` is known. Did you mean `NVLink 4`.*Known: NVLink 3.*Ethernet 100"
+    ):
         by_name("nvlnk4")
 
 

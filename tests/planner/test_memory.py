@@ -13,7 +13,9 @@ from cpt.planner.setup import Zero
 from cpt.planner.terms import GIB
 
 ACTIVATIONS = Activations(kept=10_000, largest_layer=2_000, layer_inputs=500, backward=300, again=2_300)
-COUNTED = Counted(ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, backward=600, again=4_600))
+COUNTED = Counted(
+    ACTIVATIONS, Activations(kept=20_000, largest_layer=4_000, layer_inputs=1_000, backward=600, again=4_600)
+)
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 
 
@@ -29,7 +31,14 @@ def sizes(terms):
         (Zero(2), 2000, 3000, 500),
         (Zero(3, prefetch_bucket=0, max_live=0, max_reuse_distance=0), 500, 3000, 500),
         (Zero(2, offload_optimizer=True), 2000, None, 0),
-        (Zero(3, offload_optimizer=True, offload_parameters=True, prefetch_bucket=0, max_live=0, max_reuse_distance=0), 0, None, 0),
+        (
+            Zero(
+                3, offload_optimizer=True, offload_parameters=True, prefetch_bucket=0, max_live=0, max_reuse_distance=0
+            ),
+            0,
+            None,
+            0,
+        ),
     ],
 )
 def test_states_of_four_gpus(zero, weights, optimizer, gradients):
@@ -52,7 +61,9 @@ def test_adapters_have_states_and_the_model_only_weights():
 def test_logits_are_there_three_times_in_fp32_and_a_cast_head_beside():
     assert sizes(logits_of(FACTS, AUTOCAST)) == {"logits": 12 * 8 * 50, "half-precision head": 200}
     fused = sizes(logits_of(FACTS, replace(AUTOCAST, fused_loss=True)))["logits"]
-    assert fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100  # logits in half precision, the gradients of the head's inputs and of the head
+    assert (
+        fused == 2 * 8 * 50 + 2 * 8 * 2 + 4 * 100
+    )  # logits in half precision, the gradients of the head's inputs and of the head
 
 
 def test_accumulated_gradients_are_there_at_the_loss():
@@ -81,7 +92,9 @@ def test_the_table_adds_up_and_its_peak_is_the_largest():
 
 
 def test_checkpointing_keeps_inputs_and_one_layer():
-    moments = {m.name: sizes(m.terms) for m in moments_of_step(FACTS, replace(AUTOCAST, checkpointing=True), ACTIVATIONS)}
+    moments = {
+        m.name: sizes(m.terms) for m in moments_of_step(FACTS, replace(AUTOCAST, checkpointing=True), ACTIVATIONS)
+    }
     assert moments["the loss"]["activations"] == 500
     assert moments["the backward pass begins"]["one layer's backward pass"] == 2_300
 
@@ -90,7 +103,9 @@ def test_the_host_holds_what_is_offloaded_and_the_rounding_of_pinned_blocks():
     zero = Zero(3, offload_optimizer=True, offload_parameters=True, sub_group=100)
     host = sizes(plan_memory(FACTS, replace(AUTOCAST, zero=zero, weights_bytes=2), COUNTED).host.terms)
     assert host["optimizer and fp32 weights"] == 12_000 and host["gradients"] == 2000 and host["processes"] == 3 * GIB
-    assert host["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1)) and host["weights"] == pytest.approx(2000 * 256 / 200)
+    assert host["rounding of pinned blocks"] == pytest.approx(4000 * (512 / 400 - 1)) and host[
+        "weights"
+    ] == pytest.approx(2000 * 256 / 200)
 
 
 def test_on_the_cpu_all_processes_share_one_memory():

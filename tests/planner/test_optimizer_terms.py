@@ -34,7 +34,8 @@ def test_states_of_adamw(changes, each):
 
 
 @pytest.mark.parametrize(
-    ("changes", "kahan"), [({}, 0), ({"rounding": "kahan"}, 2), ({"rounding": "stochastic"}, 0), ({"weights_bytes": 4}, 0)]
+    ("changes", "kahan"),
+    [({}, 0), ({"rounding": "kahan"}, 2), ({"rounding": "stochastic"}, 0), ({"weights_bytes": 4}, 0)],
 )
 def test_states_in_8_bit_but_for_the_embedding(changes, kahan):
     found = state_bytes(SMALL, replace(PLAIN, optimizer="adamw_8bit", **changes))
@@ -55,11 +56,18 @@ def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
 def test_released_gradients_are_one_at_a_time():
     released = replace(PLAIN, optimizer="adamw_8bit", releases=True)
     assert gradient_bytes(SMALL, released) == 2 * 100 and gradient_bytes(SMALL, PLAIN) == 2 * 1000
-    moments = {moment.name: {term.name: term.size for term in moment.terms} for moment in moments_of_step(SMALL, released, ACTIVATIONS)}
+    moments = {
+        moment.name: {term.name: term.size for term in moment.terms}
+        for moment in moments_of_step(SMALL, released, ACTIVATIONS)
+    }
     assert moments["the head's update"]["gradients"] == 200 and moments["a layer's update"]["gradients"] == 120
     assert "gradient of the head" not in moments["the backward pass begins"]
     tied = moments_of_step(replace(SMALL, is_tied=True), released, ACTIVATIONS)
-    assert any("gradient of the head" in [term.name for term in moment.terms] for moment in tied if moment.name == "a layer's update")
+    assert any(
+        "gradient of the head" in [term.name for term in moment.terms]
+        for moment in tied
+        if moment.name == "a layer's update"
+    )
 
 
 @pytest.mark.parametrize(("double", "each"), [(True, 0.5 + 0.127 / 8), (False, 0.5 + 0.5 / 8)])
@@ -68,5 +76,9 @@ def test_weights_in_4_bit(double, each):
     assert BYTES_OF_4_BIT[double] == pytest.approx(each, rel=1e-3)
     found = weight_bytes(replace(SMALL, trained=10), setup)
     assert found == pytest.approx(700 * each + 300 * 2 + 10 * 4, rel=1e-3)
-    terms = {term.name: term.size for moment in moments_of_step(replace(SMALL, trained=10), setup, ACTIVATIONS) for term in moment.terms}
+    terms = {
+        term.name: term.size
+        for moment in moments_of_step(replace(SMALL, trained=10), setup, ACTIVATIONS)
+        for term in moment.terms
+    }
     assert terms["a matrix in half precision"] == 2 * 60

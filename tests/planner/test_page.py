@@ -39,13 +39,18 @@ def test_where_the_states_are():
 
 
 def test_the_setup_in_a_sentence():
-    assert told_setup(FACTS, replace(PLAIN, gpus=2, micro_batch=4), H100).endswith("4 x 512 tokens at once, 4,096 in a step; 2 x H100.")
+    assert told_setup(FACTS, replace(PLAIN, gpus=2, micro_batch=4), H100).endswith(
+        "4 x 512 tokens at once, 4,096 in a step; 2 x H100."
+    )
     assert "in adapters" in told_setup(FACTS, replace(PLAIN, lora={"r": 1}), H100)
 
 
 def test_rows_of_pairs_and_of_completions():
     pairs = replace(PLAIN, micro_batch=4, beside=Beside("dpo", TILES, sequences=2, reference=True))
-    assert told_rows(pairs) == "4 x 2 x 512 tokens at once (a pair has two answers), 2,048 in a step as the budget counts them"
+    assert (
+        told_rows(pairs)
+        == "4 x 2 x 512 tokens at once (a pair has two answers), 2,048 in a step as the budget counts them"
+    )
     written = replace(PLAIN, beside=Beside("grpo", TILES, completion=88))
     assert told_rows(written).startswith("1 x 600 tokens at once (prompts of up to 512 and completions of up to 88)")
 
@@ -55,15 +60,25 @@ def test_what_is_beside_is_told_with_what_makes_it_less():
     plan = MemoryPlan((peak,), peak, True, 0.0)
     written = Beside("grpo", TILES, completion=88, reference=True, uncounted=("a thing",))
     lines = list(told_beside(plan, replace(PLAIN, accumulation=3, beside=written)))
-    assert "no reference model" in lines[0] and "ZeRO-3" in lines[0] and "3 completions at once" in lines[1] and "a thing" in lines[2]
-    assert list(told_beside(plan, replace(PLAIN, lora={"r": 1}, beside=Beside("dpo", TILES, reference=True))))[1:] == []
+    assert (
+        "no reference model" in lines[0]
+        and "ZeRO-3" in lines[0]
+        and "3 completions at once" in lines[1]
+        and "a thing" in lines[2]
+    )
+    assert (
+        list(told_beside(plan, replace(PLAIN, lora={"r": 1}, beside=Beside("dpo", TILES, reference=True))))[1:] == []
+    )
     assert "alone" in next(told_time_beside(replace(PLAIN, beside=written), is_planned=True))
     assert list(told_time_beside(replace(PLAIN, beside=written), is_planned=False)) == []
     assert list(told_time_beside(PLAIN, is_planned=True)) == []
 
 
 def test_room_left_and_room_missing():
-    assert told_room("H100", 10 * GIB, 80, 0.5, 30 * GIB) == "  Fits in the 40.0 GiB of 80 that a run can have on H100: 75% used."
+    assert (
+        told_room("H100", 10 * GIB, 80, 0.5, 30 * GIB)
+        == "  Fits in the 40.0 GiB of 80 that a run can have on H100: 75% used."
+    )
     assert "Does not fit: 2.5 GiB more than" in told_room("H100", -2.5 * GIB, 80, 0.5, 42.5 * GIB)
 
 
@@ -77,7 +92,9 @@ def test_ways_that_fit_are_told_apart_and_what_each_costs():
     both = list(told_proposal(replace(adapters, others=(small,)), H100))
     assert both[0] == "The cheapest change that makes it fit, adapters:" and both[1:3] == alone[1:]
     assert both[3] == "Another way that fits, all parameters with smaller states of the optimizer:"
-    assert next(told_proposal(replace(small, others=(adapters,)), H100)).startswith("The nearest change that makes it fit, all parameters")
+    assert next(told_proposal(replace(small, others=(adapters,)), H100)).startswith(
+        "The nearest change that makes it fit, all parameters"
+    )
     assert "about 20% more time than" in both[5] and "no copy in fp32" in both[6]
     assert both[7] == "  A step is one micro-batch of 512 tokens, and gradients are not clipped by their norm."
 

@@ -23,7 +23,9 @@ def test_small_costs_are_saved_as_young_says():
 def test_no_other_interval_leaves_more_time(cost):
     saving = Saving(cost, cost, 20_000, 600)
     best = saving.effective(saving.best_interval)
-    assert all(saving.effective(factor * saving.best_interval) <= best + 0.005 for factor in (0.3, 0.5, 0.8, 1.25, 2, 3))
+    assert all(
+        saving.effective(factor * saving.best_interval) <= best + 0.005 for factor in (0.3, 0.5, 0.8, 1.25, 2, 3)
+    )
 
 
 def test_one_save_is_over_before_the_next():
@@ -40,7 +42,9 @@ def test_in_the_background_only_the_copy_stands_still():
 
 
 def test_one_that_writes_alone_has_all_of_it():
-    assert saving_of(100e9, gpus=16, writers=1, gigabytes=1.0, in_background=True).stands_still == pytest.approx(100e9 / 22e9)
+    assert saving_of(100e9, gpus=16, writers=1, gigabytes=1.0, in_background=True).stands_still == pytest.approx(
+        100e9 / 22e9
+    )
 
 
 def test_more_gpus_fail_more_often_and_who_knows_better_says_so():

@@ -49,9 +49,17 @@ def test_auto_attention_means_on_a_gpu_what_a_run_there_would_take(written, expe
 
 
 def test_sub_keys_of_checkpointing_are_read():
-    given = recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True, "every_n_layers": 3, "offload": True})
+    given = recipe(
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"selective": True, "every_n_layers": 3, "offload": True},
+    )
     setup = setup_of(given, 1, None, attention="sdpa")
-    assert setup.checkpointing and setup.recomputing.selective and setup.recomputing.every_n_layers == 3 and setup.recomputing.offload
+    assert (
+        setup.checkpointing
+        and setup.recomputing.selective
+        and setup.recomputing.every_n_layers == 3
+        and setup.recomputing.offload
+    )
 
 
 def test_the_global_batch_decides_the_accumulation():
@@ -62,7 +70,12 @@ def test_the_global_batch_decides_the_accumulation():
 
 @pytest.mark.parametrize(
     ("file", "stage", "on_host"),
-    [("zero1", 1, (False, False)), ("prototype", 2, (True, False)), ("production", 3, (False, False)), ("8b_24gb", 3, (True, True))],
+    [
+        ("zero1", 1, (False, False)),
+        ("prototype", 2, (True, False)),
+        ("production", 3, (False, False)),
+        ("8b_24gb", 3, (True, True)),
+    ],
 )
 def test_the_shipped_profiles_are_read(file, stage, on_host):
     zero = zero_of(json.loads((PROFILES / f"ds_config_{file}.json").read_text()))
@@ -71,7 +84,12 @@ def test_the_shipped_profiles_are_read(file, stage, on_host):
 
 def test_what_a_profile_leaves_out_is_as_deepspeed_has_it():
     zero = zero_of({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
-    assert zero is not None and zero.reduce_bucket == 500_000_000 and zero.sub_group == 1_000_000_000 and zero.overlap_comm
+    assert (
+        zero is not None
+        and zero.reduce_bucket == 500_000_000
+        and zero.sub_group == 1_000_000_000
+        and zero.overlap_comm
+    )
     assert zero_of({"zero_optimization": {"stage": 0}}) is None and zero_of({}) is None
 
 
@@ -90,7 +108,12 @@ def test_weights_of_fsdp_are_counted_as_layers_see_them():
 
 
 def test_a_profile_may_have_a_second_copy_and_quantized_tensors():
-    section = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True}
+    section = {
+        "stage": 3,
+        "zero_hpz_partition_size": 8,
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+    }
     zero = zero_of({"zero_optimization": section})
     assert zero is not None and (zero.secondary, zero.quantized_weights, zero.quantized_gradients) == (8, True, True)
     other = zero_of({"zero_optimization": section | {"stage": 2}})
@@ -113,5 +136,7 @@ def test_a_recipe_with_fsdp_is_planned_so():
 
 def test_a_process_that_shares_rows_has_a_part_of_each():
     whole = setup_of(recipe(per_device_train_batch_size=2), 8, None, attention="varlen")
-    shared = setup_of(recipe(per_device_train_batch_size=2, parallelism_config={"sp_size": 4}), 8, None, attention="varlen")
+    shared = setup_of(
+        recipe(per_device_train_batch_size=2, parallelism_config={"sp_size": 4}), 8, None, attention="varlen"
+    )
     assert shared.sequence_length == whole.sequence_length // 4

@@ -37,7 +37,9 @@ def test_offloading_waits_for_the_bus_and_the_host_and_says_so():
 
 def test_pairs_have_twice_the_tokens_and_other_models_take_a_third_or_what_they_are():
     alone = planned_speed(FACTS, PLAIN, H100, 0.5).tokens_per_second
-    pairs = planned_speed(FACTS, replace(PLAIN, beside=Beside("dpo", TILES, sequences=2, forward_passes=1.0)), H100, 0.5)
+    pairs = planned_speed(
+        FACTS, replace(PLAIN, beside=Beside("dpo", TILES, sequences=2, forward_passes=1.0)), H100, 0.5
+    )
     assert pairs.tokens_per_second == pytest.approx(alone / 2 * 3 / 4)
     taught = planned_speed(FACTS, replace(PLAIN, beside=Beside("distill", teacher=Other(3000, 1, 1, 4, 2))), H100, 0.5)
     assert taught.tokens_per_second == pytest.approx(alone / 2)
@@ -55,18 +57,28 @@ def test_fp32_is_as_slow_as_its_own_peak():
     card = replace(find_target("A100-80GB", 1, 64.0), bandwidth=0.0)
     seconds = {
         name: 1 / planned_speed(FACTS, replace(PLAIN, **changes), card, 0.4).tokens_per_second
-        for name, changes in {"half": {"half": True}, "tf32": {"half": False, "tf32": True}, "fp32": {"half": False}}.items()
+        for name, changes in {
+            "half": {"half": True},
+            "tf32": {"half": False, "tf32": True},
+            "fp32": {"half": False},
+        }.items()
     }
     assert seconds["tf32"] == pytest.approx(2 * seconds["half"])
     assert seconds["fp32"] == pytest.approx(16 * seconds["half"])
 
 
 def test_waiting_for_others_makes_a_step_longer_and_is_told_on_one_machine():
-    large = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9, largest_layer=10**8, largest_matrix=10**7)
+    large = replace(
+        FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9, largest_layer=10**8, largest_matrix=10**7
+    )
     setup = replace(PLAIN, gpus=8, zero=Zero(3))
     cards = find_target("RTX 4090", 8, 64.0)
     slow, alone = planned_speed(large, setup, cards, 0.4), planned_speed(large, setup, replace(cards, links=None), 0.4)
-    assert slow.efficiency < 0.5 and alone.efficiency == 1 and "waiting for the other GPUs, over PCIe 4 through the host" in slow.waits
+    assert (
+        slow.efficiency < 0.5
+        and alone.efficiency == 1
+        and "waiting for the other GPUs, over PCIe 4 through the host" in slow.waits
+    )
     assert slow.tokens_per_second == pytest.approx(slow.efficiency * alone.tokens_per_second)
     fast = planned_speed(large, replace(setup, micro_batch=16), find_target("H100", 8, 64.0), 0.4)
     assert fast.efficiency > 0.99 and not fast.waits
@@ -102,7 +114,9 @@ def test_paged_states_cross_the_bus_beside_the_backward_pass_where_gradients_are
         planned_speed(large, setup, card, 0.4)
         for setup in (paged, replace(paged, releases=True), replace(paged, optimizer="adamw_8bit", releases=True))
     )
-    assert plain.seconds - here.seconds == pytest.approx(paging_seconds(large, paged) - update_seconds(large, paged, card))
+    assert plain.seconds - here.seconds == pytest.approx(
+        paging_seconds(large, paged) - update_seconds(large, paged, card)
+    )
     assert released.seconds == pytest.approx(here.seconds) and "states over PCIe" in plain.waits and not released.waits
     one = replace(paged, releases=True, micro_batch=1)
     forward = 2e9 * one.tokens_at_once / (0.4 * card.peak_flops)

@@ -32,7 +32,10 @@ def sizes(terms):
         ({"weights_bytes": 2, "lora": {"r": 1}}, {}),
         ({"weights_bytes": 2, "zero": Zero(2)}, {"reference model": 2000}),
         ({"weights_bytes": 2, "zero": SMALL}, {"reference model": 500, "layers in use of the reference model": 600}),
-        ({"zero": replace(SMALL, offload_parameters=True)}, {"reference model": 0, "layers in use of the reference model": 600}),
+        (
+            {"zero": replace(SMALL, offload_parameters=True)},
+            {"reference model": 0, "layers in use of the reference model": 600},
+        ),
     ],
 )
 def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes, expected):
@@ -43,7 +46,9 @@ def test_a_reference_is_whole_but_under_zero_3_and_free_with_an_adapter(changes,
 
 
 def test_teachers_and_reward_models_have_sizes_of_their_own():
-    beside = Beside("distill", teacher=Other(5000, 700, 500, 4, 2), judges=(Other(100, 10, 10, 2, 4), Other(100, 10, 10, 2, 2)))
+    beside = Beside(
+        "distill", teacher=Other(5000, 700, 500, 4, 2), judges=(Other(100, 10, 10, 2, 4), Other(100, 10, 10, 2, 2))
+    )
     setup = replace(PLAIN, lora={"r": 1}, beside=beside)
     assert sizes(held_besides(FACTS, setup)) == {"teacher": 10_000, "reward models": 600}
     assert sizes(held_besides(FACTS, replace(setup, zero=SMALL, gpus=2)))["teacher"] == 5_000
@@ -73,15 +78,23 @@ def test_gradients_are_there_where_a_step_samples_more_than_once():
 def planned_and_measured(stage, folder, **options):
     """Bytes of one process."""
     if stage in ("distill", "gkd", "distill_on_policy"):
-        AutoModelForCausalLM.from_config(config_from({**SHAPE, "hidden_size": 512, "num_attention_heads": 8})).save_pretrained(folder / "t")
+        AutoModelForCausalLM.from_config(
+            config_from({**SHAPE, "hidden_size": 512, "num_attention_heads": 8})
+        ).save_pretrained(folder / "t")
         options["teacher_model_name_or_path"] = str(folder / "t")
     recipe = recipe_of(stage, folder, **options)
     config = config_from(recipe.model.config)
     setup = setup_of(recipe, 1, None, attention="sdpa", on_cpu=True)
-    return plan_memory(facts_for(config, setup), setup, count_activations(config, setup)).model_alone, measured_peak(recipe)
+    return plan_memory(facts_for(config, setup), setup, count_activations(config, setup)).model_alone, measured_peak(
+        recipe
+    )
 
 
-SAMPLES_MUCH = {"shape": {**SHAPE, "vocab_size": 128}, "gradient_accumulation_steps": 32, "per_device_train_batch_size": 1}
+SAMPLES_MUCH = {
+    "shape": {**SHAPE, "vocab_size": 128},
+    "gradient_accumulation_steps": 32,
+    "per_device_train_batch_size": 1,
+}
 SLOW = ("kto", "ppo", "distill")
 CASES = [
     ("dpo", {}),

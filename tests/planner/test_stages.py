@@ -23,7 +23,9 @@ def test_every_stage_is_known():
     assert {*KINDS, *OWN} == {*STAGE_CONFIGS}
 
 
-@pytest.mark.parametrize("stage", [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None])
+@pytest.mark.parametrize(
+    "stage", [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None]
+)
 def test_defaults_are_those_of_the_config_class(stage):
     kind = KINDS[stage]
     defaults = {field.name: field.default for field in fields(find_stage(stage).CONFIG)}
@@ -61,7 +63,9 @@ def test_how_many_completions_are_sampled_at_once():
 
 
 def saved(folder: Path, kind: type = AutoModelForCausalLM, **changes) -> str:
-    kind.from_config(config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48, **changes})).save_pretrained(folder)
+    kind.from_config(config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48, **changes})).save_pretrained(
+        folder
+    )
     return str(folder)
 
 
@@ -70,7 +74,11 @@ def test_a_teacher_is_counted_from_its_config(tmp_path):
     config = config_from({**SHAPE, "hidden_size": 32, "intermediate_size": 48})
     for training, each in (({}, 4), ({"bf16": True}, 2)):
         teacher = beside_of(recipe_of("distill", tmp_path, teacher_model_name_or_path=path, **training)).teacher
-        assert teacher is not None and teacher.weights_bytes == each and teacher.parameters == facts_of(config, None, 1).parameters
+        assert (
+            teacher is not None
+            and teacher.weights_bytes == each
+            and teacher.parameters == facts_of(config, None, 1).parameters
+        )
     with pytest.raises(RecipeError, match="teacher_model_name_or_path` is missing"):
         beside_of(recipe_of("distill", tmp_path))
 
@@ -87,8 +95,13 @@ def test_reward_models_are_counted_without_a_language_models_head_or_named_where
     recipe = recipe_of("grpo", tmp_path)
     (judge,) = beside_of(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=path)]})).judges
     real = AutoModelForSequenceClassification.from_pretrained(path)
-    assert judge.parameters == pytest.approx(sum(p.numel() for p in real.parameters()), rel=0.001) and judge.weights_bytes == 4
-    found = beside_of(recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=str(tmp_path / "nowhere"))]}))
+    assert (
+        judge.parameters == pytest.approx(sum(p.numel() for p in real.parameters()), rel=0.001)
+        and judge.weights_bytes == 4
+    )
+    found = beside_of(
+        recipe.model_copy(update={"rewards": [Reward(name="reward_model", path=str(tmp_path / "nowhere"))]})
+    )
     assert found.judges == () and "the reward model" in found.uncounted[0]
 
 

@@ -27,9 +27,13 @@ def test_no_two_gpus_share_a_name():
     assert len({simplified_gpu(kind.name) for kind in GPU_TYPES}) == len(GPU_TYPES)
 
 
-@pytest.mark.parametrize(("written", "meant"), [("RTX 4900", "RTX 4090"), ("A100", "A100-40GB"), ("5090ti", "RTX 5090"), ("H10", "H100")])
+@pytest.mark.parametrize(
+    ("written", "meant"), [("RTX 4900", "RTX 4090"), ("A100", "A100-40GB"), ("5090ti", "RTX 5090"), ("H10", "H100")]
+)
 def test_an_unknown_gpu_gets_a_suggestion_and_the_list(written, meant):
-    with pytest.raises(ResourceError, match=f"no GPU called `{written}` is known. Did you mean `{meant}`.*Known: RTX 3090.*and cpu"):
+    with pytest.raises(
+        ResourceError, match=f"no GPU called `{written}` is known. Did you mean `{meant}`.*Known: RTX 3090.*and cpu"
+    ):
         find_gpu_type(written)
 
 

@@ -33,7 +33,9 @@ def test_numbers_take_the_place_of_auto_on_this_machine(capsys):
     chosen = with_chosen_values(written)
     assert 48 % chosen.training["per_device_train_batch_size"] == 0
     assert chosen.training.keys() == {"per_device_train_batch_size", "logging_steps"}
-    assert written.training["per_device_train_batch_size"] == "auto", "the run is known by the recipe as it was written"
+    assert written.training["per_device_train_batch_size"] == "auto", (
+        "the run is known by the recipe as it was written"
+    )
     said = capsys.readouterr().out
     assert f"per_device_train_batch_size: auto is {chosen.training['per_device_train_batch_size']} here" in said
 
@@ -51,7 +53,10 @@ def test_the_machine_that_is_meant_decides_and_so_does_the_number_of_processes()
 
 
 def test_the_smallest_gpu_of_this_machine_counts(monkeypatch):
-    gpus = [Gpu("NVIDIA H100 80GB HBM3", 79.6, 79.0, "580", "9.0"), Gpu("NVIDIA Nobody Knows", 15.7, 15.0, "580", "9.0")]
+    gpus = [
+        Gpu("NVIDIA H100 80GB HBM3", 79.6, 79.0, "580", "9.0"),
+        Gpu("NVIDIA Nobody Knows", 15.7, 15.0, "580", "9.0"),
+    ]
     monkeypatch.setattr(automatic, "find_gpus", lambda: gpus)
     found = this_machine(2, on_cpu=False)
     assert (found.name, found.gpus, found.memory_gib, found.peak_flops) == ("NVIDIA Nobody Knows", 2, 15.7, 150e12)
@@ -69,7 +74,12 @@ def test_a_model_that_cannot_be_planned_asks_for_a_number(monkeypatch):
 
 
 def test_values_that_nobody_chose_are_numbers():
-    written = recipe(per_device_train_batch_size="auto", gradient_accumulation_steps="auto", dataloader_num_workers="auto", bf16=True)
+    written = recipe(
+        per_device_train_batch_size="auto",
+        gradient_accumulation_steps="auto",
+        dataloader_num_workers="auto",
+        bf16=True,
+    )
     assert with_any_values(written).training == {
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": 1,
@@ -101,10 +111,14 @@ def on_an_h100(written, **options):
 
 
 def long_recipe(**training):
-    return recipe(bf16=True, **training).model_copy(update={"budget": Budget(tokens=10**9, global_batch_tokens=512 * 48)})
+    return recipe(bf16=True, **training).model_copy(
+        update={"budget": Budget(tokens=10**9, global_batch_tokens=512 * 48)}
+    )
 
 
-@pytest.mark.parametrize(("training", "expected"), [({}, True), ({"torch_compile": "auto"}, True), ({"torch_compile": False}, False)])
+@pytest.mark.parametrize(
+    ("training", "expected"), [({}, True), ({"torch_compile": "auto"}, True), ({"torch_compile": False}, False)]
+)
 def test_on_a_gpu_layers_are_compiled_unless_the_recipe_says_no(training, expected, capsys):
     assert on_an_h100(long_recipe(**training)) is expected
     assert capsys.readouterr().out.count("torch_compile") == (training.get("torch_compile") is not False)

@@ -9,7 +9,10 @@ def recipe(**sections) -> Recipe:
     sound = {
         "name": "r",
         "model": {"path": "meta-llama/Llama-2-7b-hf"},
-        "data": {"sources": [{"path": "mine", "weight": 0.95}, {"path": "general-replay", "weight": 0.05}], "sequence_length": 4096},
+        "data": {
+            "sources": [{"path": "mine", "weight": 0.95}, {"path": "general-replay", "weight": 0.05}],
+            "sequence_length": 4096,
+        },
         "budget": {"tokens": 10**9, "global_batch_tokens": 2**20},
         "optimizer": {"learning_rate": 3e-5},
         "schedule": {"name": "rewarm_cosine", "warmup_tokens": 10**7},
@@ -23,7 +26,12 @@ def warnings(**sections) -> list[str]:
 
 def test_a_recipe_by_the_book_has_no_warnings():
     assert warnings() == []
-    assert warnings(model={"path": "a/b", "lora": "cpt"}, optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5}) == []
+    assert (
+        warnings(
+            model={"path": "a/b", "lora": "cpt"}, optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5}
+        )
+        == []
+    )
 
 
 def sources(replayed: float) -> dict:
@@ -33,12 +41,12 @@ def sources(replayed: float) -> dict:
 @pytest.mark.parametrize(
     ("sections", "warning"),
     [
-        ({"optimizer": {"learning_rate": 4e-4}}, "above the peak of the base's own pre-training, 0.0003 (arXiv 2307.09288)"),
+        ({"optimizer": {"learning_rate": 4e-4}}, "above the peak of the base's own pre-training, 0.0003 (arXiv 2307.09288)"),  # noqa: E501
         ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate` is 1e-07: so small a rate"),
-        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published for pre-training at about"),
-        ({"model": {"path": "a/b", "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA was swept from 1e-05 to 0.0005"),
-        ({"model": {"path": "a/b", "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate: 1e-05`"),
-        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "above the learning rate of all else"),
+        ({"model": {"path": "a/b"}, "optimizer": {"learning_rate": 1e-3}}, "above the largest peak published for pre-training at about"),  # noqa: E501
+        ({"model": {"path": "a/b", "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA was swept from 1e-05 to 0.0005"),  # noqa: E501
+        ({"model": {"path": "a/b", "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "`optimizer.embedding_learning_rate: 1e-05`"),  # noqa: E501
+        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "above the learning rate of all else"),  # noqa: E501
         ({"data": {"sources": [{"path": "mine"}]}}, "`data.sources` has nothing that keeps what the model knew"),
         ({"data": sources(0.001)}, "0.1 % is replayed; 1 to 5 %"),
         ({"data": sources(0.6)}, "60 % is replayed, more than was ever tried"),
@@ -54,7 +62,14 @@ def test_one_thing_outside_its_band_is_one_warning_with_its_source(sections, war
 
 
 def test_pre_training_is_not_judged_by_the_bands_of_continuing():
-    assert warnings(stage="pretrain", model={"from_scratch": True, "config": {"model_type": "llama"}}, schedule={"name": "cosine"}) == []
+    assert (
+        warnings(
+            stage="pretrain",
+            model={"from_scratch": True, "config": {"model_type": "llama"}},
+            schedule={"name": "cosine"},
+        )
+        == []
+    )
 
 
 def test_the_gate_prints_warnings_with_their_lines_and_still_passes(load, tmp_path, capsys, tiny_recipe):
@@ -70,7 +85,10 @@ def test_a_rate_for_embeddings_that_adapters_leave_alone_is_a_mistake(load):
 
     def mistakes_with(lora: dict) -> list[str]:
         return [
-            str(each) for each in check_reality(both.model_copy(update={"model": both.model.model_copy(update={"lora": lora})})).mistakes
+            str(each)
+            for each in check_reality(
+                both.model_copy(update={"model": both.model.model_copy(update={"lora": lora})})
+            ).mistakes
         ]
 
     assert "has no effect: these adapters train neither" in mistakes_with({})[0]

@@ -26,14 +26,22 @@ def test_what_stays_and_the_one_being_written_are_counted(load, checkpoints, at_
 def test_a_checkpoint_is_weights_and_moments_and_master_weights_under_deepspeed(load):
     needs = disk_needs(load(), 100, with_master_weights=False)
     assert (needs.checkpoint, needs.export, needs.total) == (1200, 400, 1600)
-    on_gpu = disk_needs(load(training={"per_device_train_batch_size": 2, "bf16": True}), 100, with_master_weights=False, on_gpu=True)
-    assert (on_gpu.export, on_gpu.checkpoint) == (200, 200 + 800 + 400), "bfloat16 weights, two moments and a master copy"
+    on_gpu = disk_needs(
+        load(training={"per_device_train_batch_size": 2, "bf16": True}), 100, with_master_weights=False, on_gpu=True
+    )
+    assert (on_gpu.export, on_gpu.checkpoint) == (200, 200 + 800 + 400), (
+        "bfloat16 weights, two moments and a master copy"
+    )
     bf16 = disk_needs(load(training={"per_device_train_batch_size": 2, "bf16": True}), 100, with_master_weights=True)
     assert (bf16.checkpoint, bf16.export) == (1600, 200)
-    parts = disk_needs(load(training={"per_device_train_batch_size": 2, "bf16": True, "fsdp": True}), 100, with_master_weights=False)
+    parts = disk_needs(
+        load(training={"per_device_train_batch_size": 2, "bf16": True, "fsdp": True}), 100, with_master_weights=False
+    )
     assert (parts.checkpoint, parts.export) == (1600, 400)
     adapters = disk_needs(
-        load(model={"path": "x", "lora": {}}, training={"per_device_train_batch_size": 2}), 100, with_master_weights=False
+        load(model={"path": "x", "lora": {}}, training={"per_device_train_batch_size": 2}),
+        100,
+        with_master_weights=False,
     )
     assert adapters.total == adapters.export == 400
     assert disk_needs(load(optimizer={"name": "my_lab.optim:lion"}), 100, with_master_weights=False).checkpoint == 400
@@ -50,7 +58,9 @@ def test_a_checkpoint_is_weights_and_moments_and_master_weights_under_deepspeed(
     ],
 )
 def test_weights_in_bfloat16_and_what_their_optimizer_keeps(load, tiny_recipe, optimizer, states):
-    needs = disk_needs(load(model={**tiny_recipe["model"], "dtype": "bfloat16"}, optimizer=optimizer), 100, with_master_weights=False)
+    needs = disk_needs(
+        load(model={**tiny_recipe["model"], "dtype": "bfloat16"}, optimizer=optimizer), 100, with_master_weights=False
+    )
     assert (needs.checkpoint, needs.export) == (200 + 100 * states, 200)
 
 

@@ -32,7 +32,10 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
     data = {**tiny_recipe["data"], "sources": sources, "phases": phases}
     assert mistakes(load(data=data)) == []
     (line,) = mistakes(load(data=data, schedule={"name": "constant"}))
-    assert "`data.phases[0].until_learning_rate` is 0.2: under `constant` the learning rate is above it to the end" in line
+    assert (
+        "`data.phases[0].until_learning_rate` is 0.2: under `constant` the learning rate is above it to the end"
+        in line
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,19 +44,19 @@ def test_a_phase_that_ends_at_a_learning_rate_which_is_never_reached_is_a_mistak
         ({"optimizer": {"name": "adamv"}}, "no optimizer called `adamv`. Did you mean `adamw`?"),
         ({"optimizer": {"name": "adamw", "momentum": 0.9}}, "`optimizer.momentum` is not an option of adamw"),
         ({"optimizer": {"release_gradients": True}}, "Write `training.max_grad_norm: 0`"),
-        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding` is of bfloat16 weights, and this recipe has others"),
-        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3 divides weights"),
+        ({"optimizer": {"name": "adamw", "rounding": "kahan"}}, "`optimizer.rounding` is of bfloat16 weights, and this recipe has others"),  # noqa: E501
+        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3 divides weights"),  # noqa: E501
         ({"schedule": {"name": "cosinus"}}, "no schedule called `cosinus`. Did you mean `cosine`?"),
         ({"schedule": {"name": "cosine", "warmup_tokens": 10**9}}, "`schedule.warmup_tokens` is 1,000,000,000"),
         ({"stage": "my_lab.nowhere"}, "cannot import `my_lab.nowhere`"),
         ({"monitoring": {"trackers": ["wandbb"]}}, "no tracker called `wandbb`. Did you mean `wandb`?"),
-        ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`: swanlab is not installed"),
+        ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`: swanlab is not installed"),  # noqa: E501
         ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}}, "Did you mean `llama`?"),
-        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}}, "has 320 tokens, the model's vocabulary 300"),
-        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "no implementation called `sdqa`"),
+        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}}, "has 320 tokens, the model's vocabulary 300"),  # noqa: E501
+        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "no implementation called `sdqa`"),  # noqa: E501
         ({"model": {"path": "./nowhere"}}, "./nowhere does not exist"),
         ({"output_dir": "/proc/runs"}, "`output_dir`: cannot write to /proc"),
-        ({"training": {**MICRO_BATCH, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),
+        ({"training": {**MICRO_BATCH, "deepspeed": {"zero_optimization": {"stage": 2}}}}, "`gradient_clipping` is missing"),  # noqa: E501
         ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "with a profile of ZeRO-1, 2 or 3"),
         ({"training": {**MICRO_BATCH, "parallelism_config": {"pp_size": 2}}}, "no schedule for stages of layers"),
     ],
@@ -75,7 +78,9 @@ def test_a_domain_set_too_small_for_its_test_is_a_warning(load, corpus):
     held_out = {"path": str(corpus / "held_out.jsonl"), "name": "domain"}
     of_base = {"stage": "cpt", "model": {"path": "./nowhere"}}
     (warning,) = [
-        line for line in gate.check_reality(load(evaluation={"perplexity": [held_out]}, **of_base)).warnings if "perplexity" in line
+        line
+        for line in gate.check_reality(load(evaluation={"perplexity": [held_out]}, **of_base)).warnings
+        if "perplexity" in line
     ]
     assert "holds 12 document(s)" in warning and "the domain test needs 30" in warning
 
@@ -103,10 +108,18 @@ def test_missing_files_are_data_errors(load, tiny_recipe):
 
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_the_disk_is_refused_by_an_estimate(load):
-    shape = {**TINY_LLAMA, "hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 900, "num_attention_heads": 128}
+    shape = {
+        **TINY_LLAMA,
+        "hidden_size": 16384,
+        "intermediate_size": 65536,
+        "num_hidden_layers": 900,
+        "num_attention_heads": 128,
+    }
     found = mistakes(load(model={"from_scratch": True, "config": shape}))
     assert any(line.startswith("ResourceError: `output_dir`") and "(an estimate)" in line for line in found), found
-    without_a_gpu = gate.check_reality(load(model={"from_scratch": True, "config": shape}, training={**MICRO_BATCH, "bf16": True}))
+    without_a_gpu = gate.check_reality(
+        load(model={"from_scratch": True, "config": shape}, training={**MICRO_BATCH, "bf16": True})
+    )
     assert without_a_gpu.mistakes == [] and any("`output_dir`" in str(blocker) for blocker in without_a_gpu.blockers)
 
 
@@ -119,11 +132,18 @@ def test_a_missing_compiler_is_a_resource_error_with_the_install_line(load, monk
         "zero_optimization": {"stage": 2},
     }
     found = mistakes(load(training={"per_device_train_batch_size": 2, "deepspeed": profile}))
-    assert any(line.startswith("ResourceError") and "g++" in line and "apt-get install g++" in line for line in found), found
+    assert any(
+        line.startswith("ResourceError") and "g++" in line and "apt-get install g++" in line for line in found
+    ), found
 
 
 def test_all_mistakes_come_in_one_error_with_their_lines(tiny_recipe, tmp_path):
-    sections = {**tiny_recipe, "optimizer": {"name": "adamv"}, "schedule": {"name": "cosinus"}, "output_dir": "/proc/runs"}
+    sections = {
+        **tiny_recipe,
+        "optimizer": {"name": "adamv"},
+        "schedule": {"name": "cosinus"},
+        "output_dir": "/proc/runs",
+    }
     path = write_recipe(sections, tmp_path / "recipe.yaml")
     recipe, root = load_with_places(path)
     with pytest.raises(RecipeError) as error:
@@ -155,7 +175,11 @@ def test_nothing_is_left_behind_by_the_check(load, tmp_path):
         ({"optimizer": {"name": "adamv"}}, 2, "error: RecipeError"),
         ({"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}, 3, "not checked: "),
         ({"monitoring": {"trackers": ["swanlab"]}}, 3, "blocker on this machine: ResourceError"),
-        ({"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}}, 2, "blocker on this machine: ResourceError"),
+        (
+            {"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}},
+            2,
+            "blocker on this machine: ResourceError",
+        ),
     ],
 )
 def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path, capsys, sections, code, group):
@@ -163,12 +187,25 @@ def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path,
     assert group in capsys.readouterr().out
 
 
-MISSING = ["no/such/folder", "./a", "../a", "~/no_such_folder", "runs/a", "a/b.safetensors", "tests/no_such_folder", "/no/such"]
+MISSING = [
+    "no/such/folder",
+    "./a",
+    "../a",
+    "~/no_such_folder",
+    "runs/a",
+    "a/b.safetensors",
+    "tests/no_such_folder",
+    "/no/such",
+]
 
 
 @pytest.mark.parametrize("path", MISSING)
-@pytest.mark.parametrize("key", ["model.path", "tokenizer.path", "training.teacher_model_name_or_path", "data.sources", "rewards"])
-def test_a_local_path_that_does_not_exist_is_never_taken_for_the_hub(load, tiny_recipe, tmp_path, monkeypatch, key, path):
+@pytest.mark.parametrize(
+    "key", ["model.path", "tokenizer.path", "training.teacher_model_name_or_path", "data.sources", "rewards"]
+)
+def test_a_local_path_that_does_not_exist_is_never_taken_for_the_hub(
+    load, tiny_recipe, tmp_path, monkeypatch, key, path
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tests").mkdir()
     changed = {
@@ -187,7 +224,9 @@ def test_a_local_path_that_does_not_exist_is_never_taken_for_the_hub(load, tiny_
 
 
 def test_a_result_that_another_run_still_has_to_make_is_a_blocker(load):
-    found = gate.check_reality(load(stage="cpt", output_dir="elsewhere", model={"path": "elsewhere/base"}, tokenizer={"path": "a/b"}))
+    found = gate.check_reality(
+        load(stage="cpt", output_dir="elsewhere", model={"path": "elsewhere/base"}, tokenizer={"path": "a/b"})
+    )
     assert found.mistakes == [] and found.exit_code == 3
     assert any("elsewhere/base" in str(blocker) for blocker in found.blockers)
     assert not any("elsewhere/base" in unchecked for unchecked in found.unchecked)
@@ -195,18 +234,26 @@ def test_a_result_that_another_run_still_has_to_make_is_a_blocker(load):
 
 def test_a_run_in_bf16_on_a_machine_without_a_gpu_leaves_memory_unchecked(load):
     found = gate.check_reality(load(training={**MICRO_BATCH, "bf16": True}))
-    assert torch.accelerator.is_available() or found.exit_code == 3 and any("memory" in line for line in found.unchecked)
+    assert (
+        torch.accelerator.is_available() or found.exit_code == 3 and any("memory" in line for line in found.unchecked)
+    )
 
 
 def test_sft_on_plain_text_alone_is_a_mistake(load, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").write_text("Plain text.")
     (tmp_path / "rows.jsonl").write_text('{"text": "Plain text."}\n')
-    (tmp_path / "talks.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    (tmp_path / "talks.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    )
 
     def of_paths(*names):
         sources = [{"path": str(tmp_path / name)} for name in names]
-        return [line for line in mistakes(load(stage="sft", data={"sequence_length": 64, "sources": sources})) if "sft" in line]
+        return [
+            line
+            for line in mistakes(load(stage="sft", data={"sequence_length": 64, "sources": sources}))
+            if "sft" in line
+        ]
 
     assert len(of_paths("texts")) == len(of_paths("rows.jsonl")) == len(of_paths("texts", "rows.jsonl")) == 1
     assert of_paths("talks.jsonl") == of_paths("talks.jsonl", "texts") == []
@@ -233,7 +280,9 @@ def test_held_out_conversations_are_counted_as_such(load, tmp_path):
             json.dumps({"messages": said}) + "\n" + (json.dumps({"messages": said[:2] * 2}) + "\n") * (count - 1)
         )
     sections = {"stage": "sft", "evaluation": {"perplexity": [{"path": str(tmp_path / "held.jsonl")}]}}
-    found = gate.check_reality(load(data={"sequence_length": 64, "sources": [{"path": str(tmp_path / "talks.jsonl")}]}, **sections))
+    found = gate.check_reality(
+        load(data={"sequence_length": 64, "sources": [{"path": str(tmp_path / "talks.jsonl")}]}, **sections)
+    )
     assert not [mistake for mistake in found.mistakes if "held.jsonl" in str(mistake)]
 
 
@@ -241,7 +290,11 @@ def test_one_huge_document_and_few_held_out_ones_are_warned_of(load, tiny_recipe
     texts = [f"document {number} " + "x" * 90 for number in range(50)] + ["y" * 9000]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     data = {**tiny_recipe["data"], "sources": [{"path": str(tmp_path / "a.jsonl"), "name": "a"}]}
-    giant, few = [line for line in gate.found_in(load(data=data, evaluation={"held_out_share": 0.2})).warnings if line.startswith("a: ")]
+    giant, few = [
+        line
+        for line in gate.found_in(load(data=data, evaluation={"held_out_share": 0.2})).warnings
+        if line.startswith("a: ")
+    ]
     assert "a.jsonl:51" in giant and "`evaluation.held_out_share`" in few
 
 

@@ -37,12 +37,21 @@ def test_a_run_that_fits_is_planned_without_a_word():
     found = found_in(recipe(), [gpu(24)])
     assert not found.warnings and found.plan is not None
     parts = found.plan["gpu_memory_gib"]
-    assert sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01) and {"weights", "activations"} <= parts.keys()
+    assert (
+        sum(parts.values()) == pytest.approx(found.plan["gpu_total_gib"], abs=0.01)
+        and {"weights", "activations"} <= parts.keys()
+    )
     assert found.plan["tokens_per_second"] > 0 and found.plan["gpu"] == "Some GPU"
 
 
 def test_each_of_several_nodes_is_judged_by_its_own_part(monkeypatch):
-    for name, value in {"WORLD_SIZE": "8", "RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "host-0", "MASTER_PORT": "29500"}.items():
+    for name, value in {
+        "WORLD_SIZE": "8",
+        "RANK": "0",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "host-0",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
     several = found_in(recipe(), [gpu(24)] * 4).plan
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

@@ -27,7 +27,10 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
     model = {"from_scratch": True, "config": shape, "attention": "eager"}
     assert any("`data.packing`: mamba2" in line and "`packing: none`" in line for line in mistakes(load(model=model)))
     assert mistakes(load(model=model, data={**tiny_recipe["data"], "packing": "none"})) == []
-    budget = {"data": {**tiny_recipe["data"], "packing": "token_budget"}, "training": {"per_device_train_batch_size": 1}}
+    budget = {
+        "data": {**tiny_recipe["data"], "packing": "token_budget"},
+        "training": {"per_device_train_batch_size": 1},
+    }
     assert mistakes(load(model=model, **budget)) == []
 
 
@@ -49,7 +52,9 @@ def test_varlen_is_refused_where_it_would_do_nothing_or_not_be_right(load, tiny_
 
 
 @pytest.mark.parametrize("wish", [{"chat": "messages"}, {"fill_in_the_middle": {}}])
-def test_a_tokenizer_without_what_a_source_asks_for_is_told(load, tiny_recipe, corpus, tokenizer_folder, tmp_path, wish):
+def test_a_tokenizer_without_what_a_source_asks_for_is_told(
+    load, tiny_recipe, corpus, tokenizer_folder, tmp_path, wish
+):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "plain")
@@ -78,7 +83,9 @@ def test_the_hub_is_unchecked_when_it_cannot_be_asked(load, tokenizer_folder):
 
 def test_a_hub_model_is_judged_by_the_shape_in_the_recipe(load):
     model = {"path": "some/model", "config": {**TINY_LLAMA, "vocab_size": 300}}
-    assert any("has 320 tokens, the model's vocabulary 300" in line for line in mistakes(load(stage="cpt", model=model)))
+    assert any(
+        "has 320 tokens, the model's vocabulary 300" in line for line in mistakes(load(stage="cpt", model=model))
+    )
 
 
 def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_path, tokenizer_folder):
@@ -89,7 +96,9 @@ def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_
 
 def test_a_teacher_is_looked_at_before_the_run(load, tokenizer_folder, tmp_path):
     def with_teacher(path):
-        return load(stage="distill_text", training={"per_device_train_batch_size": 2, "teacher_model_name_or_path": str(path)})
+        return load(
+            stage="distill_text", training={"per_device_train_batch_size": 2, "teacher_model_name_or_path": str(path)}
+        )
 
     assert mistakes(with_teacher(save_llama(tmp_path / "fits", tokenizer_folder, 1, hidden_size=48))) == []
     (other,) = mistakes(with_teacher(save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)))
@@ -103,7 +112,16 @@ def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path, 
     rows = tmp_path / "pairs.jsonl"
     rows.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     kind = {"stage": "reward", "data": {"sequence_length": 64, "sources": [{"path": str(rows)}]}}
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
-    models = [{"from_scratch": True, "config": {"model_type": name, "vocab_size": 320, **shape}} for name in ("minimind3", "llama")]
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+    }
+    models = [
+        {"from_scratch": True, "config": {"model_type": name, "vocab_size": 320, **shape}}
+        for name in ("minimind3", "llama")
+    ]
     (told,), without = (mistakes(load(model=model, **kind)) for model in models)
     assert "`stage` reward: transformers has no sequence classifier for `minimind3`" in told and without == []

@@ -7,7 +7,11 @@ from cpt.recipe.load import load_with_places
 
 @pytest.mark.parametrize(
     ("message", "line"),
-    [("`budget.tokens` is too small.", "tokens:"), ("say model.from_scratch", "from_scratch:"), ("`stage`: none is called so", "stage:")],
+    [
+        ("`budget.tokens` is too small.", "tokens:"),
+        ("say model.from_scratch", "from_scratch:"),
+        ("`stage`: none is called so", "stage:"),
+    ],
 )
 def test_a_message_begins_with_the_line_of_the_key_that_it_names(message, line, tiny_recipe, tmp_path):
     file = write_recipe(tiny_recipe, tmp_path / "r.yaml")

@@ -8,9 +8,21 @@ from cpt.preflight.saving import check_saving
 @pytest.mark.parametrize(
     ("sections", "kind", "complaint"),
     [
-        ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, RecipeError, "`checkpoints.keep.lasst` is not an option of newest"),
-        ({"checkpoints": {"every_steps": 1, "keep": {"name": "newst"}}}, RecipeError, "no rule called `newst`. Did you mean `newest`?"),
-        ({"checkpoints": {"archive": "nowhere://x"}}, RecipeError, "`checkpoints.archive`: nowhere://x: Protocol not known"),
+        (
+            {"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}},
+            RecipeError,
+            "`checkpoints.keep.lasst` is not an option of newest",
+        ),
+        (
+            {"checkpoints": {"every_steps": 1, "keep": {"name": "newst"}}},
+            RecipeError,
+            "no rule called `newst`. Did you mean `newest`?",
+        ),
+        (
+            {"checkpoints": {"archive": "nowhere://x"}},
+            RecipeError,
+            "`checkpoints.archive`: nowhere://x: Protocol not known",
+        ),
         ({"checkpoints": {"archive": "adl://x/y"}}, ResourceError, "`checkpoints.archive`: adl://x/y needs a package"),
         ({"checkpoints": {"archive": "/proc/archive"}}, RecipeError, "`checkpoints.archive`: cannot write to /proc"),
     ],

@@ -10,7 +10,13 @@ MICRO_BATCH = {"per_device_train_batch_size": 2}
 
 def test_all_that_does_not_go_together_is_told_at_once(load):
     found = gate.check_reality(
-        load(training={**MICRO_BATCH, "torch_compile_mode": "fast", "gradient_checkpointing_kwargs": {"selective": True}})
+        load(
+            training={
+                **MICRO_BATCH,
+                "torch_compile_mode": "fast",
+                "gradient_checkpointing_kwargs": {"selective": True},
+            }
+        )
     )
     assert [type(mistake) for mistake in found.mistakes] == [RecipeError, RecipeError]
     told = " ".join(str(mistake) for mistake in found.mistakes)

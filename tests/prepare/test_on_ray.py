@@ -57,7 +57,18 @@ def test_a_real_ray_whose_worker_is_killed_makes_the_same_bytes(tiny_recipe, tmp
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("domain", "general")]
     tiny_recipe["data"]["window_bytes"] = 300_000
     path = write_recipe(tiny_recipe, tmp_path / "tiny.yaml")
-    words = [sys.executable, "-m", "cpt", "prepare", str(path), "--ray", "--workers", "2", "--cache", str(tmp_path / "ray")]
+    words = [
+        sys.executable,
+        "-m",
+        "cpt",
+        "prepare",
+        str(path),
+        "--ray",
+        "--workers",
+        "2",
+        "--cache",
+        str(tmp_path / "ray"),
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while len(done := list((tmp_path / "ray").glob("tokens/*/*/description.json"))) < 3:

@@ -70,7 +70,12 @@ def test_noise_alone_identifies_no_shift():
     generator = np.random.default_rng(0)
     readings = [Curve(c.share, c.rates, c.steps, 0.001 * generator.standard_normal(len(c.steps))) for c in GRID]
     law = fit_law(readings)
-    assert law.identified() == {"annealing": False, "old trajectory": False, "shift at 5 % replay": False, "shift at 25 % replay": False}
+    assert law.identified() == {
+        "annealing": False,
+        "old trajectory": False,
+        "shift at 5 % replay": False,
+        "shift at 25 % replay": False,
+    }
     assert law.forecast(run_of(0.05, 0.002, 80))[-1].holds(0.0)
 
 
@@ -81,6 +86,10 @@ def test_intervals_cover_the_truth_at_about_the_stated_rate():
     held = []
     for seed in range(100):
         sign = -1 if seed % 2 else 1
-        shift, speed, power = sign * draw.uniform(0.1, 0.5), math.exp(draw.uniform(math.log(0.5), math.log(50))), draw.uniform(0.2, 1.5)
+        shift, speed, power = (
+            sign * draw.uniform(0.1, 0.5),
+            math.exp(draw.uniform(math.log(0.5), math.log(50))),
+            draw.uniform(0.2, 1.5),
+        )
         held.append(covered((shift, speed, power, draw.uniform(0, 0.02), draw.uniform(0, 0.3)), seed))
     assert 0.84 <= np.mean(held) <= 0.99, np.mean(held)

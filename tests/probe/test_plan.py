@@ -45,7 +45,11 @@ def test_by_default_all_runs_take_a_fifth_of_the_budget(probed):
 def test_a_share_scales_the_weights_and_keeps_the_rest(probed):
     plan = plan_of(probed(), shares=[0.1], rates=[1e-3])
     assert plan.weights(0.1) == {0: 0.9, 1: 0.1}
-    assert plan.overrides(0.1, 1e-3) == ["data.sources.0.weight=0.9", "data.sources.1.weight=0.1", "optimizer.learning_rate=0.001"]
+    assert plan.overrides(0.1, 1e-3) == [
+        "data.sources.0.weight=0.9",
+        "data.sources.1.weight=0.1",
+        "optimizer.learning_rate=0.001",
+    ]
 
 
 def test_the_overrides_give_the_recipe_that_was_forecast(probed):
@@ -66,7 +70,11 @@ def test_a_short_run_never_stops_early_and_is_read_eight_times(probed):
     recipe = plan_of(probed("evaluation.every_steps=5"), shares=[0.1], rates=[1e-3], probe_tokens=80 * 256).recipe_of(
         ProbeRun(0.1, 1e-3, 80)
     )
-    assert recipe.evaluation.retain == {"general": None} and recipe.evaluation.every_steps == 10 and recipe.evaluation.prompts == []
+    assert (
+        recipe.evaluation.retain == {"general": None}
+        and recipe.evaluation.every_steps == 10
+        and recipe.evaluation.prompts == []
+    )
     assert [task.options for task in recipe.evaluation.tasks] == [{"questions": 0}]  # no domain test either
 
 

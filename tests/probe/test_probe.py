@@ -28,14 +28,22 @@ def probed(tiny_recipe, corpus, tokenizer_folder, tmp_path):
 
 def test_a_dry_probe_lists_runs_and_cost_and_starts_nothing(probed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert run(probed, "--probe", "--dry-run", "--shares", "0.1,0.3", "--rates", "1e-3", "--probe-tokens", 24 * 256) == 0
+    assert (
+        run(probed, "--probe", "--dry-run", "--shares", "0.1,0.3", "--rates", "1e-3", "--probe-tokens", 24 * 256) == 0
+    )
     shown = capsys.readouterr().out
-    assert "2 runs of 6,144 tokens (24 steps) and one of 12,288 that is held back: 24,576 tokens, 100% of the recipe's 24,576" in shown
+    assert (
+        "2 runs of 6,144 tokens (24 steps) and one of 12,288 that is held back: 24,576 tokens, 100% of the recipe's"
+        " 24,576" in shown
+    )
     assert "Replay (general): 0.1, 0.3 of the tokens" in shown and not (tmp_path / "runs").exists()
 
 
 def test_a_dry_probe_as_json_is_all_that_is_printed(probed, capsys):
-    assert run(probed, "--probe", "--dry-run", "--json", "--shares", "0.1", "--rates", "1e-3", "--probe-tokens", 24 * 256) == 0
+    assert (
+        run(probed, "--probe", "--dry-run", "--json", "--shares", "0.1", "--rates", "1e-3", "--probe-tokens", 24 * 256)
+        == 0
+    )
     listed = json.loads(capsys.readouterr().out)
     assert listed["runs"] == [{"share": 0.1, "rate": 0.001, "tokens": 6144}] and listed["held_back_tokens"] == 12288
 
@@ -52,7 +60,18 @@ def test_a_grid_that_is_no_numbers_is_refused(probed, capsys, words):
 
 
 def test_a_launcher_needs_a_batch_in_tokens(probed, capsys):
-    words = ("--probe", "--dry-run", "--launcher", "torchrun", "--shares", "0.1", "--rates", "1e-3", "--probe-tokens", 24 * 256)
+    words = (
+        "--probe",
+        "--dry-run",
+        "--launcher",
+        "torchrun",
+        "--shares",
+        "0.1",
+        "--rates",
+        "1e-3",
+        "--probe-tokens",
+        24 * 256,
+    )
     assert run(probed, "budget.global_batch_tokens=null", "training.gradient_accumulation_steps=2", *words) == 2
     assert "Set `budget.global_batch_tokens`" in capsys.readouterr().err
 
@@ -64,7 +83,11 @@ def test_a_probe_from_its_runs_to_the_overrides(probed, tmp_path, capsys, monkey
     words = ("--probe", "--shares", "0.1", "--rates", "1e-3,1e-2", "--probe-tokens", 24 * 256)
     assert run(probed, *words) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "held-back run measured" in shown and "Recommended: replay 10.0%" in shown and "data.sources.0.weight=0.9" in shown
+    assert (
+        "held-back run measured" in shown
+        and "Recommended: replay 10.0%" in shown
+        and "data.sources.0.weight=0.9" in shown
+    )
     folder = tmp_path / "runs" / "tiny-probe"
     assert (folder / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert not list(folder.glob("*/final")) and not list(folder.glob("*/checkpoint-*"))
@@ -73,4 +96,7 @@ def test_a_probe_from_its_runs_to_the_overrides(probed, tmp_path, capsys, monkey
     assert run(probed, *words, "--json") == 0
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*.log")} == logs
     report = json.loads(capsys.readouterr().out)
-    assert report["combinations"][0]["share"] == 0.1 and {check["kind"] for check in report["checks"]} == {"domain", "general"}
+    assert report["combinations"][0]["share"] == 0.1 and {check["kind"] for check in report["checks"]} == {
+        "domain",
+        "general",
+    }

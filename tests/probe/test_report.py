@@ -36,7 +36,9 @@ def outcome_of(plan, run, *, gain=0.4, loss=0.2):
         domain = 2.5 - gain * (1 - run.share) * saturating(far[step - 1 : step], 5.0, 0.4)[0]
         general = 2.2 + loss * (0.4 - run.share) * saturating(far[step - 1 : step], 5.0, 1.0)[0]
         noise = 0.001 * draw.standard_normal(2)
-        course.append(Point(step, step * 256, {"domain": float(domain + noise[0]), "general": float(general + noise[1])}))
+        course.append(
+            Point(step, step * 256, {"domain": float(domain + noise[0]), "general": float(general + noise[1])})
+        )
     return Outcome(run, course)
 
 
@@ -54,10 +56,14 @@ def report_of(plan, **truth):
 @pytest.mark.slow
 def test_the_run_that_was_held_back_lies_inside_what_was_forecast(plan):
     report = report_of(plan)
-    assert [check.kind for check in report.checks] == ["domain", "general"] and all(check.held for check in report.checks)
+    assert [check.kind for check in report.checks] == ["domain", "general"] and all(
+        check.held for check in report.checks
+    )
     whole = outcome_of(plan, ProbeRun(0.3, 3e-3, 400))
     forecast = next(one for one in report.combinations if (one.share, one.rate) == (0.3, 3e-3))
-    assert forecast.forecast_domain.holds(whole.at_end(["domain"])) and forecast.forecast_general.holds(whole.at_end(["general"]))
+    assert forecast.forecast_domain.holds(whole.at_end(["domain"])) and forecast.forecast_general.holds(
+        whole.at_end(["general"])
+    )
     assert report.is_worth_it and report.overrides[-1].startswith("optimizer.learning_rate=")
     assert json.loads(json.dumps(report.to_json()))["checks"][0]["held"] is True
 
@@ -73,7 +79,9 @@ def test_a_run_that_does_otherwise_is_outside_and_said_so(plan):
 
 def test_no_gain_is_said_plainly(plan):
     report = report_of(plan, gain=0.0)
-    assert not report.is_worth_it and report.why.startswith("CPT is not worth it here: no combination is forecast to gain")
+    assert not report.is_worth_it and report.why.startswith(
+        "CPT is not worth it here: no combination is forecast to gain"
+    )
 
 
 def test_a_limit_that_all_exceed_is_said_plainly():
@@ -82,7 +90,11 @@ def test_a_limit_that_all_exceed_is_said_plainly():
 
 
 def test_under_a_limit_the_best_that_keeps_it_is_taken():
-    over, kept, milder = combination(0.0, 2.0, 2.4), combination(0.1, 2.1, 2.24, spread=0.02), combination(0.3, 2.2, 2.21)
+    over, kept, milder = (
+        combination(0.0, 2.0, 2.4),
+        combination(0.1, 2.1, 2.24, spread=0.02),
+        combination(0.3, 2.2, 2.21),
+    )
     best, why = choose([over, kept, milder], base_domain=2.5, limit=2.25)
     assert best == kept and why.endswith("though its interval goes beyond")
 

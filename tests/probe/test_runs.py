@@ -21,7 +21,13 @@ def plan(tiny_recipe, corpus, tmp_path):
         "budget": {"tokens": 800 * 256, "global_batch_tokens": 256},
         "evaluation": {"retain": {"general": None}, "perplexity": sets},
     }
-    return make_plan(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")), 0, shares=[0.1], rates=[1e-3], probe_tokens=24 * 256)
+    return make_plan(
+        load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")),
+        0,
+        shares=[0.1],
+        rates=[1e-3],
+        probe_tokens=24 * 256,
+    )
 
 
 def write_run(plan, run, state="finished", **changes):
@@ -32,7 +38,12 @@ def write_run(plan, run, state="finished", **changes):
     (folder / "recipe.yaml").write_text(dump_recipe(recipe.model_copy(update=changes)))
     (folder / "status.json").write_text(json.dumps({"state": state}))
     lines = [
-        {"step": step, "tokens": step * 256, "eval_domain_bits_per_byte": 2 - step / 100, "eval_general_bits_per_byte": 2 + step / 100}
+        {
+            "step": step,
+            "tokens": step * 256,
+            "eval_domain_bits_per_byte": 2 - step / 100,
+            "eval_general_bits_per_byte": 2 + step / 100,
+        }
         for step in (0, 12, 24)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -42,7 +53,11 @@ def write_run(plan, run, state="finished", **changes):
 def test_a_finished_run_is_not_done_again(plan):
     write_run(plan, plan.grid[0])
     outcome = carry_out(plan, plan.grid[0])  # a training would fail: there is no base
-    assert outcome.at_end(["domain"]) == pytest.approx(1.76) and [point.step for point in outcome.course] == [0, 12, 24]
+    assert outcome.at_end(["domain"]) == pytest.approx(1.76) and [point.step for point in outcome.course] == [
+        0,
+        12,
+        24,
+    ]
 
 
 def test_a_run_of_another_recipe_is_not_taken_for_this_one(plan):

@@ -14,7 +14,20 @@ def report_of(recommended=BEST, why="the knee"):
     checks = [Check("domain", 80_000, 0.1, 1e-3, Interval(2.3, 2.28, 2.32), 2.35)]
     overrides = ["data.sources.0.weight=0.9", "optimizer.learning_rate=0.001"]
     return Report(
-        "mine", 1_000_000, 90_000, ["code"], ["prose"], 2.6, 2.2, 2.25, [BEST, OTHER], checks, recommended, why, overrides, ["A remark."]
+        "mine",
+        1_000_000,
+        90_000,
+        ["code"],
+        ["prose"],
+        2.6,
+        2.2,
+        2.25,
+        [BEST, OTHER],
+        checks,
+        recommended,
+        why,
+        overrides,
+        ["A remark."],
     )
 
 

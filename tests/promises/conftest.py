@@ -1,6 +1,7 @@
 """What every promise needs: a corpus, a tokenizer, a recipe that trains in seconds, and `cpt` as a user types it.
 
-A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`) only, so it outlives any change of the code's layout.
+A promise uses the commands and the Python API (`cpt.__all__`, `cpt.train.train`) only, so it outlives any change of
+the code's layout.
 """
 
 import importlib.metadata
@@ -34,7 +35,8 @@ TINY_MODEL = {
     "vocab_size": 320,
     "max_position_embeddings": 128,
 }
-# Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of several.
+# Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
+# several.
 FORKS = get_context("forkserver")
 FORKS.set_forkserver_preload(["cpt.train", "cpt.api"])
 
@@ -136,7 +138,8 @@ def cpt(start):
 
 @pytest.fixture(scope="session")
 def together(start):
-    """Type `cpt WORDS ...` in several processes that make one run, as torchrun starts them; the main process comes first."""
+    """Type `cpt WORDS ...` in several processes that make one run, as torchrun starts them; the main process comes
+    first."""
 
     def begin(number: int, *words: object, **options: Any) -> list[Typed]:
         with socket.socket() as listener:
@@ -144,7 +147,10 @@ def together(start):
             port = listener.getsockname()[1]
         group = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         more = options.pop("environment", {})
-        ranks = ({**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}} for n in range(number))
+        ranks = (
+            {**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}}
+            for n in range(number)
+        )
         return [start(*words, environment=variables, **options) for variables in ranks]
 
     return begin
@@ -160,7 +166,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_documents(path: Path, count: int, seed: int) -> Path:
     """JSONL of documents of 5 to 120 words."""
     draw = random.Random(seed)
-    texts = (" ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) + f" number {number}." for number in range(count))
+    texts = (
+        " ".join(draw.choices(WORDS.split(), k=draw.randint(5, 120))) + f" number {number}." for number in range(count)
+    )
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
@@ -183,10 +191,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
     tokenizer.train_from_iterator([WORDS] * 3, trainer)
     folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(
+        folder
+    )
     return folder
 
 

@@ -1,7 +1,8 @@
-"""Write golden.json anew, after a change that is meant to change it: `python -m tests.promises.golden`; then read `git diff`.
+"""Write golden.json anew, after a change that is meant to change it: `python -m tests.promises.golden`; then read `git
+diff`.
 
-For tiny recipes of many kinds it holds the digests of the first 20 batches, the losses and gradient norms of 6 steps, FLOPs a token
-and the plan's bytes at its peak.
+For tiny recipes of many kinds it holds the digests of the first 20 batches, the losses and gradient norms of 6 steps,
+FLOPs a token and the plan's bytes at its peak.
 """
 
 import hashlib
@@ -19,10 +20,23 @@ from cpt import RunPlan, build_data, build_model, build_trainer, export_model, l
 
 FILE = Path(__file__).with_name("golden.json")
 TINY = Path(__file__).parents[2] / "recipes/tiny"
-SHAPE = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SHAPE |= {"max_position_embeddings": 128}
 GPT2 = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+}
 EXPERTS = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 MODELS = {
     "llama": {**SHAPE, "intermediate_size": 48},
@@ -34,7 +48,9 @@ MODELS = {
     "deepseek_v3": {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 48, **LATENT, **EXPERTS},
 }
 TEXTS, ANSWERS = {"path": f"{TINY}/data/texts.jsonl"}, {"path": f"{TINY}/data/answers.jsonl"}
-PREFERENCES, JUDGED, QUESTIONS = ({"path": f"{TINY}/data/{name}.jsonl"} for name in ("preferences", "judged", "questions"))
+PREFERENCES, JUDGED, QUESTIONS = (
+    {"path": f"{TINY}/data/{name}.jsonl"} for name in ("preferences", "judged", "questions")
+)
 PHASES = [{"until": 1024, "weights": {"texts": 1}}, {"weights": {"texts": 1, "answers": 3}}]
 SHORT = {**TEXTS, "name": "texts", "transforms": [{"name": "tests.promises.golden:first_words"}]}
 
@@ -48,7 +64,11 @@ def first_words(document: dict[str, Any]) -> dict[str, Any]:
 def new(model: str, **data: Any) -> dict[str, Any]:
     """A model from scratch on texts."""
     config = {"model_type": model, **MODELS[model]}
-    return {"stage": "pretrain", "model": {"from_scratch": True, "config": config}, "data": {"sources": [SHORT], **data}}
+    return {
+        "stage": "pretrain",
+        "model": {"from_scratch": True, "config": config},
+        "data": {"sources": [SHORT], **data},
+    }
 
 
 def stage(name: str, source: dict[str, Any], base: str, **more: Any) -> dict[str, Any]:
@@ -76,7 +96,12 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
         "kto": stage("kto", JUDGED, base),
         "reward": stage("reward", PREFERENCES, base),
         "grpo": stage(
-            "grpo", QUESTIONS, base, rewards=[{"name": "format", "pattern": "[a-p].*"}], training=sampling, budget={"tokens": 8 * 64 * 6}
+            "grpo",
+            QUESTIONS,
+            base,
+            rewards=[{"name": "format", "pattern": "[a-p].*"}],
+            training=sampling,
+            budget={"tokens": 8 * 64 * 6},
         ),
         "distill": {**new("llama", sources=[ANSWERS]), "stage": "distill", "training": teacher, "seed": 7},
     }
@@ -109,7 +134,9 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 def peak(plan: RunPlan) -> dict[str, float]:
     """The terms of the moment that takes most memory."""
-    return {name: round(size) for name, size in max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values())).items()}
+    return {
+        name: round(size) for name, size in max(plan.gpu_terms.values(), key=lambda terms: sum(terms.values())).items()
+    }
 
 
 def build(sections: dict[str, Any], folder: Path) -> tuple[Any, Any, Any]:
@@ -152,7 +179,9 @@ def main() -> None:
         os.environ["CPT_CACHE"] = f"{folder}/store"
         golden = {name: measure(name, Path(folder)) for name in NAMES}
     recipes_of_file = (
-        f"{json.dumps(name)}: {{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items()) + "\n}"
+        f"{json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items())
+        + "\n}"
         for name, known in golden.items()
     )
     FILE.write_text("{\n" + ",\n".join(recipes_of_file) + "\n}\n")

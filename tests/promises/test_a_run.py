@@ -38,8 +38,18 @@ def run_of(whole):
 
 def shell(*words: object, **options) -> subprocess.Popen:
     """A command in a process of its own, without what launchers leave behind."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    environment = {**kept, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    }
+    environment = {
+        **kept,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([str(word) for word in words], cwd=ROOT, env=environment, **{**pipes, **options})
 
@@ -81,7 +91,9 @@ def test_in_pieces_from_python_a_run_is_the_same_too(whole, run_of, tmp_path):
     trainer = build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, build_data(recipe, tokenizer))
     trainer.train()
     folder = export_model(trainer, recipe, tokenizer, tmp_path / "model")
-    assert losses(run_of("in-pieces")) == losses(run_of()) and (folder / "model.safetensors").read_bytes() == weights(run_of())
+    assert losses(run_of("in-pieces")) == losses(run_of()) and (folder / "model.safetensors").read_bytes() == weights(
+        run_of()
+    )
 
 
 @pytest.mark.slow
@@ -110,12 +122,21 @@ def test_a_run_continues_when_its_output_is_closed(whole, run_of):
 
 
 def test_an_override_changes_what_it_says_and_nothing_else(cpt, whole, run_of):
-    words = "budget.tokens=512", "optimizer.learning_rate=1e-3", "schedule={name: constant}", "data.sources.0.weight=0.5"
+    words = (
+        "budget.tokens=512",
+        "optimizer.learning_rate=1e-3",
+        "schedule={name: constant}",
+        "data.sources.0.weight=0.5",
+    )
     assert cpt("train", whole, "name=changed", *words).returncode == 0
     rows = [json.loads(line) for line in (run_of("changed") / "metrics.jsonl").read_text().splitlines()]
     assert [row["learning_rate"] for row in rows if "loss" in row] == [1e-3, 1e-3]
     kept, before = (yaml.safe_load((run_of(name) / "recipe.yaml").read_text()) for name in ("changed", "run"))
-    assert kept["data"]["sources"][0]["weight"] == 0.5 and kept["model"] == before["model"] and kept["seed"] == before["seed"]
+    assert (
+        kept["data"]["sources"][0]["weight"] == 0.5
+        and kept["model"] == before["model"]
+        and kept["seed"] == before["seed"]
+    )
 
 
 @pytest.mark.slow
@@ -145,7 +166,9 @@ def test_a_section_can_be_a_file_with_keys_on_top(whole, tmp_path):
 
 
 def test_numbers_take_underscores_exponents_and_units(whole):
-    tokens = {load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")}
+    tokens = {
+        load_recipe(whole, [f"budget.tokens={words}"]).budget.tokens for words in ("2_000_000", "2e6", "2M", "0.002B")
+    }
     assert tokens == {2_000_000}
 
 
@@ -154,7 +177,9 @@ def test_lora_trains_adapters_and_exports_a_merged_model(cpt, whole, run_of):
     typed = cpt("train", whole, *words, "--lora")
     assert typed.returncode == 0, typed.output
     assert list(run_of("adapted").glob("checkpoint-*/adapter_model.safetensors"))
-    base, merged = (AutoModelForCausalLM.from_pretrained(run_of(name) / "final").state_dict() for name in ("run", "adapted"))
+    base, merged = (
+        AutoModelForCausalLM.from_pretrained(run_of(name) / "final").state_dict() for name in ("run", "adapted")
+    )
     assert base.keys() == merged.keys()
     changed = {name for name in base if not torch.equal(base[name], merged[name])}
     assert changed and all("proj" in name for name in changed)
@@ -162,9 +187,17 @@ def test_lora_trains_adapters_and_exports_a_merged_model(cpt, whole, run_of):
 
 @pytest.mark.slow
 def test_the_export_is_a_model_with_its_tokenizer_that_transformers_loads_alone(run_of):
-    program = "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; T.from_pretrained(sys.argv[1])"
+    program = (
+        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;"
+        " T.from_pretrained(sys.argv[1])"
+    )
     program += "; M.from_pretrained(sys.argv[1]); sys.exit(any(name.startswith('cpt') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program, run_of() / "final"], env={**os.environ, "HF_HUB_OFFLINE": "1"}).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program, run_of() / "final"], env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        ).returncode
+        == 0
+    )
 
 
 # Names
@@ -232,7 +265,10 @@ def test_all_mistakes_come_at_once_with_file_and_line_and_before_torch_is_loaded
     process = shell(sys.executable, "-X", "importtime", "-m", "cpt", "train", file)
     output = process.communicate(timeout=200)[0]
     places = {
-        word: number for number, line in enumerate(file.read_text().splitlines(), 1) for word in ("stge", "long", "setps") if word in line
+        word: number
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        for word in ("stge", "long", "setps")
+        if word in line
     }
     assert process.returncode == 2 and len(places) == 3
     assert all(f"{file}:{number}: " in output for number in places.values())
@@ -256,9 +292,28 @@ def test_an_unknown_key_or_stage_is_refused_with_the_nearest_known_one(refused, 
 
 @pytest.mark.parametrize(
     "override",
-    ["seed=-1", "seed=many", "budget.tokens=0", "data.sequence_length=1", "optimizer.learning_rate=fast", "optimizer.learning_rate=nan"]
-    + ["training.bf16=yes please", "data.packing=tight", "checkpoints.keep=0", "data.sources=[]", "evaluation.held_out_share=0.9"]
-    + ["data.sources.7.weight=1", "name=", "name=../elsewhere", "budget.tokens", "training.per_device_train_batch_size=0"],
+    [
+        "seed=-1",
+        "seed=many",
+        "budget.tokens=0",
+        "data.sequence_length=1",
+        "optimizer.learning_rate=fast",
+        "optimizer.learning_rate=nan",
+    ]
+    + [
+        "training.bf16=yes please",
+        "data.packing=tight",
+        "checkpoints.keep=0",
+        "data.sources=[]",
+        "evaluation.held_out_share=0.9",
+    ]
+    + [
+        "data.sources.7.weight=1",
+        "name=",
+        "name=../elsewhere",
+        "budget.tokens",
+        "training.per_device_train_batch_size=0",
+    ],
 )
 def test_a_value_that_makes_no_sense_is_refused_with_its_key(refused, override):
     assert override.split("=")[0].split(".")[-1].removesuffix("s") in refused(override)
@@ -266,7 +321,12 @@ def test_a_value_that_makes_no_sense_is_refused_with_its_key(refused, override):
 
 @pytest.mark.parametrize(
     "override",
-    ["training.resume_from_checkpoint=x", "training.ignore_data_skip=true", "training.learning_rate=1e-4", "data.stride=32"]
+    [
+        "training.resume_from_checkpoint=x",
+        "training.ignore_data_skip=true",
+        "training.learning_rate=1e-4",
+        "data.stride=32",
+    ]
     + ["rewards=[exact_match]", "training.save_steps=5"],
 )
 def test_a_setting_without_effect_is_refused(refused, override):
@@ -274,7 +334,8 @@ def test_a_setting_without_effect_is_refused(refused, override):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("name: x\nname: y\n", 2), ("name: x\n\tstage: cpt\n", 2), ("- a\n", 1), ("", 1), ("name: [x\nstage: y\n", 2)]
+    ("text", "line"),
+    [("name: x\nname: y\n", 2), ("name: x\n\tstage: cpt\n", 2), ("- a\n", 1), ("", 1), ("name: [x\nstage: y\n", 2)],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_with_its_line(tmp_path, text, line):
     (tmp_path / "recipe.yaml").write_text(text)

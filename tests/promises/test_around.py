@@ -19,12 +19,41 @@ from cpt.train import train
 RECIPES = Path(__file__).parents[2] / "recipes"
 PARTS = ("models", "mixtures", "presets", "demo", "pipelines", "search")
 SHIPPED = [path for path in sorted(RECIPES.rglob("*.yaml")) if path.relative_to(RECIPES).parts[0] not in PARTS]
-COMMANDS = ["demo", "doctor", "init", "import", "recipes", "check", "plan", "rehearse", "schema", "mixture", "contamination", "prepare"]
-COMMANDS += ["train", "launch", "pipeline", "search", "verdict", "evaluate", "runs", "compare", "report", "reproduce", "verify", "export"]
+COMMANDS = [
+    "demo",
+    "doctor",
+    "init",
+    "import",
+    "recipes",
+    "check",
+    "plan",
+    "rehearse",
+    "schema",
+    "mixture",
+    "contamination",
+    "prepare",
+]
+COMMANDS += [
+    "train",
+    "launch",
+    "pipeline",
+    "search",
+    "verdict",
+    "evaluate",
+    "runs",
+    "compare",
+    "report",
+    "reproduce",
+    "verify",
+    "export",
+]
 COMMANDS += ["merge", "serve", "chat"]
 BELOW = ["data check", "data preview", "data ingest", "data rewrite", "store list", "store verify", "store prune"]
 BELOW += ["tokenizer train", "tokenizer extend", "tokenizer report"]
-CHAT = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
+CHAT = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt"
+    " %}assistant {% endif %}"
+)
 
 
 def metrics(run: Path) -> list[dict]:
@@ -61,13 +90,27 @@ def differing(finished) -> Path:
 def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, corpus, tmp_path):
     """init, check, train, verdict, export, serve."""
     file = tmp_path / "recipe.yaml"
-    words = ("--model", base_model, "--gpu", "cpu", "--general", corpus / "general.jsonl", "--output", file, "--tokens", 2048)
+    words = (
+        "--model",
+        base_model,
+        "--gpu",
+        "cpu",
+        "--general",
+        corpus / "general.jsonl",
+        "--output",
+        file,
+        "--tokens",
+        2048,
+    )
     assert cpt("init", corpus / "domain.jsonl", *words).returncode == 0
     short = ("training.use_cpu=true", f"output_dir={tmp_path / 'runs'}", "name=run")
     assert cpt("check", file, *short).returncode in (0, 3)
     ended = cpt("train", file, *short)
     assert ended.returncode == 0, ended.output
-    assert cpt("verdict", tmp_path / "runs/run").returncode == 0 and (tmp_path / "runs/run/verdict.md").stat().st_size > 500
+    assert (
+        cpt("verdict", tmp_path / "runs/run").returncode == 0
+        and (tmp_path / "runs/run/verdict.md").stat().st_size > 500
+    )
     assert cpt("export", tmp_path / "runs/run", "--output", tmp_path / "model", "--dtype", "float32").returncode == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -75,8 +118,13 @@ def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, 
     server = start("serve", tmp_path / "model", "--host", "127.0.0.1", "--port", port)
     server.wait_until(lambda: "Ready" in server.output)
     client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    answer = client.completions.create(model=str(tmp_path / "model"), prompt="the model reads", max_tokens=4, temperature=0)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "model"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    answer = client.completions.create(
+        model=str(tmp_path / "model"), prompt="the model reads", max_tokens=4, temperature=0
+    )
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+    )
     ids = tokenizer("the model reads", return_tensors="pt")
     wanted = model.generate(**ids, max_new_tokens=4, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert answer.choices[0].text.strip() == tokenizer.decode(wanted, skip_special_tokens=True).strip()
@@ -148,9 +196,13 @@ def test_a_killed_search_is_resumed_and_its_best_recipe_is_the_best_trial(start,
     ended = cpt(*words)
     assert ended.returncode == 0, ended.output
     trials = json.loads((folder / "results.json").read_text())["trials"]
-    assert len(trials) == 3 and all(file.stat().st_mtime_ns == written for file, written in done.items() if file.exists())
+    assert len(trials) == 3 and all(
+        file.stat().st_mtime_ns == written for file, written in done.items() if file.exists()
+    )
     best = min(trials, key=lambda trial: trial["value"])
-    assert load_recipe(folder / "best.yaml").optimizer.learning_rate == pytest.approx(best["values"]["optimizer.learning_rate"], rel=1e-4)
+    assert load_recipe(folder / "best.yaml").optimizer.learning_rate == pytest.approx(
+        best["values"]["optimizer.learning_rate"], rel=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -158,7 +210,10 @@ def test_a_killed_pipeline_is_resumed_at_its_step(start, cpt, recipe, write, cor
     runs = tmp_path / "runs"
     write({**recipe, "name": "one"}, "one.yaml")
     second = {**recipe, "name": "two", "stage": "cpt", "model": {"path": str(runs / "one")}, "tokenizer": {}}
-    write({**second, "budget": {"tokens": 60 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 5}}, "two.yaml")
+    write(
+        {**second, "budget": {"tokens": 60 * 256, "global_batch_tokens": 256}, "checkpoints": {"every_steps": 5}},
+        "two.yaml",
+    )
     pipeline = write({"name": "both", "steps": [{"recipe": "one.yaml"}, {"recipe": "two.yaml"}]}, "pipeline.yaml")
     first = start("pipeline", pipeline)
     first.wait_until(lambda: (runs / "two/checkpoint-5").exists())
@@ -197,7 +252,10 @@ def chat_model(base_model, tmp_path) -> Path:
 def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
     """Import a config, train the recipe in the config's folder, and return the losses."""
     (folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
-    for words in (("import", "config.yml"), ("train", "recipe.yaml", "training.use_cpu=true", "name=run", "output_dir=runs")):
+    for words in (
+        ("import", "config.yml"),
+        ("train", "recipe.yaml", "training.use_cpu=true", "name=run", "output_dir=runs"),
+    ):
         ended = cpt(*words, folder=folder)
         assert ended.returncode == 0, ended.output
     return [line["loss"] for line in metrics(folder / "runs/run") if "loss" in line]
@@ -207,9 +265,26 @@ def imported_losses(cpt, config: dict, folder: Path) -> list[float]:
 def test_a_config_of_axolotl_trains(cpt, chat_model, tmp_path):
     alpaca = [{"instruction": f"say {number}", "input": "", "output": f"number {number}"} for number in range(40)]
     (tmp_path / "alpaca.json").write_text(json.dumps(alpaca))
-    config = {"base_model": "base", "datasets": [{"path": "alpaca.json", "type": "alpaca", "ds_type": "json"}], "sequence_len": 96}
-    config |= {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True, "sample_packing": True, "micro_batch_size": 2}
-    config |= {"gradient_accumulation_steps": 1, "max_steps": 8, "learning_rate": "1e-2", "bf16": False, "logging_steps": 1}
+    config = {
+        "base_model": "base",
+        "datasets": [{"path": "alpaca.json", "type": "alpaca", "ds_type": "json"}],
+        "sequence_len": 96,
+    }
+    config |= {
+        "adapter": "lora",
+        "lora_r": 8,
+        "lora_alpha": 16,
+        "lora_target_linear": True,
+        "sample_packing": True,
+        "micro_batch_size": 2,
+    }
+    config |= {
+        "gradient_accumulation_steps": 1,
+        "max_steps": 8,
+        "learning_rate": "1e-2",
+        "bf16": False,
+        "logging_steps": 1,
+    }
     found = imported_losses(cpt, {**config, "output_dir": "outputs"}, tmp_path)
     assert len(found) == 8 and found[-1] < found[0] and (tmp_path / "runs/run/final/adapter").is_dir()
 
@@ -218,7 +293,10 @@ def test_a_config_of_axolotl_trains(cpt, chat_model, tmp_path):
 def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     pairs = [
         {"conversations": [{"from": "human", "value": f"say {number}"}]}
-        | {name: {"from": "gpt", "value": value} for name, value in (("chosen", f"number {number}"), ("rejected", "no"))}
+        | {
+            name: {"from": "gpt", "value": value}
+            for name, value in (("chosen", f"number {number}"), ("rejected", "no"))
+        }
         for number in range(24)
     ]
     (tmp_path / "data").mkdir()
@@ -226,8 +304,20 @@ def test_a_config_of_llamafactory_trains(cpt, chat_model, tmp_path):
     columns = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"}
     info = {"pairs": {"file_name": "pairs.json", "ranking": True, "formatting": "sharegpt", "columns": columns}}
     (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
-    config = {"model_name_or_path": "base", "stage": "dpo", "do_train": True, "finetuning_type": "full", "dataset": "pairs"}
-    config |= {"template": "default", "cutoff_len": 64, "per_device_train_batch_size": 4, "num_train_epochs": 1.0, "learning_rate": 1e-2}
+    config = {
+        "model_name_or_path": "base",
+        "stage": "dpo",
+        "do_train": True,
+        "finetuning_type": "full",
+        "dataset": "pairs",
+    }
+    config |= {
+        "template": "default",
+        "cutoff_len": 64,
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 1.0,
+        "learning_rate": 1e-2,
+    }
     config |= {"logging_steps": 1, "report_to": "none", "output_dir": "saves/tiny"}
     found = imported_losses(cpt, config, tmp_path)
     assert len(found) == 6 and found[-1] < found[0]
@@ -280,7 +370,11 @@ def test_a_prepared_recipe_trains_from_the_store_with_the_same_losses(cpt, recip
         file, store = write({**recipe, "name": name}), {"CPT_CACHE": str(tmp_path / name)}
         if prepares:
             assert cpt("prepare", file, environment=store).returncode == 0
-            entries = {path: path.stat().st_mtime_ns for path in (tmp_path / name).rglob("*") if path.suffix in (".bin", ".npy", ".idx")}
+            entries = {
+                path: path.stat().st_mtime_ns
+                for path in (tmp_path / name).rglob("*")
+                if path.suffix in (".bin", ".npy", ".idx")
+            }
         assert cpt("train", file, environment=store).returncode == 0
         losses[name] = [line["loss"] for line in metrics(tmp_path / "runs" / name) if "loss" in line]
     assert losses["direct"] == losses["prepared"] and len(losses["direct"]) == 8
@@ -291,7 +385,9 @@ def test_a_flipped_bit_in_the_store_is_found(cpt, recipe, write, tmp_path):
     store = {"CPT_CACHE": str(tmp_path / "store")}
     assert cpt("prepare", write(recipe), environment=store).returncode == 0
     assert cpt("store", "verify", environment=store).returncode == 0
-    largest = max((path for path in (tmp_path / "store").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest = max(
+        (path for path in (tmp_path / "store").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.chmod(0o644)
@@ -363,7 +459,16 @@ def test_the_schema_is_json_that_knows_every_section(cpt):
 
 
 def test_init_writes_a_recipe_that_check_passes(cpt, base_model, corpus, tmp_path):
-    words = ("--model", base_model, "--gpu", "cpu", "--general", corpus / "general.jsonl", "--output", tmp_path / "r.yaml")
+    words = (
+        "--model",
+        base_model,
+        "--gpu",
+        "cpu",
+        "--general",
+        corpus / "general.jsonl",
+        "--output",
+        tmp_path / "r.yaml",
+    )
     assert cpt("init", corpus / "domain.jsonl", *words).returncode == 0
     assert "#" in (tmp_path / "r.yaml").read_text() and cpt("check", tmp_path / "r.yaml", "--quick").returncode == 0
     assert cpt("init", corpus / "domain.jsonl", *words).returncode == 2, "it does not write over a file"

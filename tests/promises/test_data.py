@@ -45,7 +45,12 @@ class Epoch:
     @property
     def pieces(self):
         """The token ids of each document in each row, without padding."""
-        return [piece for batch in self.rows for line in range(len(batch["input_ids"])) for piece in self.pieces_of(batch, line)]
+        return [
+            piece
+            for batch in self.rows
+            for line in range(len(batch["input_ids"]))
+            for piece in self.pieces_of(batch, line)
+        ]
 
     def pieces_of(self, batch, line=0):
         ids, positions = batch["input_ids"][line], batch["position_ids"][line]
@@ -67,7 +72,9 @@ def epoch(recipe, write, tmp_path):
 
     def read(texts=TEXTS, *overrides, evaluation=None, **data):
         sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts)}]
-        file = write({**recipe, "data": {**recipe["data"], "sources": sources, **data}, "evaluation": evaluation or {}})
+        file = write(
+            {**recipe, "data": {**recipe["data"], "sources": sources, **data}, "evaluation": evaluation or {}}
+        )
         return Epoch(file, overrides)
 
     return read
@@ -75,7 +82,8 @@ def epoch(recipe, write, tmp_path):
 
 def same_rows(one, other):
     return len(one) == len(other) and all(
-        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(one, other, strict=True)
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
     )
 
 
@@ -87,7 +95,9 @@ def test_one_epoch_holds_each_token_of_each_document_once(epoch, packing):
     long = [" ".join([WORDS] * 9) + f" {number}" for number in range(5)]
     texts = [*TEXTS, *long] if packing in ("best_fit", "concatenate") else TEXTS
     read = epoch(texts, "training.per_device_train_batch_size=1", packing=packing)
-    expected = Counter(token for text in texts for token in [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id])
+    expected = Counter(
+        token for text in texts for token in [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]
+    )
     found = Counter(token for piece in read.pieces for token in piece)
     end = read.tokenizer.eos_token_id
     assert {**found, end: 0} == {**expected, end: 0}
@@ -111,7 +121,9 @@ def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path,
             pa.parquet.write_table(pa.table({"text": TEXTS}), file)
         case "csv" | "tsv":
             with file.open("w", newline="") as opened:
-                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows([["text"], *([text] for text in TEXTS)])
+                csv.writer(opened, delimiter="\t" if kind == "tsv" else ",").writerows(
+                    [["text"], *([text] for text in TEXTS)]
+                )
         case "txt":
             file.write_text("".join(text + "\n" for text in TEXTS))
         case "json":
@@ -150,7 +162,9 @@ def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
 
 
 def test_max_documents_takes_the_first_ones(epoch, tmp_path):
-    assert epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_documents": 9}]).texts == Counter(TEXTS[:9])
+    assert epoch(sources=[{"path": jsonl(tmp_path / "t.jsonl", TEXTS), "max_documents": 9}]).texts == Counter(
+        TEXTS[:9]
+    )
 
 
 def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
@@ -165,7 +179,9 @@ def test_a_source_can_be_my_own_function(epoch, my_lab, monkeypatch):
 def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch):
     monkeypatch.syspath_prepend(my_lab)
     read = epoch(filters=[{"name": "my_lab:too_short", "min_words": 6}], transforms=[{"name": "my_lab:shouted"}])
-    assert read.texts == Counter(text.upper() for text in TEXTS if len(text.split()) >= 6) and len(read.texts) < len(TEXTS)
+    assert read.texts == Counter(text.upper() for text in TEXTS if len(text.split()) >= 6) and len(read.texts) < len(
+        TEXTS
+    )
 
 
 def test_an_option_that_my_filter_does_not_take_is_refused_with_its_line(cpt, recipe, write, my_lab):
@@ -190,11 +206,15 @@ def test_duplicates_in_two_sources_are_read_from_the_first(epoch, tmp_path):
 
 
 def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch, tmp_path):
-    sources = [{"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"]  # a copy in another source is held out, too
+    sources = [
+        {"path": jsonl(tmp_path / f"{name}.jsonl", TEXTS)} for name in "ab"
+    ]  # a copy in another source is held out, too
     read = epoch(sources=sources, evaluation={"held_out_share": 0.2})
     held_out, trainer = [text for text in TEXTS if text not in read.texts], read.trainer()
     assert 4 <= len(held_out) <= 30 and len(read.texts) + len(held_out) == len(TEXTS)
-    documents = [torch.tensor([[*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]]) for text in held_out]
+    documents = [
+        torch.tensor([[*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id]]) for text in held_out
+    ]
     with torch.no_grad():
         sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
@@ -241,7 +261,9 @@ def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypa
 def two_sources(tmp_path):
     """Texts in capital and in small letters, so that the source of each token is known."""
     texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
-    return [{"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()]
+    return [
+        {"path": jsonl(tmp_path / f"{name}.jsonl", lines), "name": name, "weight": 1} for name, lines in texts.items()
+    ]
 
 
 def share_of_capitals(rows, first, last, tokenizer):
@@ -278,10 +300,15 @@ def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
 
 
 def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
-    phases = [{"until": 64 * 64, "weights": {"loud": 1}}, {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"}]
+    phases = [
+        {"until": 64 * 64, "weights": {"loud": 1}},
+        {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"},
+    ]
     phases.append({"weights": {"soft": 1}})
     rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
-    quarters = [share_of_capitals(rows, 64 + 800 * quarter, 64 + 800 * (quarter + 1), tokenizer) for quarter in range(4)]
+    quarters = [
+        share_of_capitals(rows, 64 + 800 * quarter, 64 + 800 * (quarter + 1), tokenizer) for quarter in range(4)
+    ]
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
@@ -318,7 +345,9 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     alone = open_mixture(write(recipe, "mixture.yaml"), tokenizer)
     batches = list(DataLoader(Subset(alone, range(8)), batch_size=4))
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
-    assert all(torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row])
+    assert all(
+        torch.equal(batches[row // 4][name][row % 4], rows[row][name]) for row in range(8) for name in rows[row]
+    )
 
 
 # Rows
@@ -333,7 +362,9 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
     assert len(pieces) > 1
     with torch.no_grad():
         packed = model(**batch).loss
-        alone = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)]
+        alone = [
+            model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in (torch.tensor([piece]) for piece in pieces)
+        ]
     assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
 
 
@@ -350,7 +381,13 @@ def chat_tokenizer(tokenizer_folder, tmp_path):
 
 
 def test_of_a_chat_the_assistants_words_are_learned_and_no_others(recipe, write, tmp_path, chat_tokenizer):
-    turns = [("system", "be short"), ("user", "hello"), ("assistant", "hi there"), ("user", "bye <|im_end|>"), ("assistant", "farewell")]
+    turns = [
+        ("system", "be short"),
+        ("user", "hello"),
+        ("assistant", "hi there"),
+        ("user", "bye <|im_end|>"),
+        ("assistant", "farewell"),
+    ]
     messages = [{"role": role, "content": content} for role, content in turns]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}}
@@ -362,14 +399,18 @@ def test_of_a_chat_the_assistants_words_are_learned_and_no_others(recipe, write,
     assert learned == f"hi there<|im_end|>farewell<|im_end|>{END}"
 
 
-def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(recipe, write, tmp_path, chat_tokenizer):
+def test_an_example_too_long_for_a_row_loses_its_end_and_never_shares_a_row_half(
+    recipe, write, tmp_path, chat_tokenizer
+):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " ".join([WORDS] * 20)}]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     recipe |= {"stage": "sft", "tokenizer": {"path": chat_tokenizer}, "budget": {"epochs": 4}}
     recipe["data"] = {"sequence_length": 64, "sources": [{"path": str(tmp_path / "chats.jsonl")}]}
     loaded = load_recipe(write(recipe))
     data = build_data(loaded, load_tokenizer(loaded))
-    assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(data.rows[0]["input_ids"], data.rows[1]["input_ids"])
+    assert (data.rows[0]["position_ids"] == torch.arange(64)).all() and torch.equal(
+        data.rows[0]["input_ids"], data.rows[1]["input_ids"]
+    )
 
 
 # The same batches for every start
@@ -382,7 +423,11 @@ def seen(cpt, together, recipe, write, my_lab):
     def train(name, *overrides, processes=1, **options):
         callback = f'monitoring.callbacks=[{{name: "my_lab:Seen", file: {my_lab}/{name}.jsonl}}]'
         words = "train", write(recipe), f"name={name}", callback, "training.per_device_train_batch_size=1", *overrides
-        typed = [cpt(*words, folder=my_lab, **options)] if processes == 1 else together(processes, *words, folder=my_lab, **options)
+        typed = (
+            [cpt(*words, folder=my_lab, **options)]
+            if processes == 1
+            else together(processes, *words, folder=my_lab, **options)
+        )
         assert [one.wait().returncode for one in typed] == [0] * processes, typed[0].output
         steps = {}
         for line in map(json.loads, (my_lab / f"{name}.jsonl").read_text().splitlines()):
@@ -395,7 +440,10 @@ def seen(cpt, together, recipe, write, my_lab):
 def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
     plain = seen("plain")
     assert len(plain) == 8 and all(len(rows) == 4 for rows in plain.values())
-    assert seen("workers", "training.dataloader_num_workers=2", environment={"CPT_CACHE": str(tmp_path / "empty")}) == plain
+    assert (
+        seen("workers", "training.dataloader_num_workers=2", environment={"CPT_CACHE": str(tmp_path / "empty")})
+        == plain
+    )
 
 
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
@@ -425,7 +473,10 @@ def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen,
     (tmp_path / "run.jsonl").unlink()
     for step in (7, 6, 4, 3, 1):
         again = seen(
-            "run", "--resume", tmp_path / f"runs/run/checkpoint-{step}", environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+            "run",
+            "--resume",
+            tmp_path / f"runs/run/checkpoint-{step}",
+            environment={"CPT_CACHE": str(tmp_path / f"empty-{step}")},
         )
         assert again == {later: rows for later, rows in plain.items() if later > step}
         (tmp_path / "run.jsonl").unlink()

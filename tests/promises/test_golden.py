@@ -1,4 +1,5 @@
-"""Tiny recipes of every kind still have the batches, losses, FLOPs and plans of golden.json (to change it, see golden.py)."""
+"""Tiny recipes of every kind still have the batches, losses, FLOPs and plans of golden.json (to change it, see
+golden.py)."""
 
 import json
 
@@ -18,7 +19,9 @@ def folder(tmp_path_factory, own_cache):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES]
+)
 def test_batches_losses_and_plan_are_those_of_the_file(folder, name):
     found, known = measure(name, folder), GOLDEN[name]
     assert found["batches"] == known["batches"]

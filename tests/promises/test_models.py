@@ -1,4 +1,5 @@
-"""Models: every family trains and exports to what plain transformers loads; adapters, new tokens and mixtures of models too."""
+"""Models: every family trains and exports to what plain transformers loads; adapters, new tokens and mixtures of
+models too."""
 
 import shutil
 import subprocess
@@ -15,7 +16,13 @@ from cpt import build_data, build_model, build_trainer, export_model, load_recip
 from cpt.errors import RecipeError
 from cpt.train import train
 
-SHAPE = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -24,7 +31,14 @@ FAMILIES = {
     "llama": {**SHAPE, "intermediate_size": 48},
     "qwen2": {**SHAPE, "intermediate_size": 48, **SPECIAL},
     "qwen3": {**SHAPE, "intermediate_size": 48, "head_dim": 8, **SPECIAL},
-    "qwen3_moe": {**SHAPE, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, **SPECIAL},
+    "qwen3_moe": {
+        **SHAPE,
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        **SPECIAL,
+    },
     "nemotron": {**SHAPE, "intermediate_size": 48, **SPECIAL},
     "nemotron_h": {
         "vocab_size": 320,
@@ -44,7 +58,15 @@ FAMILIES = {
         **SPECIAL,
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 320, **SPECIAL},
-    "cpt-gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 384, "unpadded_vocab_size": 320, **SPECIAL},
+    "cpt-gpt2": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "vocab_size": 384,
+        "unpadded_vocab_size": 320,
+        **SPECIAL,
+    },
     "minimind2": {**SHAPE, "intermediate_size": 48},
     "minimind2_moe": {**SHAPE, "intermediate_size": 48},
     "minimind3": {**SHAPE, "intermediate_size": 48},
@@ -71,7 +93,9 @@ for line in sys.stdin:
 def without_cpt(tmp_path_factory):
     """Logits of a model in a process that cannot import cpt."""
     written = tmp_path_factory.mktemp("logits") / "logits.pt"
-    process = subprocess.Popen([sys.executable, "-I", "-c", WITHOUT_CPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", WITHOUT_CPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
 
     def load(folder: Path) -> torch.Tensor:
@@ -110,7 +134,9 @@ def trained(recipe, write):
     return run
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]
+)
 def test_a_family_trains_exports_and_reloads_without_cpt(family, trained, without_cpt, tmp_path):
     trainer, recipe, tokenizer = trained(config={"model_type": family, **FAMILIES[family]})
     before = logits(build_model(recipe, tokenizer))
@@ -129,8 +155,14 @@ def test_an_adapter_is_merged_into_an_export_of_equal_logits(base_model, trained
 
 def test_only_the_adapter_learns_and_the_base_stays(base_model, trained):
     trainer, _, _ = trained(path=str(base_model), lora={"r": 4})
-    before, after = weights(base_model), {name: value for name, value in trainer.model.named_parameters() if "lora_" not in name}
-    assert all(value.equal(before[name.removeprefix("base_model.model.").replace(".base_layer", "")]) for name, value in after.items())
+    before, after = (
+        weights(base_model),
+        {name: value for name, value in trainer.model.named_parameters() if "lora_" not in name},
+    )
+    assert all(
+        value.equal(before[name.removeprefix("base_model.model.").replace(".base_layer", "")])
+        for name, value in after.items()
+    )
     assert all("lora_" in name for name, value in trainer.model.named_parameters() if value.requires_grad)
 
 
@@ -138,7 +170,8 @@ def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
     """A LoRA adapter by plain peft; not trained, it changes nothing."""
     torch.manual_seed(0)
     model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained)
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=4, target_modules="all-linear", init_lora_weights=not trained),
     )
     model.save_pretrained(folder)
     return folder
@@ -161,23 +194,35 @@ def test_an_adapter_that_changes_nothing_is_refused(cpt, base_model, tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "minimind3"])
 def test_tied_heads_stay_tied(family, trained, tmp_path):
-    trainer, recipe, tokenizer = trained(config={"model_type": family, **FAMILIES[family], "tie_word_embeddings": True})
+    trainer, recipe, tokenizer = trained(
+        config={"model_type": family, **FAMILIES[family], "tie_word_embeddings": True}
+    )
     exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
     model = AutoModelForCausalLM.from_pretrained(exported)
-    assert "lm_head.weight" not in weights(exported) and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert (
+        "lm_head.weight" not in weights(exported)
+        and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    )
 
 
 @pytest.fixture(scope="module")
 def extended(base_model, corpus, tmp_path_factory, cpt):
     """The base with 12 tokens of its domain."""
     folder = tmp_path_factory.mktemp("extended") / "model"
-    assert cpt("tokenizer", "extend", base_model, "--text", corpus / "domain.jsonl", "--add", 12, "--output", folder).returncode == 0
+    assert (
+        cpt(
+            "tokenizer", "extend", base_model, "--text", corpus / "domain.jsonl", "--add", 12, "--output", folder
+        ).returncode
+        == 0
+    )
     return folder
 
 
 def test_new_tokens_are_grown_as_the_mean_of_their_pieces(base_model, extended):
     old, new = (AutoTokenizer.from_pretrained(folder) for folder in (base_model, extended))
-    before, after = (AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight for folder in (base_model, extended))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight for folder in (base_model, extended)
+    )
     assert len(new) == len(old) + 12 and after[: len(old)].equal(before[: len(old)])
     for row in range(len(old), len(new)):
         pieces = old(new.decode([row]), add_special_tokens=False)["input_ids"]
@@ -234,7 +279,9 @@ def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
     for seed in (1, 2):
         torch.manual_seed(seed)
         shutil.copytree(base_model, tmp_path / str(seed))
-        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(tmp_path / str(seed))
+        LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(
+            tmp_path / str(seed)
+        )
         others.append(tmp_path / str(seed))
     assert cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode == 0
     parts = [weights(folder) for folder in (base_model, *others)]
@@ -256,7 +303,18 @@ def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
     for seed, folder in enumerate(folders.values()):
         torch.manual_seed(seed)
         LlamaForCausalLM(LlamaForCausalLM.config_class.from_pretrained(base_model)).save_pretrained(folder)
-    words = ("--after", folders["after"], "--base", base_model, "--chat", folders["chat"], "--scale", 0.5, "-o", tmp_path / "out")
+    words = (
+        "--after",
+        folders["after"],
+        "--base",
+        base_model,
+        "--chat",
+        folders["chat"],
+        "--scale",
+        0.5,
+        "-o",
+        tmp_path / "out",
+    )
     assert cpt("merge", "--method", "task_arithmetic", *words).returncode == 0
     base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
     for name, value in out.items():

@@ -1,4 +1,5 @@
-"""Reliability promises: whatever stops a run, the same command resumes it with the same losses and weights, bit for bit."""
+"""Reliability promises: whatever stops a run, the same command resumes it with the same losses and weights, bit for
+bit."""
 
 import json
 import os
@@ -24,7 +25,11 @@ def file(corpus, tokenizer_folder, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("never_lost")
     sections = tiny_recipe(corpus, tokenizer_folder, folder)
     sections["model"]["config"]["attention_dropout"] = 0.1
-    more = {"output_dir": "runs", "checkpoints": {"every_steps": 2}, "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]}}
+    more = {
+        "output_dir": "runs",
+        "checkpoints": {"every_steps": 2},
+        "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]},
+    }
     sections |= {**more, "optimizer": {"name": "my_lab:adamw", "learning_rate": 3e-3}}
     shutil.copy(Path(__file__).with_name("user_parts.py"), folder / "my_lab.py")
     return written(folder / "recipe.yaml", sections)
@@ -51,7 +56,12 @@ def killed(cpt, file) -> Path:
 def train(cpt, file, my_lab):
     """Type `cpt train` in a folder of the test's own, with trouble or without."""
     return lambda *words, trouble="", **options: cpt(
-        "train", file, *words, folder=my_lab, environment={"TROUBLE": trouble, **options.pop("environment", {})}, **options
+        "train",
+        file,
+        *words,
+        folder=my_lab,
+        environment={"TROUBLE": trouble, **options.pop("environment", {})},
+        **options,
     )
 
 
@@ -96,7 +106,9 @@ def test_killed_at_any_moment_a_run_resumes_bit_for_bit(start, train, file, my_l
 
 
 @pytest.mark.slow
-def test_killed_while_it_exports_the_model_is_there_whole_or_not_at_all(start, train, cpt, file, my_lab, run, straight):
+def test_killed_while_it_exports_the_model_is_there_whole_or_not_at_all(
+    start, train, cpt, file, my_lab, run, straight
+):
     for wait in (0.0, 0.03, 0.1):
         typed = start("train", file, folder=my_lab)
         while typed.process.is_alive() and not (run / f"checkpoint-{STEPS}").exists():
@@ -119,7 +131,9 @@ def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bi
 # Signals
 
 
-@pytest.mark.parametrize("kind", ["term", pytest.param("int", marks=pytest.mark.slow), pytest.param("hup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["term", pytest.param("int", marks=pytest.mark.slow), pytest.param("hup", marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_run_after_a_save_and_it_resumes_bit_for_bit(train, run, straight, kind):
     assert train(trouble=f"{kind}@3").returncode == 75
     saved = int(status(run)["checkpoint"].removeprefix("checkpoint-"))
@@ -148,7 +162,9 @@ def test_stopped_in_an_evaluation_the_run_makes_it_up(train, run, corpus):
         for lines in ((folder / "metrics.jsonl").read_text().splitlines() for folder in (run, run.with_name("whole")))
     ]
     assert (
-        figures[0] == figures[1] and [step for step, _ in figures[0]] == [0, 2, 4, 6, 8] and weights(run) == weights(run.with_name("whole"))
+        figures[0] == figures[1]
+        and [step for step, _ in figures[0]] == [0, 2, 4, 6, 8]
+        and weights(run) == weights(run.with_name("whole"))
     )
 
 
@@ -163,7 +179,11 @@ def damage(path, how):
     elif how == "cut":
         path.write_bytes(content[:middle])
     else:
-        changed = bytes(len(content)) if how == "zeroed" else content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        changed = (
+            bytes(len(content))
+            if how == "zeroed"
+            else content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        )
         path.write_bytes(changed)
 
 
@@ -187,7 +207,10 @@ def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_befo
     run = copy()
     damage(run / "checkpoint-4/model.safetensors", "cut")
     assert train().returncode == 0 and is_same(run, straight)
-    assert "model.safetensors" in (run / "bad-checkpoint-4/reason.txt").read_text() and events(run)[-1]["kind"] == "quarantined"
+    assert (
+        "model.safetensors" in (run / "bad-checkpoint-4/reason.txt").read_text()
+        and events(run)[-1]["kind"] == "quarantined"
+    )
 
 
 @pytest.mark.slow
@@ -243,7 +266,9 @@ def test_a_program_planted_in_a_checkpoint_never_runs(train, copy, tmp_path, nam
     theirs = shutil.copytree(copy() / "checkpoint-4", tmp_path / "theirs/checkpoint-4")
     (theirs / "manifest.json").unlink()  # a checkpoint that anybody may have written
     if name == "optimizer.pt":
-        torch.save({**torch.load(theirs / name, weights_only=True), "passenger": Planted(tmp_path / "ran")}, theirs / name)
+        torch.save(
+            {**torch.load(theirs / name, weights_only=True), "passenger": Planted(tmp_path / "ran")}, theirs / name
+        )
     else:
         (theirs / name).write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
     refused = train("--resume", theirs, "name=other")
@@ -269,7 +294,9 @@ def test_a_step_whose_loss_is_nan_is_skipped_and_written_down(train, run):
 @pytest.mark.slow
 def test_a_step_whose_loss_jumps_is_skipped(train, run):
     assert train(trouble="spike@7").returncode == 0
-    assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 7)] and updates(run) == {STEPS - 1}
+    assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 7)] and updates(run) == {
+        STEPS - 1
+    }
 
 
 def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run, straight):
@@ -335,7 +362,9 @@ def fill(folder) -> Path:
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_again(start, train, file, my_lab, disk, run, straight):
+def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_again(
+    start, train, file, my_lab, disk, run, straight
+):
     typed = start("train", file, folder=my_lab)
     typed.wait_until(lambda: (run / "checkpoint-2").exists())
     ballast = fill(disk)

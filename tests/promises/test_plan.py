@@ -11,14 +11,39 @@ from cpt import load_recipe, plan_run, resolve_recipe
 from cpt.errors import RecipeError, ResourceError
 
 GIB = 2**30
-LLAMA = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+}
 FAMILIES = {
     "llama": {**LLAMA, "num_key_value_heads": 4, "vocab_size": 16000},
-    "qwen3": {**LLAMA, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 50000, "tie_word_embeddings": True},
-    "nemotron": {**LLAMA, "model_type": "nemotron", "num_key_value_heads": 4, "vocab_size": 32000, "hidden_act": "relu2"},
+    "qwen3": {
+        **LLAMA,
+        "model_type": "qwen3",
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 50000,
+        "tie_word_embeddings": True,
+    },
+    "nemotron": {
+        **LLAMA,
+        "model_type": "nemotron",
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "hidden_act": "relu2",
+    },
     "gpt2": {"model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 16000, "n_positions": 1024},
 }
-LARGE = {**FAMILIES["llama"], "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 8, "num_attention_heads": 32}
+LARGE = {
+    **FAMILIES["llama"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+}
 
 
 @pytest.fixture
@@ -26,7 +51,9 @@ def planned(tmp_path):
     """A recipe of pre-training a shape, as a file."""
 
     def written(shape: dict, *, lora: dict | None = None, **training) -> Path:
-        model = {"from_scratch": True, "config": shape} if lora is None else {"path": str(tmp_path / "base"), "lora": lora}
+        model = (
+            {"from_scratch": True, "config": shape} if lora is None else {"path": str(tmp_path / "base"), "lora": lora}
+        )
         if lora is not None:
             (tmp_path / "base").mkdir()
             (tmp_path / "base/config.json").write_text(json.dumps(shape))
@@ -60,7 +87,10 @@ def test_the_terms_of_each_moment_add_up_to_the_peak(planned):
 def test_the_table_that_is_shown_adds_up(cpt, planned):
     shown = cpt("plan", planned(FAMILIES["llama"]), "--gpu", "RTX 4090").stdout
     of_gpu = [
-        float(size) for size in re.findall(r"^  \S.*?\s{2,}(\d+\.\d\d)(?:\s|$)", shown.partition("Memory of the host")[0], re.MULTILINE)
+        float(size)
+        for size in re.findall(
+            r"^  \S.*?\s{2,}(\d+\.\d\d)(?:\s|$)", shown.partition("Memory of the host")[0], re.MULTILINE
+        )
     ]
     assert len(of_gpu) > 4 and of_gpu[-1] == pytest.approx(sum(of_gpu[:-1]), abs=0.05)
 
@@ -92,7 +122,9 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "recomputes", "lora"), [CELLS[0], *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS[1:])])
+@pytest.mark.parametrize(
+    ("family", "recomputes", "lora"), [CELLS[0], *(pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS[1:])]
+)
 def test_a_plan_is_within_5_percent_of_a_dry_run_of_the_step(family, recomputes, lora, cpt, planned):
     file = planned(FAMILIES[family], lora=lora, gradient_checkpointing=recomputes)
     ended = cpt("plan", file, "--gpu", "RTX 4090", "--exact")
@@ -103,7 +135,9 @@ def test_a_plan_is_within_5_percent_of_a_dry_run_of_the_step(family, recomputes,
 
 @pytest.mark.slow
 def test_recomputing_takes_less_memory_and_more_time(planned):
-    plain, recomputed = (plan_run(load_recipe(planned(LARGE, gradient_checkpointing=on)), "H200") for on in (False, True))
+    plain, recomputed = (
+        plan_run(load_recipe(planned(LARGE, gradient_checkpointing=on)), "H200") for on in (False, True)
+    )
     assert recomputed.peak_bytes < plain.peak_bytes and recomputed.tokens_per_second < plain.tokens_per_second
     assert recomputed.flops_per_token == plain.flops_per_token
 
@@ -123,7 +157,9 @@ def test_a_run_that_does_not_fit_ends_with_3_and_its_cheapest_change_fits(cpt, p
 def test_the_proposed_keys_are_overrides_that_make_it_fit(planned):
     file = planned(LARGE)
     changes = plan_run(load_recipe(file), "RTX 4090", host_memory=64).changes
-    changed = load_recipe(file, [f"{key}={yaml.safe_dump(value).strip().removesuffix('...').strip()}" for key, value in changes.items()])
+    changed = load_recipe(
+        file, [f"{key}={yaml.safe_dump(value).strip().removesuffix('...').strip()}" for key, value in changes.items()]
+    )
     assert plan_run(changed, "RTX 4090", host_memory=64).fits
 
 
@@ -133,7 +169,9 @@ def test_a_share_of_the_memory_may_be_too_little(cpt, planned):
 
 
 def test_what_auto_stands_for_fits(planned):
-    file = planned(FAMILIES["llama"], per_device_train_batch_size="auto", gradient_checkpointing="auto", use_cpu=True, bf16=False)
+    file = planned(
+        FAMILIES["llama"], per_device_train_batch_size="auto", gradient_checkpointing="auto", use_cpu=True, bf16=False
+    )
     chosen = resolve_recipe(load_recipe(file, ["budget.global_batch_tokens=65536"]))
     assert "auto" not in chosen.training.values() and chosen.training["per_device_train_batch_size"] >= 1
     assert plan_run(chosen, "cpu").fits
@@ -142,7 +180,9 @@ def test_what_auto_stands_for_fits(planned):
 @pytest.mark.slow
 def test_auto_on_another_gpu_fits_there(cpt, planned):
     file = planned(LARGE, per_device_train_batch_size="auto", gradient_checkpointing="auto")
-    small, large = (plan_run(load_recipe(file, ["budget.global_batch_tokens=65536"]), gpu) for gpu in ("A100-40GB", "H200"))
+    small, large = (
+        plan_run(load_recipe(file, ["budget.global_batch_tokens=65536"]), gpu) for gpu in ("A100-40GB", "H200")
+    )
     assert small.fits and large.fits and small.micro_batch <= large.micro_batch
 
 
@@ -170,7 +210,9 @@ def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
 
 @pytest.mark.slow
 def test_adapters_need_a_fraction_of_the_optimizers_memory(planned):
-    whole, adapters = (plan_run(load_recipe(planned(LARGE, lora=lora)), "H200").gpu_terms["the update"] for lora in (None, {"r": 8}))
+    whole, adapters = (
+        plan_run(load_recipe(planned(LARGE, lora=lora)), "H200").gpu_terms["the update"] for lora in (None, {"r": 8})
+    )
     assert adapters["optimizer"] < whole["optimizer and fp32 weights"] / 20
 
 

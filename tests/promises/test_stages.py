@@ -22,7 +22,13 @@ CHAT = (
     "{% for message in messages %}{{ message.role }} {{ message.content }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
-SHAPE = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture(scope="session")
@@ -60,12 +66,18 @@ def pairs(count: int, seed: int = 0) -> list[dict]:
 def labelled(count: int) -> list[dict]:
     """The same answers, one at a time."""
     sides = ("chosen", "rejected")
-    return [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for row in pairs(count // 2) for side in sides]
+    return [
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
+        for row in pairs(count // 2)
+        for side in sides
+    ]
 
 
 def chats() -> list[dict]:
     """Eight questions with an answer of one or two words each."""
-    return [{"messages": said(f"w{number} w9", "user") + said(f"w{26 - number} w{10 + number}")} for number in range(8)]
+    return [
+        {"messages": said(f"w{number} w9", "user") + said(f"w{26 - number} w{10 + number}")} for number in range(8)
+    ]
 
 
 @pytest.fixture
@@ -73,7 +85,14 @@ def trainer_of(words, write, tmp_path):
     """A stage's trainer on rows, of the model above."""
 
     def build(
-        stage: str, rows: list[dict], *, steps: int = 4, batch: int = 8, model: dict | None = None, data: dict | None = None, **training
+        stage: str,
+        rows: list[dict],
+        *,
+        steps: int = 4,
+        batch: int = 8,
+        model: dict | None = None,
+        data: dict | None = None,
+        **training,
     ):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         is_rewarded = stage in ("grpo", "rloo", "ppo", "spo")
@@ -90,7 +109,11 @@ def trainer_of(words, write, tmp_path):
         }
         recipe = load_recipe(write(sections))
         tokenizer = load_tokenizer(recipe)
-        return build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, build_data(recipe, tokenizer)), recipe, tokenizer
+        return (
+            build_trainer(recipe, build_model(recipe, tokenizer), tokenizer, build_data(recipe, tokenizer)),
+            recipe,
+            tokenizer,
+        )
 
     return build
 
@@ -126,9 +149,20 @@ def test_a_preference_loss_is_that_of_trls_own_trainer(name, trainer_of, words, 
     stage = name.partition("-")[0]
     rows = labelled(8) if stage == "kto" else pairs(8)
     ours, _, tokenizer = trainer_of(stage, rows, **options)
-    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "per_device_train_batch_size": 8, "report_to": []}
+    arguments = {
+        "output_dir": str(tmp_path),
+        "use_cpu": True,
+        "bf16": False,
+        "per_device_train_batch_size": 8,
+        "report_to": [],
+    }
     model = AutoModelForCausalLM.from_pretrained(words)
-    other = theirs(model=model, args=config(**arguments, **options), train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    other = theirs(
+        model=model,
+        args=config(**arguments, **options),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
     before = loss_of_a_batch(ours)
     moved(ours.model)
     moved(other.model)
@@ -142,7 +176,9 @@ def test_a_reward_models_loss_is_that_of_trls_own_trainer(trainer_of, tmp_path):
     model = type(ours.model)(ours.model.config)
     model.load_state_dict(ours.model.state_dict())
     arguments = trl.RewardConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
-    other = trl.RewardTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    other = trl.RewardTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
 
 
@@ -151,7 +187,9 @@ def test_the_loss_of_sft_is_that_of_trls_own_trainer(trainer_of, words, tmp_path
     split = [{"prompt": row["messages"][:1], "completion": row["messages"][1:]} for row in chats()]
     arguments = trl.SFTConfig(str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[])
     model = AutoModelForCausalLM.from_pretrained(words)
-    other = trl.SFTTrainer(model=model, args=arguments, train_dataset=Dataset.from_list(split), processing_class=tokenizer)
+    other = trl.SFTTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_list(split), processing_class=tokenizer
+    )
     moved(ours.model)
     moved(other.model)
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
@@ -168,26 +206,40 @@ def teacher(words, tmp_path):
 
 def test_the_loss_of_gkd_is_that_of_trls_own_trainer(trainer_of, words, teacher, tmp_path):
     options = {"lmbda": 0.0, "beta": 0.3, "temperature": 0.9}
-    ours, _, tokenizer = trainer_of("gkd", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), **options)
+    ours, _, tokenizer = trainer_of(
+        "gkd", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), **options
+    )
     arguments = gkd.GKDConfig(
         str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=8, report_to=[], max_length=32, **options
     )
     model, other_teacher = (AutoModelForCausalLM.from_pretrained(folder) for folder in (words, teacher))
     other = gkd.GKDTrainer(
-        model=model, teacher_model=other_teacher, args=arguments, train_dataset=Dataset.from_list(chats()), processing_class=tokenizer
+        model=model,
+        teacher_model=other_teacher,
+        args=arguments,
+        train_dataset=Dataset.from_list(chats()),
+        processing_class=tokenizer,
     )
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_the_loss_of_distillation_is_the_divergence_written_by_hand(beta, trainer_of, teacher):
-    ours, _, _ = trainer_of("distill", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), beta=beta)
+    ours, _, _ = trainer_of(
+        "distill", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), beta=beta
+    )
     batch = next(iter(ours.get_train_dataloader()))
     learned = batch["labels"][:, 1:] != -100
-    logits = [model(batch["input_ids"]).logits[:, :-1] for model in (AutoModelForCausalLM.from_pretrained(teacher), ours.model.eval())]
+    logits = [
+        model(batch["input_ids"]).logits[:, :-1]
+        for model in (AutoModelForCausalLM.from_pretrained(teacher), ours.model.eval())
+    ]
     p, q = (F.softmax(values.double(), -1) for values in logits)
     mean = beta * p + (1 - beta) * q
-    forward, reverse = (p * (p / (q if beta == 0 else mean)).log()).sum(-1), (q * (q / (p if beta == 1 else mean)).log()).sum(-1)
+    forward, reverse = (
+        (p * (p / (q if beta == 0 else mean)).log()).sum(-1),
+        (q * (q / (p if beta == 1 else mean)).log()).sum(-1),
+    )
     divergence = {0.0: forward, 0.5: beta * forward + (1 - beta) * reverse, 1.0: reverse}[beta]
     loss = ours.compute_loss(ours.model, batch, num_items_in_batch=learned.sum())
     assert float(loss) == pytest.approx(float(divergence[learned].mean()), rel=1e-4)
@@ -208,7 +260,10 @@ def test_packed_conversations_have_the_loss_of_each_alone(trainer_of):
         rows = [trainer.rows[number] for number in range(8 if packing == "none" else 2)]
         batches = [{name: value[None] for name, value in row.items()} for row in rows]
         learned = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
-        parts = [float(trainer.compute_loss(trainer.model.eval(), batch, num_items_in_batch=torch.tensor(learned))) for batch in batches]
+        parts = [
+            float(trainer.compute_loss(trainer.model.eval(), batch, num_items_in_batch=torch.tensor(learned)))
+            for batch in batches
+        ]
         losses[packing] = sum(parts), learned
     assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
 
@@ -224,7 +279,10 @@ def sequence_logp(model, tokenizer, prompt, answer) -> float:
 
 def margin(model, tokenizer) -> float:
     """Mean of log p(chosen) - log p(rejected) over pairs that were not in the training data."""
-    sides = [[sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")] for row in pairs(8, seed=5)]
+    sides = [
+        [sequence_logp(model, tokenizer, row["prompt"], row[side]) for side in ("chosen", "rejected")]
+        for row in pairs(8, seed=5)
+    ]
     return sum(better - worse for better, worse in sides) / len(sides)
 
 
@@ -242,7 +300,10 @@ def test_a_reward_model_ranks_pairs_that_it_has_not_seen(trainer_of):
     trainer, _, tokenizer = trainer_of("reward", pairs(32), steps=24)
     trainer.train()
     for row in pairs(8, seed=5):
-        dialogues = [tokenizer.apply_chat_template(row["prompt"] + row[side], return_dict=False) for side in ("chosen", "rejected")]
+        dialogues = [
+            tokenizer.apply_chat_template(row["prompt"] + row[side], return_dict=False)
+            for side in ("chosen", "rejected")
+        ]
         better, worse = (float(trainer.model.eval()(torch.tensor([ids])).logits) for ids in dialogues)
         assert better > worse
 
@@ -253,7 +314,9 @@ def test_sft_learns_its_answers_by_heart(trainer_of, tmp_path):
     exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
     for question, answer in (row["messages"] for row in chats()):
-        prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        prompt = tokenizer.apply_chat_template(
+            [question], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
         written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
         assert tokenizer.decode(written) == answer["content"] + " <eos>"
 
@@ -263,7 +326,8 @@ def divergence(teacher: Path, student, texts: list[str], tokenizer, places: slic
     ids = torch.tensor(tokenizer(texts)["input_ids"])
     with torch.no_grad():
         p, q = (
-            F.log_softmax(model.eval()(ids).logits[:, places], -1) for model in (AutoModelForCausalLM.from_pretrained(teacher), student)
+            F.log_softmax(model.eval()(ids).logits[:, places], -1)
+            for model in (AutoModelForCausalLM.from_pretrained(teacher), student)
         )
     return float((p.exp() * (p - q)).sum(-1).mean())
 
@@ -281,12 +345,19 @@ DISTILLED = {  # rows, where the student learns, and keys of `training`
 }
 
 
-@pytest.mark.parametrize("stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(name, marks=pytest.mark.slow if name != "distill_text" else []) for name in DISTILLED]
+)
 def test_a_student_comes_near_its_teacher(stage, trainer_of, teacher):
     rows, places, options = DISTILLED[stage]
     data = {"packing": "none"} if stage == "gkd" else {}
-    trainer, _, tokenizer = trainer_of(stage, rows, steps=60, data=data, teacher_model_name_or_path=str(teacher), **options)
-    texts = [row.get("text") or row.get("prompt") or tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    trainer, _, tokenizer = trainer_of(
+        stage, rows, steps=60, data=data, teacher_model_name_or_path=str(teacher), **options
+    )
+    texts = [
+        row.get("text") or row.get("prompt") or tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        for row in rows
+    ]
     before = divergence(teacher, trainer.model, texts, tokenizer, places)
     trainer.train()
     assert divergence(teacher, trainer.model, texts, tokenizer, places) < before / 5
@@ -308,5 +379,7 @@ def test_a_stage_with_rewards_finds_the_one_right_answer_of_each_question(stage,
     rows = [{"prompt": f"w{number} w9", "answer": f"w{(7 * number + 3) % 4 + 10}"} for number in range(4)] * 8
     trainer, _, _ = trainer_of(stage, rows, steps=steps, batch=64, max_completion_length=1, **options)
     trainer.train()
-    rewards = [entry["rewards/exact_match/mean"] for entry in trainer.state.log_history if "rewards/exact_match/mean" in entry]
+    rewards = [
+        entry["rewards/exact_match/mean"] for entry in trainer.state.log_history if "rewards/exact_match/mean" in entry
+    ]
     assert rewards[0] <= 0.5 and sum(rewards[-5:]) / 5 > 0.9

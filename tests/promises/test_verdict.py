@@ -1,4 +1,5 @@
-"""Verdicts: metrics equal those of plain transformers; success, harm and forgetting are reported only where intervals show them."""
+"""Verdicts: metrics equal those of plain transformers; success, harm and forgetting are reported only where intervals
+show them."""
 
 import json
 import math
@@ -15,7 +16,21 @@ from cpt import evaluate_model, load_recipe
 from cpt.errors import DataError
 from cpt.train import train
 
-DOMAIN = ["the", "model", "reads", "a", "document", "and", "learns", "which", "word", "comes", "after", "other", "words"]
+DOMAIN = [
+    "the",
+    "model",
+    "reads",
+    "a",
+    "document",
+    "and",
+    "learns",
+    "which",
+    "word",
+    "comes",
+    "after",
+    "other",
+    "words",
+]
 GENERAL = ["of", "its", "domain", "text", "words", "which", "other", "learns", "a"]
 
 
@@ -25,7 +40,8 @@ def documents(words: list[str], count: int, seed: int, *, longest: int = 20) -> 
     for _ in range(count):
         place = draw.randrange(len(words))
         places = [
-            (place := (place + 1 if draw.random() < 0.9 else draw.randrange(99)) % len(words)) for _ in range(draw.randint(9, longest))
+            (place := (place + 1 if draw.random() < 0.9 else draw.randrange(99)) % len(words))
+            for _ in range(draw.randint(9, longest))
         ]
         texts.append(" ".join(words[each] for each in places))
     return texts
@@ -95,7 +111,10 @@ def test_bits_per_byte_are_those_of_a_loop_in_plain_transformers(changed, texts)
 
 def test_metrics_do_not_depend_on_the_batch_size(changed, texts):
     held = {"held": texts / "held_domain.jsonl"}
-    figures = [evaluate_model(changed / "better", held, sequence_length=128, batch_size=size)["sets"][0]["loss"] for size in (1, 7)]
+    figures = [
+        evaluate_model(changed / "better", held, sequence_length=128, batch_size=size)["sets"][0]["loss"]
+        for size in (1, 7)
+    ]
     assert figures[0] == pytest.approx(figures[1], rel=1e-6)
 
 
@@ -103,28 +122,47 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     held = texts / "held_domain.jsonl"
     (found,) = evaluate_model(changed / "better", {"held": held}, against=base_model, sequence_length=128)["sets"]
     (before, sizes), (after, _) = nats_by_hand(base_model, held), nats_by_hand(changed / "better", held)
-    bits, sizes = torch.tensor([(new - old) / math.log(2) for old, new in zip(before, after, strict=True)]), torch.tensor(sizes)
+    bits, sizes = (
+        torch.tensor([(new - old) / math.log(2) for old, new in zip(before, after, strict=True)]),
+        torch.tensor(sizes),
+    )
     drawn = torch.randint(0, 40, (4000, 40), generator=torch.Generator().manual_seed(0))
     low, high = torch.quantile(bits[drawn].sum(1) / sizes[drawn].sum(1), torch.tensor([0.025, 0.975])).tolist()
     against = found["against"]
     assert against["difference"] == pytest.approx(float(bits.sum() / sizes.sum()), rel=1e-4)
     assert against["items"] == 40 and against["num_worse"] == int((bits > 0).sum())
-    assert against["low"] == pytest.approx(low, abs=0.15 * (high - low)) and against["high"] == pytest.approx(high, abs=0.15 * (high - low))
+    assert against["low"] == pytest.approx(low, abs=0.15 * (high - low)) and against["high"] == pytest.approx(
+        high, abs=0.15 * (high - low)
+    )
 
 
 @pytest.mark.parametrize("name", ["better", "worse", "equal"])
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
-    words = ("--against", base_model, "--text", f"held={texts / 'held_domain.jsonl'}", "--sequence-length", 128, "--json")
+    words = (
+        "--against",
+        base_model,
+        "--text",
+        f"held={texts / 'held_domain.jsonl'}",
+        "--sequence-length",
+        128,
+        "--json",
+    )
     ended = cpt("evaluate", changed / name, *words)
     assert ended.returncode == 0, ended.output
     (found,) = json.loads(ended.stdout)["sets"]
     low, high = found["against"]["low"], found["against"]["high"]
     assert {"better": high < 0, "worse": low > 0, "equal": low > -0.001 and high < 0.001}[name]
-    assert found["verdict"].partition(": ")[2].startswith({"equal": ("about the same", "better", "worse")}.get(name, name))
+    assert (
+        found["verdict"]
+        .partition(": ")[2]
+        .startswith({"equal": ("about the same", "better", "worse")}.get(name, name))
+    )
 
 
 def test_a_model_compared_with_itself_differs_by_zero(base_model, texts):
-    (found,) = evaluate_model(base_model, {"held": texts / "held_domain.jsonl"}, against=base_model, sequence_length=128)["sets"]
+    (found,) = evaluate_model(
+        base_model, {"held": texts / "held_domain.jsonl"}, against=base_model, sequence_length=128
+    )["sets"]
     against = found["against"]
     assert (against["difference"], against["low"], against["high"], against["num_worse"]) == (0, 0, 0, 0)
 
@@ -149,7 +187,11 @@ def continued(recipe, base_model, texts, tmp_path):
         "tokenizer": {},
         "data": {"sequence_length": 128, "sources": [{"path": str(texts / "domain.jsonl")}]},
         "budget": {"tokens": 20 * 512, "global_batch_tokens": 512},
-        "evaluation": {"perplexity": sets, "retain": {"general": None}, "tasks": [{"name": "domain_test", "questions": 0}]},
+        "evaluation": {
+            "perplexity": sets,
+            "retain": {"general": None},
+            "tasks": [{"name": "domain_test", "questions": 0}],
+        },
     }
 
 
@@ -158,7 +200,8 @@ def verdict_of(run: Path) -> dict:
 
 
 def test_it_worked_only_where_the_interval_says_so(continued, texts, write):
-    """One run learns the domain; one learns random words at a rate that moves no figure: its tiny gain may be certain, and is none."""
+    """One run learns the domain; one learns random words at a rate that moves no figure: its tiny gain may be certain,
+    and is none."""
     noise = random.Random(0)
     write_texts(texts / "noise.jsonl", [" ".join(noise.choices(DOMAIN + GENERAL, k=20)) for _ in range(80)])
     for name, rate, source in (("learns", 3e-3, "domain"), ("idles", 1e-9, "noise")):
@@ -184,7 +227,9 @@ def test_harm_is_reported_as_harm(continued, texts, write):
 
 def test_forgetting_is_reported_and_stops_a_run_where_the_recipe_says_so(continued, texts, write):
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
-    base = train(load_recipe(write({**continued, "name": "base", "budget": {"tokens": 40 * 512, "global_batch_tokens": 512}})))
+    base = train(
+        load_recipe(write({**continued, "name": "base", "budget": {"tokens": 40 * 512, "global_batch_tokens": 512}}))
+    )
     continued |= {"model": {"path": str(base)}, "optimizer": {"learning_rate": 1e-2}}
     continued["data"]["sources"] = [{"path": str(texts / "domain.jsonl")}]
     continued["evaluation"] |= {"retain": {"general": 0.02}, "every_steps": 4}
@@ -203,7 +248,8 @@ def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
     assert found["is_complete"] and found["contamination"]["judged"] >= 70
     assert {one["name"]: one["documents"] for one in found["sets"]} == {"domain": 40, "general": 40}
     before, after = (
-        evaluate_model(folder, {"d": texts_of(continued)}, sequence_length=128)["sets"][0] for folder in (continued["model"]["path"], run)
+        evaluate_model(folder, {"d": texts_of(continued)}, sequence_length=128)["sets"][0]
+        for folder in (continued["model"]["path"], run)
     )
     domain = next(one for one in found["sets"] if one["name"] == "domain")
     assert (domain["before"], domain["after"]) == (
@@ -225,7 +271,12 @@ def test_planted_contamination_is_found_by_file_and_line_and_clean_data_passes(r
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     ended = cpt("contamination", write(recipe), "--json")
     found = json.loads(ended.stdout)
-    assert ended.returncode == 2 and found["contaminated"] == 1 and f"{dirty}:10" in ended.stdout and f"{exam}:1" in ended.stdout
+    assert (
+        ended.returncode == 2
+        and found["contaminated"] == 1
+        and f"{dirty}:10" in ended.stdout
+        and f"{exam}:1" in ended.stdout
+    )
     write_texts(dirty, clean)
     ended = cpt("contamination", write(recipe), "--json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["contaminated"] == 0
@@ -235,7 +286,10 @@ def test_decontamination_leaves_the_planted_document_out_of_the_training(recipe,
     planted = " ".join(f"word{number}" for number in range(30))
     dirty = write_texts(tmp_path / "dirty.jsonl", [*documents(DOMAIN, 8, 3), f"as it is said {planted} and so on"])
     exam = write_texts(tmp_path / "exam.jsonl", [planted])
-    recipe["data"] |= {"sources": [{"path": str(dirty)}], "filters": [{"name": "decontaminate", "against": [str(exam)]}]}
+    recipe["data"] |= {
+        "sources": [{"path": str(dirty)}],
+        "filters": [{"name": "decontaminate", "against": [str(exam)]}],
+    }
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     assert cpt("contamination", write(recipe)).returncode == 0
 

@@ -54,9 +54,13 @@ class Seen(TrainerCallback):
         def note(module, arguments, inputs):
             if module.training:
                 rows = zip(inputs["input_ids"], inputs["labels"], inputs["position_ids"], strict=True)
-                digests = [hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows]
+                digests = [
+                    hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows
+                ]
                 with self.file.open("a") as file:
-                    file.write(json.dumps({"step": state.global_step + 1, "rank": args.process_index, "rows": digests}) + "\n")
+                    file.write(
+                        json.dumps({"step": state.global_step + 1, "rank": args.process_index, "rows": digests}) + "\n"
+                    )
 
         model.register_forward_pre_hook(note, with_kwargs=True)
 
@@ -95,7 +99,12 @@ class Trouble(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         """Signals and errors between two steps."""
-        for kind, number in (("kill", signal.SIGKILL), ("term", signal.SIGTERM), ("int", signal.SIGINT), ("hup", signal.SIGHUP)):
+        for kind, number in (
+            ("kill", signal.SIGKILL),
+            ("term", signal.SIGTERM),
+            ("int", signal.SIGINT),
+            ("hup", signal.SIGHUP),
+        ):
             if self.is_due(state.global_step, kind):
                 os.kill(os.getpid(), number)
         if self.is_due(state.global_step, "worker"):

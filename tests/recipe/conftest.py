@@ -61,7 +61,9 @@ def slips_of() -> Callable[..., list[str]]:
 
     def slips(key: str, others: Iterable[str], times: int = 3) -> list[str]:
         taken = {simplified(other) for other in others}
-        wrong = {slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(times)}
+        wrong = {
+            slipped(key, kind, dice) for kind in ("changed", "added", "left out", "swapped") for _ in range(times)
+        }
         return sorted(word for word in wrong if simplified(word) not in taken) if len(key) > 2 else []
 
     return slips

@@ -7,7 +7,9 @@ from tests.tiny import write_recipe
 
 
 def test_the_keys_that_say_auto():
-    assert automatic_keys({"per_device_train_batch_size": "auto", "bf16": True, "logging_steps": 5}) == ["per_device_train_batch_size"]
+    assert automatic_keys({"per_device_train_batch_size": "auto", "bf16": True, "logging_steps": 5}) == [
+        "per_device_train_batch_size"
+    ]
     assert automatic_keys({}) == []
 
 
@@ -15,7 +17,9 @@ def test_auto_is_taken_by_the_keys_that_a_plan_can_fill_and_by_no_others(tiny_re
     budget = {"tokens": 4096, "global_batch_tokens": 256}
     training = dict.fromkeys(AUTOMATIC, "auto")
     training.pop("activation_checkpointing")  # transformers' new name of the same switch
-    loaded = load_recipe(write_recipe({**tiny_recipe, "budget": budget, "training": training}, tmp_path / "recipe.yaml"))
+    loaded = load_recipe(
+        write_recipe({**tiny_recipe, "budget": budget, "training": training}, tmp_path / "recipe.yaml")
+    )
     assert loaded.training == training
     with pytest.raises(RecipeError, match="max_grad_norm"):
         load_recipe(write_recipe({**tiny_recipe, "training": {"max_grad_norm": "auto"}}, tmp_path / "wrong.yaml"))

@@ -4,7 +4,14 @@ from cpt.recipe.difference import differing_keys
 
 
 def test_each_differing_key_has_one_line(load):
-    after = load("", "optimizer.learning_rate=2e-5", "data.sources.0.weight=2", "training.bf16=true", "model.lora={r: 8}", "seed=1")
+    after = load(
+        "",
+        "optimizer.learning_rate=2e-5",
+        "data.sources.0.weight=2",
+        "training.bf16=true",
+        "model.lora={r: 8}",
+        "seed=1",
+    )
     assert differing_keys(load(), after) == [
         "seed: 42 -> 1",
         "model.lora: null -> {r: 8}",

@@ -48,8 +48,15 @@ def test_every_default_fits_its_kinds(config):
 
 
 def test_simple_annotations_are_the_real_ones():
-    keys, names = keys_of_config("transformers:TrainingArguments"), {bool: "bool", int: "int", float: "float", str: "str", NoneType: "null"}
-    hints = {name: hint for name, hint in typing.get_type_hints(real_class("transformers:TrainingArguments")).items() if name in keys}
+    keys, names = (
+        keys_of_config("transformers:TrainingArguments"),
+        {bool: "bool", int: "int", float: "float", str: "str", NoneType: "null"},
+    )
+    hints = {
+        name: hint
+        for name, hint in typing.get_type_hints(real_class("transformers:TrainingArguments")).items()
+        if name in keys
+    }
     for name, hint in hints.items():
         parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
         if all(part in names for part in parts) and name != "fsdp":  # fsdp also takes the `true` of its bare flag
@@ -78,7 +85,10 @@ def test_every_stage_has_a_class():
     [
         ("class Config: pass\n", "cannot find the keys of Config in the installed `lab`"),
         ("x = 1\n", "cannot find the keys of Config in the installed `lab`"),
-        ("from elsewhere_entirely import Base\n\nclass Config(Base): pass\n", "the package `elsewhere_entirely` is not installed"),
+        (
+            "from elsewhere_entirely import Base\n\nclass Config(Base): pass\n",
+            "the package `elsewhere_entirely` is not installed",
+        ),
         ("from json import Missing\n\nclass Config(Missing): pass\n", "cannot find `Missing`, the base of Config in "),
         ("def broken(:\n", "cannot read "),
     ],

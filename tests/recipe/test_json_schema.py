@@ -75,7 +75,9 @@ def test_lora_has_the_keys_of_peft(validator):
     recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))
     assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"r": 8}}})
     assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"rank": 8}}})
-    assert validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf4", "double_quantize": True}}})
+    assert validator.is_valid(
+        {**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf4", "double_quantize": True}}}
+    )
     assert not validator.is_valid({**recipe, "model": {"path": "a/b", "lora": {"quantize": "nf5"}}})
 
 
@@ -87,7 +89,8 @@ def test_other_adapters_have_keys_of_their_own(validator):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "is_valid"), [("1_000_000", True), ("1.5B", True), ("20GB", False), ("1 k", True), ("many", False), ("1X", False)]
+    ("tokens", "is_valid"),
+    [("1_000_000", True), ("1.5B", True), ("20GB", False), ("1 k", True), ("many", False), ("1X", False)],
 )
 def test_numbers_that_editors_take_for_text(validator, tokens, is_valid):
     recipe = plain(read_text(SOUND.encode(), "r", Mistakes()))

@@ -23,22 +23,29 @@ def test_four_planted_mistakes_are_told_at_once_with_their_lines(mistakes, here)
     """A key of the schema, one under `training:`, one in a file reached by reference, a knob set twice."""
     (here / "model.yaml").write_text("path: some/model\n\natention: sdpa\n")
     assert mistakes(
-        only="name: r\n"
-        "model: model.yaml\n"
-        "data:\n"
-        "  sources: [{path: some/texts}]\n"
-        "  sequence_lenght: 128\n"
-        "budget: {tokens: 1000}\n"
-        "optimizer: {learning_rate: 1e-5}\n"
-        "training:\n"
-        "  gradient_chekpointing: true\n"
-        "  learning_rate: 2e-5\n"
+        only=(
+            "name: r\n"
+            "model: model.yaml\n"
+            "data:\n"
+            "  sources: [{path: some/texts}]\n"
+            "  sequence_lenght: 128\n"
+            "budget: {tokens: 1000}\n"
+            "optimizer: {learning_rate: 1e-5}\n"
+            "training:\n"
+            "  gradient_chekpointing: true\n"
+            "  learning_rate: 2e-5\n"
+        )
     ) == [
         "model.yaml:3: `model.atention` is not a key of `model`. Did you mean `attention`?",
         "r.yaml:5: `data.sequence_lenght` is not a key of `data`. Did you mean `sequence_length`?",
-        "r.yaml:9: `training.gradient_chekpointing` is not a key of TrainingArguments. Did you mean `gradient_checkpointing`?",
-        "r.yaml:10: one knob is set twice: `optimizer.learning_rate` (line 7) and `training.learning_rate` (line 10). "
-        "Keep `optimizer.learning_rate`",
+        (
+            "r.yaml:9: `training.gradient_chekpointing` is not a key of TrainingArguments. Did you mean"
+            " `gradient_checkpointing`?"
+        ),
+        (
+            "r.yaml:10: one knob is set twice: `optimizer.learning_rate` (line 7) and `training.learning_rate` (line"
+            " 10). Keep `optimizer.learning_rate`"
+        ),
     ]
 
 
@@ -81,19 +88,25 @@ def test_loading_imports_neither_torch_nor_transformers_and_takes_a_moment():
     )
     seconds = []
     for _ in range(3):  # the fastest of three: the machine may be busy
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         assert answer[1] == "[]"
         seconds.append(float(answer[0]))
     assert min(seconds) < 0.6
 
 
 def test_a_large_mixture_loads_in_a_moment(load):
-    sources = "".join(f"  - {{path: a/b{n}, name: s{n}, weight: {n + 1}, filters: [{{name: length}}]}}\n" for n in range(300))
+    sources = "".join(
+        f"  - {{path: a/b{n}, name: s{n}, weight: {n + 1}, filters: [{{name: length}}]}}\n" for n in range(300)
+    )
     start = time.perf_counter()
     assert (
         len(
             load(
-                only=f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 5}}\ndata:\n  sources:\n{sources}".replace("  - ", "    - ")
+                only=f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 5}}\ndata:\n  sources:\n{sources}".replace(
+                    "  - ", "    - "
+                )
             ).data.sources
         )
         == 300
@@ -104,7 +117,9 @@ def test_a_large_mixture_loads_in_a_moment(load):
 @pytest.mark.parametrize("recipe", ["prototype_rtx4090", "production_multi_gpu", "gpt2_124m_6gb", "cpt_code"])
 def test_a_dumped_recipe_reads_back_equal(tmp_path, monkeypatch, recipe):
     monkeypatch.chdir(REPOSITORY)
-    loaded = load_recipe(f"recipes/{recipe}.yaml", ["description=no", "tags=['1e-4', '010', 'null', 'on']"], lora=recipe == "cpt_code")
+    loaded = load_recipe(
+        f"recipes/{recipe}.yaml", ["description=no", "tags=['1e-4', '010', 'null', 'on']"], lora=recipe == "cpt_code"
+    )
     (tmp_path / "r.yaml").write_text(dump_recipe(loaded))
     assert load_recipe(tmp_path / "r.yaml") == loaded
 
@@ -117,13 +132,19 @@ def test_a_dumped_recipe_writes_defaults_and_nulls_in_the_schemas_order(load):
 
 
 PROTOTYPE = (REPOSITORY / "recipes/prototype_rtx4090.yaml").read_bytes()
-SCRAPS = st.sampled_from(["\t", ":", "- ", "{", "]", "&a ", "*a", "!!x ", "\x00", "'", "010", "null", "base: a.yaml\n", "<<: ", "1e9"])
+SCRAPS = st.sampled_from(
+    ["\t", ":", "- ", "{", "]", "&a ", "*a", "!!x ", "\x00", "'", "010", "null", "base: a.yaml\n", "<<: ", "1e9"]
+)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     cuts=st.lists(
-        st.tuples(st.integers(0, len(PROTOTYPE)), st.integers(0, 8), SCRAPS.map(str.encode) | st.binary(max_size=3)), min_size=1, max_size=4
+        st.tuples(st.integers(0, len(PROTOTYPE)), st.integers(0, 8), SCRAPS.map(str.encode) | st.binary(max_size=3)),
+        min_size=1,
+        max_size=4,
     )
 )
 def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path, cuts):
@@ -137,7 +158,9 @@ def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path
         assert all(re.match(r".*\.yaml:\d+: ", line) for line in str(problem).splitlines())
 
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"), max_size=20)
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"), max_size=20
+)
 TRICKY = st.sampled_from(
     [
         "no",
@@ -167,16 +190,27 @@ TRICKY = st.sampled_from(
     ]
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False) | TEXT | TRICKY,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries((TEXT | TRICKY).filter(lambda key: key != "base"), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT
+    | TRICKY,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries((TEXT | TRICKY).filter(lambda key: key != "base"), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    config=st.dictionaries((TEXT | TRICKY).filter(lambda key: key not in ("base", "model_type")), VALUES, max_size=4), text=TEXT | TRICKY
+    config=st.dictionaries((TEXT | TRICKY).filter(lambda key: key not in ("base", "model_type")), VALUES, max_size=4),
+    text=TEXT | TRICKY,
 )
 def test_any_value_survives_dumping(tmp_path, config, text):
     recipe = Recipe(
@@ -194,14 +228,18 @@ def test_a_mixture_file_is_a_data_section_alone(here):
     (here / "m.yaml").write_text("total_tokens: 5\nsources: [{path: a/b}]\n")
     (here / "on_top.yaml").write_text("base: m.yaml\nsequence_length: 64\n")
     assert load_mixture("m.yaml")[0].sources[0].path == "a/b"
-    assert load_mixture("on_top.yaml", ["data.packing=none"])[0].model_dump(include={"sequence_length", "packing"}) == {
+    assert load_mixture("on_top.yaml", ["data.packing=none"])[0].model_dump(
+        include={"sequence_length", "packing"}
+    ) == {
         "sequence_length": 64,
         "packing": "none",
     }
 
 
 def test_a_mixture_is_read_from_a_recipe_too(here):
-    (here / "r.yaml").write_text("name: r\nseed: 3\nmodel: {path: a/b}\nbudget: {epochs: 1}\ndata: {sources: [{path: a/b}]}\n")
+    (here / "r.yaml").write_text(
+        "name: r\nseed: 3\nmodel: {path: a/b}\nbudget: {epochs: 1}\ndata: {sources: [{path: a/b}]}\n"
+    )
     data, seed = load_mixture("r.yaml")
     assert data.sources[0].path == "a/b" and seed == 3
 

@@ -50,21 +50,21 @@ data: {{sources: [{{path: some/texts}}], sequence_length: 128}}
 budget: {{tokens: 1_024_000}}
 """
 WRITTEN = {  # what users of other tools write -> (the value that they give, the remedy's value here)
-    "learning_rate": "1e-5", "lr": "1e-5", "peak_lr": "1e-5", "optim": "adamw", "weight_decay": "0.1", "adam_beta1": ("0.9", "[0.9, 0.95]"),
+    "learning_rate": "1e-5", "lr": "1e-5", "peak_lr": "1e-5", "optim": "adamw", "weight_decay": "0.1", "adam_beta1": ("0.9", "[0.9, 0.95]"),  # noqa: E501
     "beta2": ("0.95", "[0.9, 0.95]"), "adam_epsilon": "1e-8", "lr_scheduler_type": "cosine", "lr_scheduler": "cosine",
-    "warmup_steps": ("100", "100k"), "warmup_ratio": "0.1", "num_warmup_steps": ("100", "100k"), "cosine_min_lr_ratio": "0.1",
-    "max_steps": ("10", "1024000"), "max_train_steps": ("10", "1024000"), "max_tokens": "1024000", "num_train_epochs": None,
-    "num_epochs": None, "epochs": None, "batch_size": "4", "micro_batch_size": "4", "per_device_batch_size": "4", "train_batch_size": "4",
-    "per_device_train_batch_size": "4", "per_device_eval_batch_size": "4", "eval_batch_size": "4", "gradient_accumulation_steps": "2",
-    "gradient_accumulation": "2", "global_batch_size": ("32", "8192"), "max_grad_norm": "1.0", "grad_clip": "1.0", "max_seq_length": "128",
-    "max_length": "128", "sequence_len": "128", "cutoff_len": "128", "block_size": "128", "sequence_length": "128", "seq_len": "128",
-    "packing": ("true", "best_fit"), "sample_packing": ("true", "best_fit"), "model_name_or_path": "a/b", "base_model": "a/b",
-    "tokenizer_name": "a/b", "attn_implementation": "sdpa", "flash_attention": ("true", "auto"), "torch_dtype": "float32", "bf16": "true",
-    "gradient_checkpointing": "true", "deepspeed": "deepspeed_configs/ds_config_zero1.json", "logging_steps": "10", "save_steps": "50",
-    "save_total_limit": None, "eval_steps": None, "val_set_size": "0.1", "report_to": ("wandb", "[wandb]"), "wandb_project": None,
+    "warmup_steps": ("100", "100k"), "warmup_ratio": "0.1", "num_warmup_steps": ("100", "100k"), "cosine_min_lr_ratio": "0.1",  # noqa: E501
+    "max_steps": ("10", "1024000"), "max_train_steps": ("10", "1024000"), "max_tokens": "1024000", "num_train_epochs": None,  # noqa: E501
+    "num_epochs": None, "epochs": None, "batch_size": "4", "micro_batch_size": "4", "per_device_batch_size": "4", "train_batch_size": "4",  # noqa: E501
+    "per_device_train_batch_size": "4", "per_device_eval_batch_size": "4", "eval_batch_size": "4", "gradient_accumulation_steps": "2",  # noqa: E501
+    "gradient_accumulation": "2", "global_batch_size": ("32", "8192"), "max_grad_norm": "1.0", "grad_clip": "1.0", "max_seq_length": "128",  # noqa: E501
+    "max_length": "128", "sequence_len": "128", "cutoff_len": "128", "block_size": "128", "sequence_length": "128", "seq_len": "128",  # noqa: E501
+    "packing": ("true", "best_fit"), "sample_packing": ("true", "best_fit"), "model_name_or_path": "a/b", "base_model": "a/b",  # noqa: E501
+    "tokenizer_name": "a/b", "attn_implementation": "sdpa", "flash_attention": ("true", "auto"), "torch_dtype": "float32", "bf16": "true",  # noqa: E501
+    "gradient_checkpointing": "true", "deepspeed": "deepspeed_configs/ds_config_zero1.json", "logging_steps": "10", "save_steps": "50",  # noqa: E501
+    "save_total_limit": None, "eval_steps": None, "val_set_size": "0.1", "report_to": ("wandb", "[wandb]"), "wandb_project": None,  # noqa: E501
     "run_name": "x", "output_dir": "out", "seed": "1", "lora_r": "8", "lora_alpha": "16", "lora_dropout": "0.1",
-    "lora_target_modules": ("[q_proj]", "[q_proj]"), "load_in_4bit": ("true", "nf4"), "trust_remote_code": None, "rank": "8", "alpha": "16",
-    "target": ("[q_proj]", "[q_proj]"), "num_workers": "2", "neftune_noise_alpha": "5", "tf32": "true", "dataset": None, "datasets": None,
+    "lora_target_modules": ("[q_proj]", "[q_proj]"), "load_in_4bit": ("true", "nf4"), "trust_remote_code": None, "rank": "8", "alpha": "16",  # noqa: E501
+    "target": ("[q_proj]", "[q_proj]"), "num_workers": "2", "neftune_noise_alpha": "5", "tf32": "true", "dataset": None, "datasets": None,  # noqa: E501
     "dataset_name": None, "dataset_text_field": "body",
 }  # fmt: skip
 """None: the remedy needs another key beside it, so only the place is checked."""

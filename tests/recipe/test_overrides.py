@@ -4,7 +4,14 @@ import pytest
 
 
 def test_a_value_is_read_like_one_in_a_file(load):
-    recipe = load("", "optimizer.learning_rate=2e-4", "budget.tokens=1_000_000", "training.bf16=true", "tags=[a, b]", "description=no")
+    recipe = load(
+        "",
+        "optimizer.learning_rate=2e-4",
+        "budget.tokens=1_000_000",
+        "training.bf16=true",
+        "tags=[a, b]",
+        "description=no",
+    )
     assert (recipe.optimizer.learning_rate, recipe.budget.tokens) == (2e-4, 1_000_000)
     assert (recipe.training, recipe.tags, recipe.description) == ({"bf16": True}, ["a", "b"], "no")
 
@@ -16,10 +23,15 @@ def test_an_entry_of_a_list_is_named_by_its_number(load, key):
 
 def test_a_whole_entry_and_a_whole_list_can_be_replaced(load):
     assert load("", "data.sources.0={path: a/b}").data.sources[0].path == "a/b"
-    assert [source.path for source in load("", "data.sources=[{path: a/b}, {path: c/d}]").data.sources] == ["a/b", "c/d"]
+    assert [source.path for source in load("", "data.sources=[{path: a/b}, {path: c/d}]").data.sources] == [
+        "a/b",
+        "c/d",
+    ]
 
 
-def test_a_temperature_on_the_command_line_takes_the_place_of_the_files_weights_and_not_of_those_beside_it(load, mistakes):
+def test_a_temperature_on_the_command_line_takes_the_place_of_the_files_weights_and_not_of_those_beside_it(
+    load, mistakes
+):
     weighed = "data: {sources: [{path: a/b, weight: 2}, {path: c/d}]}\n"
     whole = f"name: r\nmodel: {{path: a/b}}\nbudget: {{tokens: 10}}\n{weighed}"
     data = load("", "data.temperature=2", only=whole).data
@@ -91,7 +103,10 @@ def test_a_mistake_quotes_the_override(mistakes, override, said):
 
 
 def test_mistakes_of_files_and_of_the_command_line_come_together(mistakes):
-    assert [line.partition(":")[0] for line in mistakes("sed: 1\n", "x=1", "nonsense")] == ["r.yaml", *["on the command line"] * 2]
+    assert [line.partition(":")[0] for line in mistakes("sed: 1\n", "x=1", "nonsense")] == [
+        "r.yaml",
+        *["on the command line"] * 2,
+    ]
 
 
 def test_lora_turns_the_defaults_on(load):

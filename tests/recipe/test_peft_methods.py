@@ -17,7 +17,9 @@ def test_the_sources_tell_the_methods_that_peft_has():
 @pytest.mark.parametrize("name", peft_methods())
 def test_each_methods_keys_are_those_of_its_class(name):
     real = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(name.upper())]
-    assert keys_of_config(peft_methods()[name]).keys() == {field.name for field in dataclasses.fields(real) if field.init}
+    assert keys_of_config(peft_methods()[name]).keys() == {
+        field.name for field in dataclasses.fields(real) if field.init
+    }
 
 
 def test_a_method_is_lora_unless_said_and_its_case_does_not_matter():
@@ -38,13 +40,28 @@ def test_a_method_that_no_run_can_train_is_refused_with_its_reason(name):
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("{method: lohaa}", "`model.lora.method`: peft has no method called `lohaa`. Did you mean `loha`? It has: adamss"),
+        (
+            "{method: lohaa}",
+            "`model.lora.method`: peft has no method called `lohaa`. Did you mean `loha`? It has: adamss",
+        ),
         ("{method: ia3, r: 8}", "`model.lora.r` is not a key of IA3Config."),
-        ("{method: boft, boft_block_sise: 4}", "`model.lora.boft_block_sise` is not a key of BOFTConfig. Did you mean `boft_block_size`?"),
+        (
+            "{method: boft, boft_block_sise: 4}",
+            "`model.lora.boft_block_sise` is not a key of BOFTConfig. Did you mean `boft_block_size`?",
+        ),
         ("{method: vera, r: many}", '`model.lora.r`: expected a whole number, got the text "many"'),
-        ("{method: oft, preset: cpt}", "`model.lora.preset`: cpt is for `method: lora`, not for oft: remove one of them"),
-        ("{method: oft, quantize: nf4}", "`model.lora.quantize`: peft's oft has no layer for weights in 4 bit: remove it"),
-        ("{method: p_tuning}", "`model.lora.method`: p_tuning cannot be trained here: it puts virtual tokens before each row"),
+        (
+            "{method: oft, preset: cpt}",
+            "`model.lora.preset`: cpt is for `method: lora`, not for oft: remove one of them",
+        ),
+        (
+            "{method: oft, quantize: nf4}",
+            "`model.lora.quantize`: peft's oft has no layer for weights in 4 bit: remove it",
+        ),
+        (
+            "{method: p_tuning}",
+            "`model.lora.method`: p_tuning cannot be trained here: it puts virtual tokens before each row",
+        ),
     ],
 )
 def test_options_are_checked_against_the_methods_own_class_with_their_line(mistakes, written, said):

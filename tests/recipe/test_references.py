@@ -25,7 +25,11 @@ def test_a_section_may_be_a_path(load):
 
 def test_a_section_may_build_on_a_file(load):
     model = load(only=with_model("{base: models/m.yaml, path: other/model, config: {hidden_size: 128}}")).model
-    assert (model.path, model.dtype, model.config) == ("other/model", "bfloat16", {"model_type": "llama", "hidden_size": 128})
+    assert (model.path, model.dtype, model.config) == (
+        "other/model",
+        "bfloat16",
+        {"model_type": "llama", "hidden_size": 128},
+    )
 
 
 def test_bases_may_have_bases(load, here):
@@ -48,7 +52,9 @@ def test_phases_or_a_temperature_on_top_of_a_base_take_the_place_of_its_weights(
     (here / "base.yaml").write_text("name: r\nmodel: models/m.yaml\nbudget: {tokens: 10}\n" + WEIGHED)
     assert load(only="base: base.yaml\n").data.sources[0].weight == 3
     recipe = load(only=f"base: base.yaml\ndata: {{{on_top}}}\n")
-    assert [source.weight for source in recipe.data.sources] == [1, 1] and (recipe.data.temperature == 2) is (on_top != PHASES)
+    assert [source.weight for source in recipe.data.sources] == [1, 1] and (recipe.data.temperature == 2) is (
+        on_top != PHASES
+    )
     (here / "mixture.yaml").write_text(WEIGHED.removeprefix("data: "))
     alone = f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\ndata: {{base: mixture.yaml, {on_top}}}\n"
     assert load(only=alone).data == recipe.data
@@ -65,13 +71,19 @@ def test_the_way_of_weighing_on_top_takes_the_place_of_the_other_one(load, here)
 def test_weights_beside_phases_in_the_same_file_are_still_a_mistake(mistakes):
     text = f"name: r\nmodel: models/m.yaml\nbudget: {{tokens: 10}}\n{WEIGHED[:-2]}, {PHASES}}}\n"
     (line,) = mistakes(only=text)
-    assert "`data.sources[0].weight` has no effect" in line and "or write `data.phases: []` for the sources' own weights" in line
+    assert (
+        "`data.sources[0].weight` has no effect" in line
+        and "or write `data.phases: []` for the sources' own weights" in line
+    )
 
 
 def test_a_section_that_names_its_file_takes_nothing_from_an_outer_base(load, here):
     (here / "base.yaml").write_text(with_model("{path: old/model, config: {model_type: qwen2, vocab_size: 3}}"))
     for model in ("models/m.yaml", "{base: models/m.yaml}"):
-        assert load(only=f"base: base.yaml\nmodel: {model}\n").model.config == {"model_type": "llama", "hidden_size": 64}
+        assert load(only=f"base: base.yaml\nmodel: {model}\n").model.config == {
+            "model_type": "llama",
+            "hidden_size": 64,
+        }
 
 
 def test_every_kind_of_section_may_be_a_file(load, here):
@@ -167,6 +179,8 @@ def test_a_preset_can_be_varied_overridden_and_dumped(load, here):
     assert load_recipe(here / "again.yaml") == recipe and recipe.model.lora == {"preset": "cpt", "r": 8}
 
 
-@pytest.mark.parametrize(("written", "said"), [("cptt", "expected keys and values or the path"), ("{preset: full}", "expected one of cpt")])
+@pytest.mark.parametrize(
+    ("written", "said"), [("cptt", "expected keys and values or the path"), ("{preset: full}", "expected one of cpt")]
+)
 def test_an_unknown_preset_is_a_mistake(mistakes, written, said):
     assert said in mistakes(only=with_model(f"{{path: a/b, lora: {written}}}"))[0]

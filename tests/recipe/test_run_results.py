@@ -30,7 +30,9 @@ def run_folder(tmp_path):
 def test_a_finished_run_is_its_exported_model(run_folder, tiny_recipe, tmp_path):
     assert result_of_run(str(run_folder)) == str(run_folder / "final") and unfinished_run(str(run_folder)) is None
     del tiny_recipe["tokenizer"]
-    recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "cpt", "model": {"path": str(run_folder)}}, tmp_path / "r.yaml"))
+    recipe = load_recipe(
+        write_recipe({**tiny_recipe, "stage": "cpt", "model": {"path": str(run_folder)}}, tmp_path / "r.yaml")
+    )
     assert recipe.model.path == str(run_folder / "final")
 
 
@@ -49,7 +51,10 @@ def test_a_models_folder_and_a_checkpoint_are_no_runs(run_folder):
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ('{"state": "interrupted"}', r"has not finished \(its state: interrupted\). Let it end: cpt train .*first/recipe.yaml"),
+        (
+            '{"state": "interrupted"}',
+            r"has not finished \(its state: interrupted\). Let it end: cpt train .*first/recipe.yaml",
+        ),
         ('{"sta', r"has not finished \(its state: not started\)"),
         ('{"state": "finished"}', "has lost its model"),
     ],
@@ -74,7 +79,9 @@ def test_a_run_that_has_not_finished_is_a_blocker_and_no_mistake(run_folder, tin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "lora", [None, pytest.param({"r": 4}, marks=pytest.mark.long), pytest.param({"method": "lokr"}, marks=pytest.mark.long)], ids=str
+    "lora",
+    [None, pytest.param({"r": 4}, marks=pytest.mark.long), pytest.param({"method": "lokr"}, marks=pytest.mark.long)],
+    ids=str,
 )
 def test_a_run_goes_on_from_what_another_one_learned(tiny_recipe, tmp_path, lora):
     base = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "a.yaml")))
@@ -88,7 +95,9 @@ def test_a_run_goes_on_from_what_another_one_learned(tiny_recipe, tmp_path, lora
     exported = find_trained(runs / "first" / "final").folder
     whole = build_model(Model(path=str(exported)), load_tokenizer(recipe.tokenizer, recipe.model)).state_dict()
     before = build_model(Model(path=str(base)), load_tokenizer(recipe.tokenizer, recipe.model)).state_dict()
-    assert all(start[name].equal(whole[name]) for name in whole) and not all(start[name].equal(before[name]) for name in whole)
+    assert all(start[name].equal(whole[name]) for name in whole) and not all(
+        start[name].equal(before[name]) for name in whole
+    )
     train(recipe)
     assert Run(runs / "second").is_finished
     assert json.loads((runs / "second" / INPUTS).read_text())["weights"]["path"] == str(runs / "first" / "final")

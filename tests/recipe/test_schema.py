@@ -8,7 +8,9 @@ from cpt.recipe.sections import all_keys, annotation_at, item_in, section_in, ty
 from cpt.recipe.tree import dotted
 
 
-@pytest.mark.parametrize("values", [{"tokens": "3"}, {"tokens": True}, {"tokens": 1.5}, {"epochs": "1"}, {"tokens": 0}, {"nothing": 1}])
+@pytest.mark.parametrize(
+    "values", [{"tokens": "3"}, {"tokens": True}, {"tokens": 1.5}, {"epochs": "1"}, {"tokens": 0}, {"nothing": 1}]
+)
 def test_values_are_not_bent_into_shape(values):
     with pytest.raises(ValidationError):
         Budget(**values)
@@ -20,9 +22,15 @@ def test_an_imported_family_is_written_import():
 
 def test_there_are_fewer_than_120_keys_of_our_own():
     """Each counted where it is declared: held-out sets are written with the keys of sources."""
-    sections = {section_in(annotation_at(way[:-1])) or section_in(item_in(annotation_at(way[:-1]))) for way in all_keys()}
+    sections = {
+        section_in(annotation_at(way[:-1])) or section_in(item_in(annotation_at(way[:-1]))) for way in all_keys()
+    }
     bases = {base for section in sections for base in section.__mro__ if issubclass(base, BaseModel)}
-    assert 80 < sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields) < 120
+    assert (
+        80
+        < sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields)
+        < 120
+    )
 
 
 def test_a_number_of_checkpoints_is_short_for_the_newest():

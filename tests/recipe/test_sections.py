@@ -5,7 +5,16 @@ from typing import Annotated, Any
 import pytest
 
 from cpt.recipe.schema import Data, Model, Recipe, Source
-from cpt.recipe.sections import all_keys, annotation_at, child_annotation, is_free_mapping, item_in, keys_of, section_in, without_none
+from cpt.recipe.sections import (
+    all_keys,
+    annotation_at,
+    child_annotation,
+    is_free_mapping,
+    item_in,
+    keys_of,
+    section_in,
+    without_none,
+)
 
 
 def test_keys_are_those_that_users_write():
@@ -32,5 +41,10 @@ def test_a_location_leads_to_its_annotation():
 
 def test_every_key_is_found_with_its_way():
     keys = set(all_keys())
-    assert {("seed",), ("data", "sources", 0, "weight"), ("evaluation", "perplexity", 0, "path"), ("model", "import")} <= keys
+    assert {
+        ("seed",),
+        ("data", "sources", 0, "weight"),
+        ("evaluation", "perplexity", 0, "path"),
+        ("model", "import"),
+    } <= keys
     assert {key for key in keys if len(key) == 1} == {(name,) for name in Recipe.model_fields}

@@ -17,8 +17,14 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
             "{retain: {general: null}}",
             "There is: none. A public general set, for `evaluation.perplexity`: `{path: HuggingFaceFW/fineweb-edu",
         ),
-        (f"{{{HELD}, retain: {{prose: null, code: null}}}}", "names every held-out set: none is left to show what is learnt"),
-        (f"{{{HELD}, retain: {{prose: 0.02}}}}", "`evaluation.retain.prose` never stops the run: it is only evaluated before and after"),
+        (
+            f"{{{HELD}, retain: {{prose: null, code: null}}}}",
+            "names every held-out set: none is left to show what is learnt",
+        ),
+        (
+            f"{{{HELD}, retain: {{prose: 0.02}}}}",
+            "`evaluation.retain.prose` never stops the run: it is only evaluated before and after",
+        ),
     ],
 )
 def test_a_contradiction_is_told(mistakes, evaluation, said):
@@ -35,12 +41,17 @@ def test_what_fits_together_passes(load, evaluation):
 
 
 def test_held_out_shares_have_their_sources_names(load):
-    load("evaluation: {held_out_share: 0.1, retain: {general: null}}\n", "data.sources=[{path: a/b, name: general}, {path: a/c}]")
+    load(
+        "evaluation: {held_out_share: 0.1, retain: {general: null}}\n",
+        "data.sources=[{path: a/b, name: general}, {path: a/c}]",
+    )
 
 
 @pytest.mark.parametrize("value", ["0", "-0.1", "much"])
 def test_a_rise_is_a_number_above_0(mistakes, value):
-    assert "evaluation.retain" in " ".join(mistakes(f"evaluation: {{{HELD}, retain: {{prose: {value}}}, every_steps: 5}}\n"))
+    assert "evaluation.retain" in " ".join(
+        mistakes(f"evaluation: {{{HELD}, retain: {{prose: {value}}}, every_steps: 5}}\n")
+    )
 
 
 def test_only_a_general_set_that_is_missing_gets_a_public_one_to_take():

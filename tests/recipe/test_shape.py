@@ -13,19 +13,34 @@ from cpt.recipe.shape import unknown_key
         ("modle: 1\n", "r.yaml:5: `modle` is not a recipe key. Did you mean `model`?"),
         ("Optimizer: 1\n", "r.yaml:5: `Optimizer` is not a recipe key. Did you mean `optimizer`?"),
         ("output-dir: x\n", "r.yaml:5: `output-dir` is not a recipe key. Did you mean `output_dir`?"),
-        ("learning_rate: 1\n", "r.yaml:5: `learning_rate` is not a recipe key. Write it as `optimizer.learning_rate`."),
+        (
+            "learning_rate: 1\n",
+            "r.yaml:5: `learning_rate` is not a recipe key. Write it as `optimizer.learning_rate`.",
+        ),
         ("lr: 1\n", "r.yaml:5: `lr` is not a recipe key. Write it as `optimizer.learning_rate`."),
         ("sequence_length: 1\n", "r.yaml:5: `sequence_length` is not a recipe key. There is `data.sequence_length`."),
-        ("gradient_checkpointing: true\n", "r.yaml:5: `gradient_checkpointing` is not a recipe key. It is Hugging Face's: write it as"),
+        (
+            "gradient_checkpointing: true\n",
+            "r.yaml:5: `gradient_checkpointing` is not a recipe key. It is Hugging Face's: write it as",
+        ),
         (
             "max_steps: 10\n",
-            "r.yaml:5: `max_steps` is not a recipe key. Write it as `budget.tokens` (in tokens: steps x tokens of a step).",
+            (
+                "r.yaml:5: `max_steps` is not a recipe key. Write it as `budget.tokens` (in tokens: steps x tokens of"
+                " a step)."
+            ),
         ),
-        ("revision: x\n", "r.yaml:5: `revision` is not a recipe key. There is `model.revision` and `tokenizer.revision` and"),
+        (
+            "revision: x\n",
+            "r.yaml:5: `revision` is not a recipe key. There is `model.revision` and `tokenizer.revision` and",
+        ),
         ("zzz: 1\n", "r.yaml:5: `zzz` is not a recipe key. There are: name, description"),
         (
             "monitoring: {weight: 1}\n",
-            "r.yaml:5: `monitoring.weight` is not a key of `monitoring`. There is `data.sources[0].weight` and `rewards[0].weight`.",
+            (
+                "r.yaml:5: `monitoring.weight` is not a key of `monitoring`. There is `data.sources[0].weight` and"
+                " `rewards[0].weight`."
+            ),
         ),
         ("seed: true\n", "r.yaml:5: `seed`: expected a whole number, got true"),
         ("seed: 1.5\n", "r.yaml:5: `seed`: expected a whole number, got 1.5"),
@@ -35,7 +50,10 @@ from cpt.recipe.shape import unknown_key
         ("seed: 4294967296\n", "r.yaml:5: `seed`: must be less than 4294967296, got 4294967296"),
         ("seed: [1]\n", "r.yaml:5: `seed`: expected a whole number, got a list of 1"),
         ("seed:\n", "r.yaml:5: `seed`: expected a whole number, got nothing"),
-        ("optimizer: {learning_rate: .inf}\n", "r.yaml:5: `optimizer.learning_rate`: must be a finite number, got .inf"),
+        (
+            "optimizer: {learning_rate: .inf}\n",
+            "r.yaml:5: `optimizer.learning_rate`: must be a finite number, got .inf",
+        ),
         ("optimizer: {learning_rate: 0}\n", "r.yaml:5: `optimizer.learning_rate`: must be more than 0.0, got 0"),
         ("optimizer: {name: 3}\n", "r.yaml:5: `optimizer.name`: expected text, got 3: put quotes around it"),
         ("optimizer:\n", "r.yaml:5: `optimizer`: expected keys and values, got nothing"),
@@ -54,10 +72,19 @@ def test_a_wrong_key_or_value_is_told_in_plain_words(mistakes, added, said):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.from_scratch=yes", '`model.from_scratch`: expected true or false, got the text "yes": write true or false'),
+        (
+            "model.from_scratch=yes",
+            '`model.from_scratch`: expected true or false, got the text "yes": write true or false',
+        ),
         ("model.from_scratch=1", "`model.from_scratch`: expected true or false, got 1"),
-        ("model.dtype=flaot32", '`model.dtype`: expected one of auto, float32, bfloat16, float16; got the text "flaot32". Did you mean'),
-        ("data.packing=", "`data.packing`: expected one of best_fit, concatenate, sliding_window, none, token_budget; got nothing"),
+        (
+            "model.dtype=flaot32",
+            '`model.dtype`: expected one of auto, float32, bfloat16, float16; got the text "flaot32". Did you mean',
+        ),
+        (
+            "data.packing=",
+            "`data.packing`: expected one of best_fit, concatenate, sliding_window, none, token_budget; got nothing",
+        ),
         ("data.sources=[]", "`data.sources`: must not be empty"),
         ("model.revision=12e45", "`model.revision`: expected text, got 1.2e46: put quotes around it"),
         ("name=a b", "`name`: may hold letters, digits"),

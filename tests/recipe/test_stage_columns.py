@@ -17,14 +17,18 @@ def test_they_are_those_of_the_module(stage):
 
 def test_those_of_a_users_stage_are_found_where_it_imports_them_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_lab.py").write_text("from cpt.stages.dpo import COLUMNS, CONFIG\nraise AssertionError('imported')\n")
+    (tmp_path / "own_lab.py").write_text(
+        "from cpt.stages.dpo import COLUMNS, CONFIG\nraise AssertionError('imported')\n"
+    )
     assert columns_of_stage("own_lab") == ("prompt", "chosen", "rejected") and "own_lab" not in sys.modules
 
 
 def test_a_stage_that_does_not_show_them_is_told_what_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hidden.py").write_text("COLUMNS = tuple('abc')\n")
-    with pytest.raises(RecipeError, match=r"`stage`: `hidden` must say which columns its examples have, as in COLUMNS = \("):
+    with pytest.raises(
+        RecipeError, match=r"`stage`: `hidden` must say which columns its examples have, as in COLUMNS = \("
+    ):
         columns_of_stage("hidden")
 
 

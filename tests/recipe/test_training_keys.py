@@ -13,7 +13,14 @@ from cpt.recipe.training_keys import BOUNDS, hint
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
-    training = {"bf16": True, "logging_steps": 5, "max_grad_norm": 1, "fsdp": True, "fsdp_config": {"version": 2}, "debug": ["x"]}
+    training = {
+        "bf16": True,
+        "logging_steps": 5,
+        "max_grad_norm": 1,
+        "fsdp": True,
+        "fsdp_config": {"version": 2},
+        "debug": ["x"],
+    }
     assert load(f"training: {training}\n".replace("True", "true")).training == training
 
 
@@ -23,26 +30,50 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("bf61: true", "`training.bf61` is not a key of TrainingArguments. Did you mean `bf16`?"),
         ("bf16: yes", '`training.bf16`: expected true or false, got the text "yes": write true or false'),
         ("bf16: 1", "`training.bf16`: expected true or false, got 1"),
-        ("gradient_accumulation_steps: two", '`training.gradient_accumulation_steps`: expected a whole number, got the text "two"'),
-        ("gradient_accumulation_steps: 1.5", "`training.gradient_accumulation_steps`: expected a whole number, got 1.5"),
+        (
+            "gradient_accumulation_steps: two",
+            '`training.gradient_accumulation_steps`: expected a whole number, got the text "two"',
+        ),
+        (
+            "gradient_accumulation_steps: 1.5",
+            "`training.gradient_accumulation_steps`: expected a whole number, got 1.5",
+        ),
         ("max_grad_norm: [1]", "`training.max_grad_norm`: expected a number, got a list of 1"),
         (
             "logging_strategy: step",
-            '`training.logging_strategy`: expected one of no, steps, epoch; got the text "step". Did you mean `steps`?',
+            (
+                '`training.logging_strategy`: expected one of no, steps, epoch; got the text "step". Did you mean'
+                " `steps`?"
+            ),
         ),
         ("hub_model_id: 3", "`training.hub_model_id`: expected text, got 3: put quotes around it"),
         ("max_grad_norm: null", "`training.max_grad_norm`: expected a number, got nothing"),
         ("tokens: 3", "`training.tokens` is not a key of TrainingArguments. It is `budget.tokens`."),
-        ("lerning_rate: 3", "`training.lerning_rate` is not a key of TrainingArguments. Did you mean `learning_rate`? It is written as"),
+        (
+            "lerning_rate: 3",
+            (
+                "`training.lerning_rate` is not a key of TrainingArguments. Did you mean `learning_rate`? It is"
+                " written as"
+            ),
+        ),
         (
             "warmup_ratio: 0.1",
             "`training.warmup_ratio` is not written here: write `schedule.warmup_share`",
         ),
-        ("evaluation_strategy: steps", "`training.evaluation_strategy` is not written here: write `evaluation.every_tokens`"),
+        (
+            "evaluation_strategy: steps",
+            "`training.evaluation_strategy` is not written here: write `evaluation.every_tokens`",
+        ),
         ("no_cuda: true", "`training.no_cuda` is not written here: write `training.use_cpu` (the new name)"),
-        ("group_by_length: true", "`training.group_by_length` would have no effect: rows come in an order that is fixed by the seed"),
+        (
+            "group_by_length: true",
+            "`training.group_by_length` would have no effect: rows come in an order that is fixed by the seed",
+        ),
         ("logging_nan_inf_filter: true", "`training.logging_nan_inf_filter` would have no effect: it is always off"),
-        ("resume_from_checkpoint: x", "`training.resume_from_checkpoint` would have no effect: a run resumes by itself"),
+        (
+            "resume_from_checkpoint: x",
+            "`training.resume_from_checkpoint` would have no effect: a run resumes by itself",
+        ),
         ("fp16_backend: apex", "`training.fp16_backend` is gone from transformers: write `fp16` or `bf16`"),
         ("run_name: x", "`training.run_name` is not written here: write `name`"),
         ("deepspeed: gone.json", "no such file: gone.json"),
@@ -58,17 +89,31 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, said):
     [
         *("logging_steps: 0", "logging_steps: -5", "logging_steps: 1.5", "max_grad_norm: -1", "max_grad_norm: -0.5"),
         *("per_device_train_batch_size: 0", "per_device_eval_batch_size: -1", "gradient_accumulation_steps: 0"),
-        *("dataloader_num_workers: -1", "dataloader_prefetch_factor: 0", "torch_empty_cache_steps: 0", "ddp_timeout: 0"),
-        *("ddp_bucket_cap_mb: -25", "label_smoothing_factor: 1.0", "label_smoothing_factor: -0.1", "neftune_noise_alpha: -5"),
+        *(
+            "dataloader_num_workers: -1",
+            "dataloader_prefetch_factor: 0",
+            "torch_empty_cache_steps: 0",
+            "ddp_timeout: 0",
+        ),
+        *(
+            "ddp_bucket_cap_mb: -25",
+            "label_smoothing_factor: 1.0",
+            "label_smoothing_factor: -0.1",
+            "neftune_noise_alpha: -5",
+        ),
     ],
 )
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
     key = entry.partition(":")[0]
     (line,) = mistakes(f"training:\n  {entry}\n")
-    assert line.startswith(f"r.yaml:6: `training.{key}`: expected ") and line.endswith(f"got {entry.partition(': ')[2]}")
+    assert line.startswith(f"r.yaml:6: `training.{key}`: expected ") and line.endswith(
+        f"got {entry.partition(': ')[2]}"
+    )
 
 
-@pytest.mark.parametrize("entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1", "vllm_server_port: 99999"])
+@pytest.mark.parametrize(
+    "entry", ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1", "vllm_server_port: 99999"]
+)
 def test_numbers_of_a_stages_own_class_have_bounds_too(mistakes, entry):
     (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining: {{{entry}}}\n")
     assert f"`training.{entry.partition(':')[0]}`: expected " in line
@@ -80,7 +125,10 @@ def test_an_adapter_of_no_dimension_is_refused(mistakes):
 
 
 def test_the_bounds_themselves_pass(load):
-    entries = "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, label_smoothing_factor: 0.0, torch_empty_cache_steps: null"
+    entries = (
+        "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, label_smoothing_factor: 0.0,"
+        " torch_empty_cache_steps: null"
+    )
     assert load(f"training: {{{entries}}}\n").training["max_grad_norm"] == 0
 
 
@@ -100,7 +148,8 @@ def test_one_knob_set_twice_in_two_files_is_told_with_both_places(mistakes, here
     (here / "o.yaml").write_text("\nlearning_rate: 1e-5\n")
     (line,) = mistakes("optimizer: o.yaml\n", "training.learning_rate=2e-5")
     assert line.endswith(
-        "`optimizer.learning_rate` (o.yaml:2) and `training.learning_rate` (the command line). Keep `optimizer.learning_rate`"
+        "`optimizer.learning_rate` (o.yaml:2) and `training.learning_rate` (the command line). Keep"
+        " `optimizer.learning_rate`"
     )
 
 
@@ -113,7 +162,16 @@ def test_every_key_is_passed_on_or_has_its_place(load, mistakes):
     """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     ours = fields & {*MOVED, *NO_EFFECT}
-    assert {"learning_rate", "seed", "output_dir", "save_steps", "eval_steps", "report_to", "max_steps", "optim"} <= ours
+    assert {
+        "learning_rate",
+        "seed",
+        "output_dir",
+        "save_steps",
+        "eval_steps",
+        "report_to",
+        "max_steps",
+        "optim",
+    } <= ours
     lines = mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))
     assert len(lines) == len(ours)
 
@@ -129,7 +187,12 @@ def test_removed_keys_are_really_gone():
 @pytest.mark.slow
 def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_face(slips_of):
     keys = keys_of_config("transformers:TrainingArguments")
-    guesses = [(key, hint(wrong, keys)) for key in keys if key not in NO_EFFECT for wrong in slips_of(key, [*keys, *MOVED], times=1)]
+    guesses = [
+        (key, hint(wrong, keys))
+        for key in keys
+        if key not in NO_EFFECT
+        for wrong in slips_of(key, [*keys, *MOVED], times=1)
+    ]
     assert len(guesses) > 300
     assert sum(f"Did you mean `{key}`?" in guess for key, guess in guesses) / len(guesses) >= 0.95
 
@@ -142,8 +205,14 @@ def test_95_percent_of_single_slips_are_guessed_right_for_every_key_of_hugging_f
         ('{r: "8"}', '`model.lora.r`: expected a whole number, got the text "8": write it without quotes'),
         ("{task_type: CAUSAL_LM}", "`model.lora.task_type` is set by cpt: remove it"),
         ("true", "`model.lora`: expected keys and values, got true"),
-        ("{quantize: nf5}", '`model.lora.quantize`: expected one of nf4, fp4; got the text "nf5". Did you mean `nf4`?'),
-        ("{quantize: nf4, double_quantize: twice}", "`model.lora.double_quantize`: expected one of true, false; got the text"),
+        (
+            "{quantize: nf5}",
+            '`model.lora.quantize`: expected one of nf4, fp4; got the text "nf5". Did you mean `nf4`?',
+        ),
+        (
+            "{quantize: nf4, double_quantize: twice}",
+            "`model.lora.double_quantize`: expected one of true, false; got the text",
+        ),
     ],
 )
 def test_lora_options_are_checked_against_peft(mistakes, lora, said):
@@ -174,7 +243,9 @@ def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(loa
 
 
 def test_deepspeed_may_be_written_in_place(load):
-    assert load("training: {deepspeed: {zero_optimization: {stage: 2}}}\n").training["deepspeed"] == {"zero_optimization": {"stage": 2}}
+    assert load("training: {deepspeed: {zero_optimization: {stage: 2}}}\n").training["deepspeed"] == {
+        "zero_optimization": {"stage": 2}
+    }
 
 
 def test_a_stage_of_the_users_own_brings_its_own_keys(load, mistakes, here: Path):

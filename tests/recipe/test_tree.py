@@ -35,7 +35,10 @@ def test_merging_leaves_the_base_alone():
 def test_a_section_with_a_file_of_its_own_takes_nothing_from_an_outer_base():
     over = tree({"model": {"path": "new"}})
     over.value["model"].own_file = True
-    assert plain(merged(over, tree({"model": {"path": "old", "config": {}}, "x": 1}))) == {"model": {"path": "new"}, "x": 1}
+    assert plain(merged(over, tree({"model": {"path": "old", "config": {}}, "x": 1}))) == {
+        "model": {"path": "new"},
+        "x": 1,
+    }
 
 
 def test_the_place_of_what_is_missing_is_that_of_its_section():
@@ -51,7 +54,13 @@ def test_what_lies_in_a_broken_part_is_broken():
 
 def test_mistakes_are_told_once_in_the_order_of_files_and_lines_and_the_command_line_last():
     found = Mistakes()
-    for place in [Place("b.yaml", 2), Place("on the command line: `a=1`", 0), Place("a.yaml", 10), Place("a.yaml", 9), Place("a.yaml", 9)]:
+    for place in [
+        Place("b.yaml", 2),
+        Place("on the command line: `a=1`", 0),
+        Place("a.yaml", 10),
+        Place("a.yaml", 9),
+        Place("a.yaml", 9),
+    ]:
         found.add(place, "wrong")
     with pytest.raises(RecipeError) as caught:
         found.raise_if_any()

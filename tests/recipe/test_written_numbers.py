@@ -17,13 +17,19 @@ from cpt.recipe.tree import dotted
 from cpt.recipe.written_numbers import OF_ANY_FUNCTION, OPTIONS, LearningRate, Share, Weight
 
 
-def numbers_in(annotation: Any, where: tuple[str | int, ...] = (), metadata: tuple[Any, ...] = ()) -> Iterator[tuple[str, type, list[Any]]]:
+def numbers_in(
+    annotation: Any, where: tuple[str | int, ...] = (), metadata: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, type, list[Any]]]:
     """Each number that an annotation allows, with what bounds it."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         yield from numbers_in(inner, where, (*metadata, *more))
     elif annotation in (int, float):
-        yield dotted(where), annotation, [one for each in metadata for one in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        yield (
+            dotted(where),
+            annotation,
+            [one for each in metadata for one in (each.metadata if isinstance(each, FieldInfo) else [each])],
+        )
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
             yield from numbers_in(field.annotation, (*where, name), tuple(field.metadata))
@@ -44,27 +50,43 @@ def test_every_number_of_the_schema_has_bounds(number):
 
 def test_the_walk_over_the_schema_finds_numbers_at_every_depth():
     found = {number.split()[0] for number in NUMBERS}
-    assert {"seed", "budget.tokens", "data.sources.weight", "data.phases.weights", "model.rope.factor", "evaluation.retain"} <= found
+    assert {
+        "seed",
+        "budget.tokens",
+        "data.sources.weight",
+        "data.phases.weights",
+        "model.rope.factor",
+        "evaluation.retain",
+    } <= found
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [(LearningRate, 1.5), (LearningRate, 0), (Share, 1), (Share, -0.1), (Weight, -1)])
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [(LearningRate, 1.5), (LearningRate, 0), (Share, 1), (Share, -0.1), (Weight, -1)]
+)
 def test_shares_rates_and_weights_are_bounded(kind, wrong):
     with pytest.raises(ValidationError):
         TypeAdapter(kind).validate_python(wrong)
 
 
-@pytest.mark.parametrize(("written", "number"), [("500M", 5 * 10**8), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), ("10 k", 10_000)])
+@pytest.mark.parametrize(
+    ("written", "number"), [("500M", 5 * 10**8), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), ("10 k", 10_000)]
+)
 def test_a_number_of_tokens_may_have_a_unit(written, number):
     assert Budget(tokens=written).tokens == number
 
 
-@pytest.mark.parametrize(("written", "number"), [("20GB", 2 * 10**10), ("16GiB", 2**34), ("64 kB", 64_000), (1e6, 10**6)])
+@pytest.mark.parametrize(
+    ("written", "number"), [("20GB", 2 * 10**10), ("16GiB", 2**34), ("64 kB", 64_000), (1e6, 10**6)]
+)
 def test_a_number_of_bytes_may_have_a_unit(written, number):
     assert Data(sources=[{"path": "a"}], window_bytes=written).window_bytes == number
 
 
 WRONG = [
-    *(("budget.tokens", text) for text in ("2GB", "1.5", "0.0001k", "'3'", "B", "1X", "-1M", "2 GiB", ".nan", ".inf", "0")),
+    *(
+        ("budget.tokens", text)
+        for text in ("2GB", "1.5", "0.0001k", "'3'", "B", "1X", "-1M", "2 GiB", ".nan", ".inf", "0")
+    ),
     *(("data.window_bytes", text) for text in ("20M", "20G", "1k", "-5", "1.5")),
     *(("data.sequence_length", text) for text in ("4K", "4k", "1M", "4KB", "1", "1e12")),
     *(("model.rope", text) for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")),
@@ -116,6 +138,14 @@ def test_an_ambiguous_length_names_both_numbers(load):
 
 
 def test_every_numeric_option_of_built_ins_that_is_listed_exists():
-    taken = {name for function in (*OPTIMIZERS.values(), *SCHEDULES.values()) for name in inspect.signature(function).parameters}
-    assert {*OPTIONS["optimizer"], *OPTIONS["schedule"]} <= taken | {*FOR_ALL, "embedding_learning_rate", "layer_decay"}
+    taken = {
+        name
+        for function in (*OPTIMIZERS.values(), *SCHEDULES.values())
+        for name in inspect.signature(function).parameters
+    }
+    assert {*OPTIONS["optimizer"], *OPTIONS["schedule"]} <= taken | {
+        *FOR_ALL,
+        "embedding_learning_rate",
+        "layer_decay",
+    }
     assert OF_ANY_FUNCTION

@@ -63,7 +63,9 @@ def test_an_unquoted_word_means_what_yaml_1_2_says(text, meaning):
 @pytest.mark.parametrize("text", ["010", "00", "-07", "0_1"])
 def test_a_number_with_a_leading_zero_is_an_error(text):
     root, said = read(f"a: {text}")
-    assert said == [f'r.yaml:1: `{text}` begins with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text']
+    assert said == [
+        f'r.yaml:1: `{text}` begins with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text'
+    ]
 
 
 def test_what_is_quoted_is_text():
@@ -78,7 +80,9 @@ def test_keys_are_their_text():
 
 def test_every_value_has_its_line():
     root, _ = read("a:\n  b:\n    - x\n    - c: 1\n      d: 2\n")
-    assert [place_of(root, where).line for where in [("a",), ("a", "b"), ("a", "b", 0), ("a", "b", 1), ("a", "b", 1, "d")]] == [
+    assert [
+        place_of(root, where).line for where in [("a",), ("a", "b"), ("a", "b", 0), ("a", "b", 1), ("a", "b", 1, "d")]
+    ] == [
         1,
         2,
         3,
@@ -89,13 +93,22 @@ def test_every_value_has_its_line():
 
 def test_a_key_written_twice_is_an_error_with_both_lines():
     root, said = read("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\n")
-    assert said == ["r.yaml:5: `c` is written twice, first in line 3", "r.yaml:6: `a` is written twice, first in line 1"]
+    assert said == [
+        "r.yaml:5: `c` is written twice, first in line 3",
+        "r.yaml:6: `a` is written twice, first in line 1",
+    ]
 
 
-@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!mine", "!!int", "!!str", "!!binary"])
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!mine", "!!int", "!!str", "!!binary"]
+)
 def test_tags_are_refused_with_their_line(tag):
     _, said = read(f"a: 1\nb: {tag} x\n")
-    assert len(said) == 1 and said[0].startswith("r.yaml:2: the tag `") and said[0].endswith("a recipe holds plain values only")
+    assert (
+        len(said) == 1
+        and said[0].startswith("r.yaml:2: the tag `")
+        and said[0].endswith("a recipe holds plain values only")
+    )
 
 
 def test_anchors_repeat_a_value_and_each_copy_is_its_own():
@@ -138,7 +151,9 @@ def test_what_cannot_be_read_is_one_mistake_with_its_line(text, said):
 
 
 def test_a_bomb_of_aliases_is_refused():
-    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+    )
     _, said = read(bomb)
     assert len(said) == 1 and "too large for a recipe" in said[0]
 

@@ -9,7 +9,8 @@ from cpt.recipe.yaml_writing import write_yaml
 
 
 @pytest.mark.parametrize(
-    "text", ["no", "yes", "1e-4", "010", "1:30", "2024-01-01", "null", "", "<<", "1_000", ".inf", "0x1f", "0o17", "=", "a: b"]
+    "text",
+    ["no", "yes", "1e-4", "010", "1:30", "2024-01-01", "null", "", "<<", "1_000", ".inf", "0x1f", "0o17", "=", "a: b"],
 )
 def test_text_that_looks_like_something_else_stays_text(text):
     written = write_yaml({"a": text})
@@ -17,7 +18,9 @@ def test_text_that_looks_like_something_else_stays_text(text):
     assert yaml.safe_load(written) == {"a": text}
 
 
-@pytest.mark.parametrize(("value", "written"), [(1e-5, "1e-5"), (0.1, "0.1"), (3, "3"), (True, "true"), (None, "null"), ("no", "'no'")])
+@pytest.mark.parametrize(
+    ("value", "written"), [(1e-5, "1e-5"), (0.1, "0.1"), (3, "3"), (True, "true"), (None, "null"), ("no", "'no'")]
+)
 def test_values_are_written_as_people_write_them(value, written):
     assert write_yaml({"a": value}) == f"a: {written}\n"
 

@@ -36,4 +36,7 @@ def test_options_are_keyword_arguments_with_type_default_and_meaning():
         """
 
     told = [(option.name, option.kind, option.default, option.meaning) for option in options_of(thin)]
-    assert told == [("share", "number", "needed", "how much of it stays."), ("names", "list of texts", 'default `["a", "b"]`', "")]
+    assert told == [
+        ("share", "number", "needed", "how much of it stays."),
+        ("names", "list of texts", 'default `["a", "b"]`', ""),
+    ]

@@ -22,7 +22,11 @@ def test_the_summary_ends_where_the_arguments_begin():
 
 
 def test_each_argument_has_its_meaning_on_one_line():
-    assert arguments_of(documented) == {"first": "one, with a colon: here.", "second": "both of them.", "third": "both of them."}
+    assert arguments_of(documented) == {
+        "first": "one, with a colon: here.",
+        "second": "both of them.",
+        "third": "both of them.",
+    }
 
 
 def test_what_has_no_docstring_says_nothing():

@@ -29,7 +29,8 @@ def test_the_page_in_docs_is_the_one_that_the_schema_gives(page):
 
 
 def heading_of(location):
-    """`data.sources[].path`; the keys of held-out sets are a source's, and those of what is chosen by name stand with the names."""
+    """`data.sources[].path`; the keys of held-out sets are a source's, and those of what is chosen by name stand with
+    the names."""
     parents = [annotation_at(location[:length]) for length in range(1, len(location))]
     items = [section_in(parent) or section_in(item_in(parent)) for parent in parents]
     chosen_below_the_top = [item for item in items[1:] if item is not None and issubclass(item, Component)]
@@ -66,8 +67,14 @@ def test_a_new_key_shows_its_type_default_and_meaning():
 @pytest.mark.parametrize(
     "line",
     [
-        "- `rewarm_cosine`: For a base whose schedule had ended: rise from where it ended to the peak, then half a cosine down",
-        "  - `start`: number; default `0.0`. The base's last learning rate as a share of this run's peak; 0 begins at nothing.",
+        (
+            "- `rewarm_cosine`: For a base whose schedule had ended: rise from where it ended to the peak, then half a"
+            " cosine down"
+        ),
+        (
+            "  - `start`: number; default `0.0`. The base's last learning rate as a share of this run's peak; 0 begins"
+            " at nothing."
+        ),
         "- `layer_decay`: number, or null; default `null`. A layer's rate as a share of that of the layer above it.",
         "One of `best_fit`, `concatenate`, `sliding_window`, `none`, `token_budget`; default `best_fit`.",
         "| `kto` | `prompt`, `completion`, `label` | `trl.KTOConfig` |",
@@ -82,7 +89,9 @@ def test_names_options_and_choices_are_there(page, line):
 @pytest.mark.parametrize("section", EXAMPLES)
 def test_an_example_is_that_section_of_a_recipe_that_ships(page, section):
     shown = re.search(
-        rf"^In \[{re.escape(EXAMPLES[section])}\]\([^)]*\):\n\n```yaml\n({section}:.*?)\n```$", page, re.MULTILINE | re.DOTALL
+        rf"^In \[{re.escape(EXAMPLES[section])}\]\([^)]*\):\n\n```yaml\n({section}:.*?)\n```$",
+        page,
+        re.MULTILINE | re.DOTALL,
     )
     assert shown is not None and shown[1].splitlines()[0].startswith(f"{section}:")
 

@@ -26,7 +26,9 @@ def test_a_run_that_is_all_right_is_done_once_and_leaves_nothing(tiny_recipe, tm
 
 def test_a_rehearsal_starts_its_processes_itself(tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    problem = CliRunner().invoke(application("rehearse"), ["rehearse", str(judged_recipe(tiny_recipe, tmp_path))]).exception
+    problem = (
+        CliRunner().invoke(application("rehearse"), ["rehearse", str(judged_recipe(tiny_recipe, tmp_path))]).exception
+    )
     assert isinstance(problem, LaunchError) and "--processes" in str(problem)
 
 
@@ -40,7 +42,11 @@ def test_mistakes_of_the_recipe_come_first_and_leave_nothing(tiny_recipe, tmp_pa
 
 
 def test_a_zero_3_profile_that_saves_no_weights_is_a_mistake(tiny_recipe, tmp_path):
-    profile = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    profile = {
+        "zero_optimization": {"stage": 3},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
     training = {**tiny_recipe["training"], "deepspeed": {**profile, "gradient_clipping": "auto"}}
     recipe = judged_recipe(tiny_recipe, tmp_path, training=training)
     ended = CliRunner().invoke(application("rehearse"), ["rehearse", str(recipe)])
@@ -51,7 +57,10 @@ def test_two_rehearsals_of_one_recipe_do_not_share_a_folder(tiny_recipe, tmp_pat
     recipe = judged_recipe(tiny_recipe, tmp_path)
     scratch = tmp_path / "runs" / ".tiny.rehearsal"
     scratch.mkdir(parents=True)
-    program = "import fcntl, sys; lock = open(sys.argv[1], 'a'); fcntl.lockf(lock, fcntl.LOCK_EX); print('locked', flush=True); input()"
+    program = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'a'); fcntl.lockf(lock, fcntl.LOCK_EX); print('locked',"
+        " flush=True); input()"
+    )
     words = [sys.executable, "-c", program, str(scratch / ".lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "locked\n"

@@ -30,7 +30,10 @@ def manifest(folder, exactness="bit-exact"):
 
 def test_the_same_bits_are_the_same_run(tmp_path, exports):
     found = compared(LOSSES, {3: 4.0, 4: 3.5}, (exports[0], exports[1]()), manifest(tmp_path), half=False)
-    assert found.verdict == "ok" and found.figure == "steps 3, 4 in new processes: the same losses and weights, bit for bit"
+    assert (
+        found.verdict == "ok"
+        and found.figure == "steps 3, 4 in new processes: the same losses and weights, bit for bit"
+    )
 
 
 def test_a_run_that_promises_the_same_bits_must_give_them(tmp_path, exports):
@@ -44,7 +47,11 @@ def test_rounding_is_reported_where_the_run_promises_no_more_and_only_rounding(t
     rounds = manifest(tmp_path, ROUNDING)
     pair = exports[0], exports[1](1e-4)
     near = compared(LOSSES, {3: 4.0004, 4: 3.5}, pair, rounds, half=False)
-    assert near.verdict == "ok" and "losses differ by 1.0e-04, weights by 5.0e-05" in near.figure and ROUNDING in near.figure
+    assert (
+        near.verdict == "ok"
+        and "losses differ by 1.0e-04, weights by 5.0e-05" in near.figure
+        and ROUNDING in near.figure
+    )
     assert compared(LOSSES, {3: 4.04, 4: 3.5}, pair, rounds, half=False).verdict == "FAILED"
     assert compared(LOSSES, {3: 4.04, 4: 3.5}, pair, rounds, half=True).verdict == "ok"
     assert compared(LOSSES, {3: float("nan"), 4: 3.5}, pair, rounds, half=True).verdict == "FAILED"

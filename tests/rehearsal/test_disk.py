@@ -82,9 +82,13 @@ def test_an_archive_on_another_disk_is_judged_by_its_own_room(tmp_path):
 
 
 def test_where_a_rule_of_the_users_own_cannot_be_asked_ahead_all_checkpoints_are_counted(tmp_path, monkeypatch):
-    (tmp_path / "my_rules.py").write_text("def best(checkpoints):\n    return [one for one in checkpoints if one.metrics['bleu'] > 0]\n")
+    (tmp_path / "my_rules.py").write_text(
+        "def best(checkpoints):\n    return [one for one in checkpoints if one.metrics['bleu'] > 0]\n"
+    )
     monkeypatch.chdir(tmp_path)
     rule = section(every_steps=100, keep={"name": "my_rules:best"})
     found = judge_disk(rule, LENGTH, SMALL, tmp_path, 0)
-    assert found.figure.startswith("10 of 10 checkpoints") and "cannot be asked ahead (KeyError: 'bleu')" in found.figure
+    assert (
+        found.figure.startswith("10 of 10 checkpoints") and "cannot be asked ahead (KeyError: 'bleu')" in found.figure
+    )
     assert judge_disk(rule, LENGTH, Sizes(10**15, 0, 0), tmp_path, 0).verdict == "FAILED"

@@ -41,7 +41,9 @@ def test_a_trainer_of_pairs_takes_them(tmp_path):
     assert batch["input_ids"].shape == (8, 64)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.long) for stage in ("dpo", "sft", "grpo", "reward")])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=pytest.mark.long) for stage in ("dpo", "sft", "grpo", "reward")]
+)
 def test_tiny_recipes_are_rehearsed_to_their_end(stage, tmp_path):
     ended = rehearse(ROOT / "recipes" / "tiny" / f"{stage}.yaml", f"output_dir={tmp_path / 'runs'}")
     assert ended.returncode == 0, ended.stdout + ended.stderr

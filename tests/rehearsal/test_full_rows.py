@@ -8,7 +8,11 @@ from cpt.rehearsal.full_rows import FullRows, real_tokens
 
 def row(ids, padding=0):
     labels = torch.tensor([IGNORED, *ids[1:], *[IGNORED] * padding])
-    return {"input_ids": torch.tensor([*ids, *[0] * padding]), "labels": labels, "position_ids": torch.arange(len(ids) + padding)}
+    return {
+        "input_ids": torch.tensor([*ids, *[0] * padding]),
+        "labels": labels,
+        "position_ids": torch.arange(len(ids) + padding),
+    }
 
 
 def test_padding_is_no_token():
@@ -35,6 +39,8 @@ def test_rows_of_a_real_corpus_become_full_whatever_their_packing(tiny_recipe, t
     full = FullRows(trainer.rows, 64, rows_at_once=1)
     for number in range(4):
         one, shape = full[number], full[number]["input_ids"].shape
-        assert shape.numel() == 64 and {name: values.shape for name, values in one.items()} == dict.fromkeys(trainer.rows[number], shape)
+        assert shape.numel() == 64 and {name: values.shape for name, values in one.items()} == dict.fromkeys(
+            trainer.rows[number], shape
+        )
         unlabelled = 1 if number % 2 == 0 or packing == "token_budget" else 2
         assert int((one["labels"] == IGNORED).sum()) == unlabelled

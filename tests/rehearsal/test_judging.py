@@ -10,9 +10,19 @@ from cpt.rehearsal.starting import Ended
 from cpt.rehearsal.watching import HELD_OUT, LENGTH, Failure, Memory
 from cpt.runs.events import record_event
 
-STEPS = [{"what": what, "step": step, "time": step + (what == "step ends") * 0.5} for step in (1, 2) for what in ("begins", "step ends")]
+STEPS = [
+    {"what": what, "step": step, "time": step + (what == "step ends") * 0.5}
+    for step in (1, 2)
+    for what in ("begins", "step ends")
+]
 ONE_GIB = Memory(2**30)
-LENGTH_OF_RUN = {"steps": 8, "rows_per_step": 4, "gradient_accumulation_steps": 2, "tokens_per_step": 256, "micro_batch": 2}
+LENGTH_OF_RUN = {
+    "steps": 8,
+    "rows_per_step": 4,
+    "gradient_accumulation_steps": 2,
+    "tokens_per_step": 256,
+    "micro_batch": 2,
+}
 
 
 @pytest.fixture
@@ -25,7 +35,9 @@ def run(tmp_path):
     """Of a rehearsed run, with two steps made."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": 4.5}\n{"step": 2, "eval_loss": 4.0}\n')
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 5.0}\n{"step": 2, "loss": 4.5}\n{"step": 2, "eval_loss": 4.0}\n'
+    )
     return folder
 
 
@@ -49,7 +61,9 @@ def test_memory_and_time_of_the_longest_rows_are_told(ended, run, recipe, tmp_pa
     (tmp_path / LENGTH).write_text(json.dumps({**LENGTH_OF_RUN, "rows_per_step": 8, "tokens_per_step": 512}))
     memory = Memory(2**30, allocated=20 * 2**30, reserved=22 * 2**30, of_gpu=24 * 2**30)
     found = judging.judge_longest_rows(ended(memory=memory), run, recipe)
-    assert found.verdict == "ok" and found.figure.startswith("GPU 20.0 GiB (22.0 GiB reserved) of 24.0 GiB, host 1.0 GiB of ")
+    assert found.verdict == "ok" and found.figure.startswith(
+        "GPU 20.0 GiB (22.0 GiB reserved) of 24.0 GiB, host 1.0 GiB of "
+    )
     assert found.figure.endswith("0.50 s for a step of 2 x 2 rows of 64 tokens on each of 2 processes")
 
 
@@ -57,7 +71,9 @@ def test_memory_that_only_sufficed_for_a_smaller_micro_batch_is_a_failure_that_s
     for before, fits in ((8, 4), (4, 2)):
         record_event(run, "out_of_memory", "Out.", step=2, micro_batch=fits, before=before, restart=False)
     found = judging.judge_longest_rows(ended(), run, recipe)
-    assert found.error == "ResourceError" and "micro-batches of 8 full rows, in step 2; 2 at a time fit" in found.figure
+    assert (
+        found.error == "ResourceError" and "micro-batches of 8 full rows, in step 2; 2 at a time fit" in found.figure
+    )
     assert "`training.per_device_train_batch_size: 2`:" in found.figure
     budget = recipe.budget.model_copy(update={"global_batch_tokens": None})
     own = recipe.model_copy(update={"budget": budget, "training": {"gradient_accumulation_steps": 3}})
@@ -72,7 +88,10 @@ def test_a_killed_process_is_one_whose_host_had_no_memory_left(ended, run, recip
 @pytest.mark.parametrize(
     ("problem", "step"),
     [
-        (failure("DataError", "`evaluation.perplexity[0].split`: there is no split `test`", "data", True), "evaluation"),
+        (
+            failure("DataError", "`evaluation.perplexity[0].split`: there is no split `test`", "data", True),
+            "evaluation",
+        ),
         (failure("RecipeError", "cannot load a tokenizer", "model", True), "model"),
         (failure("LaunchError", "ports", "start", True), "start"),
     ],
@@ -85,7 +104,11 @@ def test_what_fails_before_the_first_row_has_a_row_of_its_own(ended, run, recipe
 
 def test_an_unexpected_error_names_the_log_and_one_that_stood_still_its_process(ended, run):
     found = judging.judge_first_steps(ended(failure(message="bad.\nmore")), run)
-    assert found.error == "ValueError" and found.figure.startswith("bad. The run would end there") and "part.log" in found.figure
+    assert (
+        found.error == "ValueError"
+        and found.figure.startswith("bad. The run would end there")
+        and "part.log" in found.figure
+    )
     assert judging.failed("x", ended(still="process 1 made no progress")).error == "LaunchError"
     assert "without a word" in judging.failed("x", ended(code=1)).figure
 
@@ -114,7 +137,10 @@ def test_an_evaluation_says_what_it_measured_and_a_recipe_without_one_what_would
     moments = [{"what": "evaluated", "step": 0, "time": 0.0}, {"what": "evaluated", "step": 2, "time": 0.0}]
     assert judging.judge_evaluation(ended(), recipe).verdict == "not run"
     (tmp_path / HELD_OUT).write_text('{"domain": [30, 812], "general": [40, 40]}')
-    assert judging.judge_evaluation(ended(moments=moments), recipe).figure == "domain 30 of 812, general 40 documents, in steps 0, 2"
+    assert (
+        judging.judge_evaluation(ended(moments=moments), recipe).figure
+        == "domain 30 of 812, general 40 documents, in steps 0, 2"
+    )
     (tmp_path / HELD_OUT).write_text("{}")
     assert "`evaluation.held_out_share" in judging.judge_evaluation(ended(), recipe).figure
 
@@ -124,7 +150,12 @@ def test_a_save_is_judged_by_what_was_published(ended, run):
     record_event(run, "save_failed", "checkpoint-2 was not saved: no space.", step=2, reason="storage")
     found = judging.judge_save(ended(), run, None)
     assert found.error == "ResourceError" and "another disk" in found.figure
-    nothing = failure("CheckpointError", "the checkpoint's weights are 0 numbers of 9: no model could be loaded from it", "save", True)
+    nothing = failure(
+        "CheckpointError",
+        "the checkpoint's weights are 0 numbers of 9: no model could be loaded from it",
+        "save",
+        True,
+    )
     assert "stage3_gather_16bit_weights_on_model_save" in judging.judge_save(ended(nothing), run, None).figure
     moments = [{"what": "logged", "step": 2, "time": 1.0}, {"what": "saved", "step": 2, "time": 1.25}]
     assert "still for 0.25 s" in judging.judge_save(ended(moments=moments), run, save_checkpoint(run, 2)).figure

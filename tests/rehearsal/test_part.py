@@ -28,8 +28,14 @@ def trainer(sections, folder, part, **changes):
 def test_the_first_steps_are_evaluated_saved_in_their_middle_and_stopped(tiny_recipe, tmp_path):
     built, reports = trainer(tiny_recipe, tmp_path, "first_steps")
     built.train()
-    assert built.state.global_step == 4 and [path.name for path in published_checkpoints(built.run_folder)] == ["checkpoint-2"]
-    assert (made(reports, "step ends"), made(reports, "evaluated"), made(reports, "saved")) == ([1, 2, 3, 4], [0, 2], [2])
+    assert built.state.global_step == 4 and [path.name for path in published_checkpoints(built.run_folder)] == [
+        "checkpoint-2"
+    ]
+    assert (made(reports, "step ends"), made(reports, "evaluated"), made(reports, "saved")) == (
+        [1, 2, 3, 4],
+        [0, 2],
+        [2],
+    )
     assert json.loads((reports / LENGTH).read_text())["steps"] == 16
     assert json.loads((reports / HELD_OUT).read_text())["judged"][1] == 40
 

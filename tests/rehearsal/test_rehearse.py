@@ -20,7 +20,9 @@ def failed(findings):
     return {step for step, finding in findings.items() if finding["verdict"] == "FAILED"}
 
 
-def test_what_an_earlier_rehearsal_left_is_removed_and_the_folder_of_runs_stays_if_others_use_it(tiny_recipe, tmp_path):
+def test_what_an_earlier_rehearsal_left_is_removed_and_the_folder_of_runs_stays_if_others_use_it(
+    tiny_recipe, tmp_path
+):
     recipe = load_recipe(judged_recipe(tiny_recipe, tmp_path))
     with scratch_folder(recipe) as folder:
         (folder / "first-steps" / "checkpoint-2").mkdir(parents=True)
@@ -34,7 +36,10 @@ def test_what_an_earlier_rehearsal_left_is_removed_and_the_folder_of_runs_stays_
 
 def test_a_folder_that_cannot_be_made_is_named(tiny_recipe, tmp_path):
     (tmp_path / "runs").touch()
-    with pytest.raises(RecipeError, match="`output_dir`"), scratch_folder(load_recipe(judged_recipe(tiny_recipe, tmp_path))):
+    with (
+        pytest.raises(RecipeError, match="`output_dir`"),
+        scratch_folder(load_recipe(judged_recipe(tiny_recipe, tmp_path))),
+    ):
         pass
 
 
@@ -93,7 +98,10 @@ def test_a_kept_rehearsal_of_two_processes_touches_nothing_of_a_run_of_that_name
 def test_a_disk_without_room_for_a_checkpoint_is_found(tiny_recipe, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk]).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", disk]).returncode
+    ):
         pytest.skip("needs the right to mount")
     try:
         findings, code = findings_of(judged_recipe(tiny_recipe, tmp_path, output_dir=str(disk / "runs")))
@@ -107,7 +115,9 @@ def test_a_disk_without_room_for_a_checkpoint_is_found(tiny_recipe, tmp_path):
 def test_a_rehearsal_that_is_stopped_ends_its_processes_and_removes_its_folder(tiny_recipe, tmp_path):
     recipe = judged_recipe(tiny_recipe, tmp_path)
     words = [sys.executable, "-m", "cpt.cli", "rehearse", str(recipe)]
-    child = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        words, cwd=ROOT, env=environment_of_a_run(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     scratch = tmp_path / "runs" / ".tiny.rehearsal"
     deadline = time.monotonic() + 300
     while not (scratch / "longest_rows.log").exists() and time.monotonic() < deadline:

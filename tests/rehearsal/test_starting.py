@@ -20,7 +20,9 @@ def test_a_process_that_was_killed_is_told_from_one_that_failed(tmp_path):
     assert (ended.code, ended.was_killed, ended.is_done) == (3, False, False)
 
 
-@pytest.mark.parametrize("said", ["Signal 9 (SIGKILL) received by PID 7", "exits with return code = -9", "died with SIGKILL: 9"])
+@pytest.mark.parametrize(
+    "said", ["Signal 9 (SIGKILL) received by PID 7", "exits with return code = -9", "died with SIGKILL: 9"]
+)
 def test_launchers_say_it_in_ways_of_their_own(tmp_path, said):
     log = tmp_path / "log"
     log.write_text(f"...\n{said}\n")
@@ -55,7 +57,11 @@ def test_how_long_something_took_is_known_from_the_moment_before_it(tmp_path):
     (tmp_path / MOMENTS).write_text("\n".join(lines))
     (tmp_path / "log").write_text("")
     ended = ended_as(0, None, 0, tmp_path, tmp_path / "log")
-    assert (ended.seconds_before("step ends", 1), ended.seconds_before("saved", 1), ended.seconds_before("saved", 2)) == (2.5, 0.5, None)
+    assert (
+        ended.seconds_before("step ends", 1),
+        ended.seconds_before("saved", 1),
+        ended.seconds_before("saved", 2),
+    ) == (2.5, 0.5, None)
 
 
 def test_memory_is_that_of_the_whole_family():

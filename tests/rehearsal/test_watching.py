@@ -44,7 +44,11 @@ def test_a_failure_is_written_down_with_the_class_of_its_remedy_and_goes_on(tmp_
     with pytest.raises(SaveFailed), failures_noted(tmp_path):
         raise SaveFailed("error", "no model could be loaded")
     noted = json.loads(next(tmp_path.glob("failed-0-*.json")).read_text())
-    assert (noted["error"], noted["is_expected"], noted["message"]) == ("CheckpointError", True, "no model could be loaded")
+    assert (noted["error"], noted["is_expected"], noted["message"]) == (
+        "CheckpointError",
+        True,
+        "no model could be loaded",
+    )
 
 
 def test_the_most_memory_so_far_is_known():

@@ -1,4 +1,5 @@
-"""A stage and an optimizer of a user's own that fail where a rehearsal should find it: `stage: tests.rehearsal.wrong_runs`."""
+"""A stage and an optimizer of a user's own that fail where a rehearsal should find it: `stage:
+tests.rehearsal.wrong_runs`."""
 
 import torch
 
@@ -22,7 +23,9 @@ class WrongTrainer(CPTTrainer):
 
 
 def build_trainer(recipe, model, tokenizer, data, arguments, length):
-    return WrongTrainer(recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer)
+    return WrongTrainer(
+        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+    )
 
 
 class Note:

@@ -28,7 +28,13 @@ ENVIRONMENT = {
     "processes": 1,
     "python": "3.11.7",
     "platform": "Linux",
-    "hardware": {"processor": "a processor", "cores": 4, "host_memory_gib": 24, "gpus": ["NVIDIA H100", "NVIDIA H100"], "driver": "1"},
+    "hardware": {
+        "processor": "a processor",
+        "cores": 4,
+        "host_memory_gib": 24,
+        "gpus": ["NVIDIA H100", "NVIDIA H100"],
+        "driver": "1",
+    },
     "variables": {"OMP_NUM_THREADS": "1"},
     "versions": {"cpt": "0.1.0", "torch": "2.13.0", "peft": None},
     "git": {"commit": "0123456789abcdef", "changes": " M cpt/train.py\n", "diff": "-old\n+new\n"},
@@ -56,11 +62,21 @@ VERDICT = {
             "against": {"before": 0.3, "after": 0.5, "difference": 0.2, "low": 0.1, "high": 0.3, "items": 100},
         }
     ],
-    "tasks": [{"name": "hellaswag", "metric": "acc", "value": 0.25, "interval": None, "questions": 500, "against": None}],
+    "tasks": [
+        {"name": "hellaswag", "metric": "acc", "value": 0.25, "interval": None, "questions": 500, "against": None}
+    ],
     "contamination": {
         "documents": {"code": 100, "prose": 50},
         "counts": {"code": {"prose": 2}, "prose": {}},
-        "hits": [{"source": "code", "where": "code.jsonl:3", "set_name": "prose", "evaluation_document": "prose.jsonl:1", "share": 0.6}],
+        "hits": [
+            {
+                "source": "code",
+                "where": "code.jsonl:3",
+                "set_name": "prose",
+                "evaluation_document": "prose.jsonl:1",
+                "share": 0.6,
+            }
+        ],
         "touched": 7,
         "judged": 20,
     },
@@ -71,8 +87,23 @@ VERDICT = {
 INPUTS = {
     "data": {
         "sources": {
-            "code": {"documents": 90, "held_out": 10, "tokens": 600, "share": 0.75, "dropped": {"short": 3}, "files": {"code.jsonl": "ab"}},
-            "prose": {"documents": 40, "held_out": 10, "tokens": 400, "share": 0.25, "licence": "CC0", "dropped": {}, "files": {}},
+            "code": {
+                "documents": 90,
+                "held_out": 10,
+                "tokens": 600,
+                "share": 0.75,
+                "dropped": {"short": 3},
+                "files": {"code.jsonl": "ab"},
+            },
+            "prose": {
+                "documents": 40,
+                "held_out": 10,
+                "tokens": 400,
+                "share": 0.25,
+                "licence": "CC0",
+                "dropped": {},
+                "files": {},
+            },
         }
     },
     "tokenizer": {"path": "base/final", "xxh3": "cd"},
@@ -105,9 +136,25 @@ SAMPLES = [
 
 def log_line(step):
     """What a step logs."""
-    figures = {"loss": 5 - math.log(1 + step), "loss_smoothed": 5.1 - math.log(1 + step), "learning_rate": 1e-3, "grad_norm": 1.0}
-    speed = {"tokens_per_second": 100.0, "data_wait": 0.001, "mfu": 0.4, "step_seconds_p50": 0.16, "step_seconds_p95": 0.2}
-    memory = {"gpu_memory_peak_gib": 6.5, "gpu_memory_reserved_gib": 7.0, "gpu_memory_allocated_gib": 6.0, "host_memory_gib": 3.5}
+    figures = {
+        "loss": 5 - math.log(1 + step),
+        "loss_smoothed": 5.1 - math.log(1 + step),
+        "learning_rate": 1e-3,
+        "grad_norm": 1.0,
+    }
+    speed = {
+        "tokens_per_second": 100.0,
+        "data_wait": 0.001,
+        "mfu": 0.4,
+        "step_seconds_p50": 0.16,
+        "step_seconds_p95": 0.2,
+    }
+    memory = {
+        "gpu_memory_peak_gib": 6.5,
+        "gpu_memory_reserved_gib": 7.0,
+        "gpu_memory_allocated_gib": 6.0,
+        "host_memory_gib": 3.5,
+    }
     sources = {"share_code": 0.74, "share_prose": 0.26, "loss_code": 4.0, "loss_prose": 4.5}
     return {"step": step, "tokens": 16 * step, **figures, **speed, **memory, **sources, "cost": 0.01 * step}
 
@@ -140,7 +187,13 @@ def write_run():
         (folder / "final").mkdir(parents=True)
         (folder / "final" / "config.json").write_text("{}")
         (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-        status = {"state": "finished", "updated": "2026-01-02T03:10:05+00:00", "step": 100, "steps": 100, "seconds": 61.0}
+        status = {
+            "state": "finished",
+            "updated": "2026-01-02T03:10:05+00:00",
+            "step": 100,
+            "steps": 100,
+            "seconds": 61.0,
+        }
         parts = {"environment": ENVIRONMENT, "inputs": INPUTS, "plan": PLAN, "status": status, "verdict": VERDICT}
         for name, content in parts.items():
             (folder / f"{name}.json").write_text(json.dumps(content))

@@ -33,5 +33,7 @@ def test_neither_plan_nor_gpu_is_no_section(lone_record):
 
 
 def test_a_plan_of_no_known_form_is_survived(record):
-    odd = replace(record, plan={"gpu_memory_gib": [1], "gpu_total_gib": "x", "tokens_per_second": None, "assumed_mfu": []})
+    odd = replace(
+        record, plan={"gpu_memory_gib": [1], "gpu_total_gib": "x", "tokens_per_second": None, "assumed_mfu": []}
+    )
     assert against_plan(odd).parts[-1].rows[0][:2] == ("GPU memory, peak (GiB)", "")

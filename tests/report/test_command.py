@@ -44,6 +44,8 @@ def test_a_place_that_takes_no_file_is_told(run_folder, tmp_path):
 
 def test_no_torch_is_imported(run_folder):
     code = f"import sys; from cpt.cli import main; main(['report', {str(run_folder)!r}])"
-    check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, 'transformers' in sys.modules)); "
+    check = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, 'transformers' in sys.modules)); "
+    )
     ended = subprocess.run([sys.executable, "-c", check + code], capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1] == "False False", ended.stderr

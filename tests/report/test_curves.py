@@ -23,9 +23,19 @@ def test_the_loss_is_pale_behind_the_smoothed_one_with_the_events_on_it(record):
 
 
 def test_each_source_has_its_loss_and_each_figure_of_the_hardware_its_plot(record):
-    assert [curve.name for curve in plots(training(record))["Training loss of each source"].curves] == ["code", "prose"]
+    assert [curve.name for curve in plots(training(record))["Training loss of each source"].curves] == [
+        "code",
+        "prose",
+    ]
     drawn = plots(speed(record))
-    assert set(drawn) == {"Tokens per second", "Model FLOPs utilisation", "Waiting for data", "Time of a step", "GPU memory", "Host memory"}
+    assert set(drawn) == {
+        "Tokens per second",
+        "Model FLOPs utilisation",
+        "Waiting for data",
+        "Time of a step",
+        "GPU memory",
+        "Host memory",
+    }
     assert drawn["Model FLOPs utilisation"].curves[0].y[0] == 40 and all(plot.from_zero for plot in drawn.values())
 
 
@@ -47,7 +57,15 @@ def test_the_moving_mean_keeps_a_line_a_line_but_for_its_ends():
 
 
 def test_figures_of_other_stages_are_drawn_by_family(run_folder):
-    line = {"rewards/chosen": 1, "rewards/margins": 2, "rewards/accuracies": 0.5, "kl": 0.1, "epoch": 1, "share_x": 1, "num_tokens": 9}
+    line = {
+        "rewards/chosen": 1,
+        "rewards/margins": 2,
+        "rewards/accuracies": 0.5,
+        "kl": 0.1,
+        "epoch": 1,
+        "share_x": 1,
+        "num_tokens": 9,
+    }
     record = with_lines(run_folder, [{"step": n, "tokens": n, **line} for n in range(3)])
     drawn = plots(stage_figures(record))
     assert set(drawn) == {"rewards", "rewards/accuracies", "kl"}
@@ -59,7 +77,9 @@ def test_figures_of_a_documents_stage_are_not_drawn_twice(record):
 
 
 def test_a_flood_of_unknown_figures_is_cut_off_and_the_page_says_so(run_folder):
-    record = with_lines(run_folder, [{"step": n, "tokens": n, **{f"figure {k}": k for k in range(40)}} for n in range(2)])
+    record = with_lines(
+        run_folder, [{"step": n, "tokens": n, **{f"figure {k}": k for k in range(40)}} for n in range(2)]
+    )
     parts = stage_figures(record).parts
     assert len(parts) == MOST_OTHERS + 1 and parts[-1].startswith("Not drawn: figure 24, ")
 

@@ -18,7 +18,12 @@ def test_of_a_list_only_what_is_of_the_kind_is_taken():
 @pytest.mark.parametrize("content", [None, 3, "a", [], {}, {"a": None}, {"a": [1]}])
 def test_what_is_not_there_is_empty(content):
     assert (at(content, "a", "b"), number(content, "a", "b"), text(content, "a", "b")) == (None, None, "")
-    assert (mapping(content, "a", "b"), mappings(content, "a", "b"), texts(content, "a", "b"), numbers(content, "a", "b")) == (
+    assert (
+        mapping(content, "a", "b"),
+        mappings(content, "a", "b"),
+        texts(content, "a", "b"),
+        numbers(content, "a", "b"),
+    ) == (
         {},
         [],
         [],

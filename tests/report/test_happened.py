@@ -6,7 +6,12 @@ from cpt.report.happened import FIRST, LAST, events, marks
 def test_each_event_is_a_row_in_the_order_of_time(record):
     summary, table = events(record).parts
     assert summary == "2 in all: nan_skipped 1, restart 1."
-    assert table.rows[0] == ("2026-01-02 03:05:00", "40", "nan_skipped", "Step 40 was skipped: its loss is not a number.")
+    assert table.rows[0] == (
+        "2026-01-02 03:05:00",
+        "40",
+        "nan_skipped",
+        "Step 40 was skipped: its loss is not a number.",
+    )
     assert table.rows[1][1] == ""
 
 

@@ -19,7 +19,9 @@ def test_the_first_plot_is_domain_over_general_from_before_to_after(record):
     way, before, after = frontier.curves
     assert (section.title, frontier.title) == ("What was gained, and what it cost", "Domain against general text")
     assert (list(way.x), list(way.y)) == ([2.0, 2.2, 2.1], [2.0, 1.9, 1.8])
-    assert (before.name, after.name) == ("before", "after 1,600 tokens") and after.hover[0].endswith("general 2.1000, domain 1.8000")
+    assert (before.name, after.name) == ("before", "after 1,600 tokens") and after.hover[0].endswith(
+        "general 2.1000, domain 1.8000"
+    )
 
 
 def test_differences_come_with_their_intervals_in_percent(record):
@@ -57,7 +59,9 @@ def test_why_a_run_stopped_before_its_budget_is_told(record):
 
 
 def test_of_examples_the_loss_and_how_often_the_better_answer_wins_are_drawn(run_folder):
-    lines = [{"step": n, "tokens": n, "eval_chat_loss": 1 / (1 + n), "eval_chat_rewards/accuracies": 0.5} for n in range(3)]
+    lines = [
+        {"step": n, "tokens": n, "eval_chat_loss": 1 / (1 + n), "eval_chat_rewards/accuracies": 0.5} for n in range(3)
+    ]
     (run_folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     drawn = titled(held_out(replace(read_record(run_folder), verdict={})))
     assert list(drawn) == ["Loss of held-out examples", "Held-out examples: rewards/accuracies"]

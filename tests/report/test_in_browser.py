@@ -1,4 +1,5 @@
-"""The page of a whole run in a real Chromium, which may reach nothing but the file: plots, tables, the mouse, narrow screens, darkness."""
+"""The page of a whole run in a real Chromium, which may reach nothing but the file: plots, tables, the mouse, narrow
+screens, darkness."""
 
 from io import BytesIO
 
@@ -15,7 +16,13 @@ pytestmark = pytest.mark.browser
 PLOTS = [
     *("Domain against general text", "Change of bits per byte", "Bits per byte of held-out text"),
     *("Difference from the base", "Training loss", "Learning rate", "Gradient norm", "Training loss of each source"),
-    *("Share of the tokens", "Share of the tokens so far", "Tokens per second", "Model FLOPs utilisation", "Waiting for data"),
+    *(
+        "Share of the tokens",
+        "Share of the tokens so far",
+        "Tokens per second",
+        "Model FLOPs utilisation",
+        "Waiting for data",
+    ),
     *("Time of a step", "GPU memory", "Host memory", "Memory of one GPU"),
 ]
 DARK, WIDE, NARROW = {"color_scheme": "dark"}, {"width": 1200, "height": 900}, {"width": 400, "height": 800}
@@ -37,7 +44,8 @@ def file(write_run, tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, file):
-    """Opens the file; what it asked for besides, and what it complained of, are in the page's `asked` and `complaints`."""
+    """Opens the file; what it asked for besides, and what it complained of, are in the page's `asked` and
+    `complaints`."""
     contexts = []
 
     def open_it(viewport=WIDE, **options):
@@ -47,7 +55,10 @@ def opened(chromium, file):
         context.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
         page = context.new_page()
         page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(file.as_uri())
         return page, asked, complaints
@@ -59,7 +70,9 @@ def opened(chromium, file):
 
 def colors(page):
     """How many the screen shows."""
-    red, green, blue = np.moveaxis((255 * imread(BytesIO(page.screenshot(full_page=True)))[:, :, :3]).astype(np.int64), 2, 0)
+    red, green, blue = np.moveaxis(
+        (255 * imread(BytesIO(page.screenshot(full_page=True)))[:, :, :3]).astype(np.int64), 2, 0
+    )
     return len(np.unique((red * 256 + green) * 256 + blue))
 
 
@@ -71,9 +84,13 @@ def test_nothing_is_asked_of_any_network_and_nothing_is_complained_of(opened, fi
 def test_each_plot_is_drawn_with_its_curves(opened):
     page, _, _ = opened()
     assert page.locator("figcaption").all_inner_texts() == PLOTS
-    drawn = page.eval_on_selector_all(".plot", "plots => plots.map(p => p.querySelectorAll('.js-line, .point, .points path').length)")
+    drawn = page.eval_on_selector_all(
+        ".plot", "plots => plots.map(p => p.querySelectorAll('.js-line, .point, .points path').length)"
+    )
     assert len(drawn) == len(PLOTS) and all(drawn)
-    boxes = page.eval_on_selector_all(".plot .main-svg:first-child", "all => all.map(one => one.getBoundingClientRect().height)")
+    boxes = page.eval_on_selector_all(
+        ".plot .main-svg:first-child", "all => all.map(one => one.getBoundingClientRect().height)"
+    )
     assert len(boxes) == len(PLOTS) and min(boxes) > 100
 
 
@@ -107,7 +124,9 @@ def test_under_the_mouse_a_curve_tells_its_values_and_a_mark_what_happened(opene
 def test_a_narrow_screen_is_not_overflowed(opened, options):
     page, _, _ = opened(NARROW, **options)
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    wide = page.eval_on_selector_all("figure, section, .plot svg.main-svg", "all => all.map(one => one.getBoundingClientRect().right)")
+    wide = page.eval_on_selector_all(
+        "figure, section, .plot svg.main-svg", "all => all.map(one => one.getBoundingClientRect().right)"
+    )
     assert max(wide) <= 400
 
 

@@ -21,7 +21,9 @@ def test_a_run_that_has_only_begun_lacks_what_it_has_not_written(lone_record):
 
 def test_a_finished_run_without_a_verdict_is_told_how_to_get_one(run_folder):
     (run_folder / "verdict.json").unlink()
-    assert lines(read_record(run_folder)) == [f"verdict.json: whether it worked is not judged. Do it: cpt verdict {run_folder}"]
+    assert lines(read_record(run_folder)) == [
+        f"verdict.json: whether it worked is not judged. Do it: cpt verdict {run_folder}"
+    ]
 
 
 def test_unreadable_files_are_in_the_same_list(record):
@@ -30,7 +32,10 @@ def test_unreadable_files_are_in_the_same_list(record):
 
 def test_a_machine_with_a_gpu_whose_memory_was_not_logged_is_told(run_folder):
     (run_folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 16, "loss": 1, "eval_prose_bits_per_byte": 2}\n')
-    assert lines(read_record(run_folder)) == ["GPU memory was not logged, though the machine has a GPU.", "Speed was not logged."]
+    assert lines(read_record(run_folder)) == [
+        "GPU memory was not logged, though the machine has a GPU.",
+        "Speed was not logged.",
+    ]
 
 
 def test_a_run_without_a_gpu_is_said_to_have_no_plan(run_folder):

@@ -47,6 +47,8 @@ def test_a_folder_in_the_place_of_a_file_is_told(run_folder):
 
 
 def test_a_line_separator_within_a_text_ends_no_line(run_folder):
-    (run_folder / "samples.jsonl").write_text('{"step": 0, "prompt": "a\u2028b", "continuation": "c"}\n', encoding="utf-8")
+    (run_folder / "samples.jsonl").write_text(
+        '{"step": 0, "prompt": "a\u2028b", "continuation": "c"}\n', encoding="utf-8"
+    )
     record = read_record(run_folder)
     assert record.samples[0]["prompt"] == "a\u2028b" and record.unreadable == []

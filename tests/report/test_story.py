@@ -42,7 +42,9 @@ def test_a_run_that_has_only_begun_has_a_page_too(lone_record):
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", *JSON_FILES, *LINES_FILES])
-@pytest.mark.parametrize("content", [b"", b"null", b"[[[", b"3", b'"x"', b'{"data": 3, "sets": {}, "step": "x"}', b"\xff\x00", b"{" * 9999])
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[[[", b"3", b'"x"', b'{"data": 3, "sets": {}, "step": "x"}', b"\xff\x00", b"{" * 9999]
+)
 def test_rubbish_in_any_file_costs_only_what_that_file_holds(run_folder, file, content):
     (run_folder / file).write_bytes(content)
     found = sections(report_page(read_record(run_folder)))
@@ -61,10 +63,16 @@ def test_names_prompts_and_samples_stay_text(run_folder):
 
 
 def test_a_run_of_100000_lines_is_below_8_megabytes_and_made_in_seconds(run_folder):
-    line = dict.fromkeys(("loss", "loss_smoothed", "grad_norm", "learning_rate", "mfu", "data_wait", "tokens_per_second"), 1.2345678)
-    line |= {f"loss_source {number}": 2.3456789 for number in range(8)} | {f"reward {number}": 1.1 for number in range(15)}
+    line = dict.fromkeys(
+        ("loss", "loss_smoothed", "grad_norm", "learning_rate", "mfu", "data_wait", "tokens_per_second"), 1.2345678
+    )
+    line |= {f"loss_source {number}": 2.3456789 for number in range(8)} | {
+        f"reward {number}": 1.1 for number in range(15)
+    }
     text = json.dumps(line)[1:]
-    (run_folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "tokens": {n * 4_194_304}, {text}\n' for n in range(100_000)))
+    (run_folder / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {n}, "tokens": {n * 4_194_304}, {text}\n' for n in range(100_000))
+    )
     began = time.perf_counter()
     size = len(report_page(read_record(run_folder)).encode())
     assert size < 8e6 and size - len(plotly_script()) < 2.5e6

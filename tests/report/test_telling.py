@@ -4,7 +4,8 @@ from cpt.report.telling import judged, relative_interval, told, told_count, told
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told_as"), [(0.04, "0.0 s"), (29.5, "29.5 s"), (200, "3 min 20 s"), (14_700, "4 h 5 min"), (183_600, "2 d 3 h")]
+    ("seconds", "told_as"),
+    [(0.04, "0.0 s"), (29.5, "29.5 s"), (200, "3 min 20 s"), (14_700, "4 h 5 min"), (183_600, "2 d 3 h")],
 )
 def test_times_are_told_in_two_units(seconds, told_as):
     assert told_seconds(seconds) == told_as
@@ -18,7 +19,9 @@ def test_numbers_are_told_as_long_as_they_mean_something():
 
 
 def test_a_difference_is_told_in_percent_of_what_was_before():
-    assert relative_interval({"before": 2.0, "difference": -0.2, "low": -0.3, "high": -0.1}) == pytest.approx((-10, -15, -5))
+    assert relative_interval({"before": 2.0, "difference": -0.2, "low": -0.3, "high": -0.1}) == pytest.approx(
+        (-10, -15, -5)
+    )
     assert relative_interval({"before": 0, "difference": 1, "low": 1, "high": 1}) is None
     assert relative_interval({"before": 2.0}) is None
 

@@ -23,7 +23,11 @@ def record(tiny_recipe, tmp_path):
 
 def test_the_repetition_is_the_same_recipe_with_what_was_chosen_for_it(record):
     recipe = repetition_of(record)
-    assert (recipe.name, recipe.output_dir, recipe.tags) == ("tiny-reproduced", record.folder.parent, ["reproduces tiny"])
+    assert (recipe.name, recipe.output_dir, recipe.tags) == (
+        "tiny-reproduced",
+        record.folder.parent,
+        ["reproduces tiny"],
+    )
     assert recipe.training["gradient_checkpointing"] is True and recipe.training["use_cpu"] is True
     assert recipe.training["deepspeed"] == {"zero_optimization": {"stage": 2}}
     assert (recipe.data, recipe.budget, recipe.optimizer, recipe.seed) == (
@@ -50,7 +54,9 @@ def test_variables_that_decide_figures_are_as_they_were(record, monkeypatch):
     assert variables["CUDA_VISIBLE_DEVICES"] == "0" and variables["HOME_OF_NOBODY"] == "kept"
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(count_cpu_cores(), None), (count_cpu_cores() + 3, str(count_cpu_cores() + 3))])
+@pytest.mark.parametrize(
+    ("cores", "threads"), [(count_cpu_cores(), None), (count_cpu_cores() + 3, str(count_cpu_cores() + 3))]
+)
 def test_on_other_cores_there_are_as_many_threads_as_then(record, monkeypatch, cores, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environment = {"variables": {}, "hardware": {"gpus": [], "cores": cores}}

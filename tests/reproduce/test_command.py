@@ -43,7 +43,9 @@ def trained(recipe, tmp_path, **launch):
 
 
 @pytest.mark.slow
-def test_a_run_is_repeated_bit_for_bit_and_refused_when_a_byte_of_its_data_changed(files, tmp_path, monkeypatch, capsys):
+def test_a_run_is_repeated_bit_for_bit_and_refused_when_a_byte_of_its_data_changed(
+    files, tmp_path, monkeypatch, capsys
+):
     recipe, own = files
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)

@@ -26,10 +26,16 @@ def models(tmp_path):
 
 def test_runs_that_differ_only_in_time_are_the_same(models):
     found = compare_runs(LINES, changed(1, tokens_per_second=7.0), models)
-    assert found.is_bit_equal and (found.logs, found.evaluations, found.last_step) == (2, 1, 2) and found.weights_differ == []
+    assert (
+        found.is_bit_equal
+        and (found.logs, found.evaluations, found.last_step) == (2, 1, 2)
+        and found.weights_differ == []
+    )
 
 
-@pytest.mark.parametrize(("place", "figures"), [(1, {"loss": 4.5 + 1e-15}), (2, {"grad_norm": 0.2500001}), (0, {"eval_domain_loss": 5.5})])
+@pytest.mark.parametrize(
+    ("place", "figures"), [(1, {"loss": 4.5 + 1e-15}), (2, {"grad_norm": 0.2500001}), (0, {"eval_domain_loss": 5.5})]
+)
 def test_the_first_figure_that_differs_in_its_last_bit_is_named(models, place, figures):
     found = compare_runs(LINES, changed(place, **figures), models)
     assert found.difference is not None and not found.is_bit_equal

@@ -83,10 +83,17 @@ def test_another_tokenizer_and_other_weights_are_refused_together_with_the_data(
     with pytest.raises(DataError) as refused:
         refuse_changed_inputs(Record(tmp_path, recipe, {}, recorded, []))
     told = str(refused.value)
-    assert "domain.jsonl has changed" in told and "its/folder gives other ids" in told and "base/model.safetensors has changed" in told
+    assert (
+        "domain.jsonl has changed" in told
+        and "its/folder gives other ids" in told
+        and "base/model.safetensors has changed" in told
+    )
 
 
 def test_weights_that_are_gone_are_said_to_be(recipe, inputs, tmp_path):
-    recorded = {**inputs, "weights": {"path": str(tmp_path / "nowhere"), "revision": None, "sha256": {"model.safetensors": "1" * 64}}}
+    recorded = {
+        **inputs,
+        "weights": {"path": str(tmp_path / "nowhere"), "revision": None, "sha256": {"model.safetensors": "1" * 64}},
+    }
     with pytest.raises(DataError, match=r"nowhere/model.safetensors is gone"):
         refuse_changed_inputs(Record(tmp_path, recipe, {}, recorded, []))

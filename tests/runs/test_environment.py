@@ -11,8 +11,18 @@ def test_the_environment_names_versions_and_command():
 def test_the_hardware_and_the_code_are_named():
     environment = describe_environment()
     hardware = environment["hardware"]
-    assert hardware["processor"] and hardware["cores"] > 0 and hardware["host_memory_gib"] > 0 and isinstance(hardware["gpus"], list)
-    assert len(environment["code"]) == 32 and environment["launcher"] in ("python", "torchrun", "accelerate", "deepspeed")
+    assert (
+        hardware["processor"]
+        and hardware["cores"] > 0
+        and hardware["host_memory_gib"] > 0
+        and isinstance(hardware["gpus"], list)
+    )
+    assert len(environment["code"]) == 32 and environment["launcher"] in (
+        "python",
+        "torchrun",
+        "accelerate",
+        "deepspeed",
+    )
 
 
 def test_of_the_variables_only_those_that_decide_figures_are_kept(monkeypatch):

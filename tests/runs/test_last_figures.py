@@ -6,8 +6,13 @@ from cpt.runs.last_figures import last_figures
 
 def test_the_newest_of_each_figure_is_found_from_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 64)
-    lines = [{"step": step, "tokens": 10 * step, "loss": 5 - step / 100, "tokens_per_second": step} for step in range(1, 101)]
-    lines.insert(50, {"step": 50, "tokens": 500, "eval_a_bits_per_byte": 1.5, "eval_b_bits_per_byte": 2.5, "eval_a_loss": 3})
+    lines = [
+        {"step": step, "tokens": 10 * step, "loss": 5 - step / 100, "tokens_per_second": step}
+        for step in range(1, 101)
+    ]
+    lines.insert(
+        50, {"step": 50, "tokens": 500, "eval_a_bits_per_byte": 1.5, "eval_b_bits_per_byte": 2.5, "eval_a_loss": 3}
+    )
     lines.insert(20, {"step": 20, "tokens": 200, "eval_a_bits_per_byte": 9, "eval_c_bits_per_byte": 9})
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 101, "lo'
     (tmp_path / "metrics.jsonl").write_text(text)

@@ -17,9 +17,24 @@ def listed(capsys, *words):
 
 def test_the_table_has_a_line_for_each_run_and_no_empty_column(tmp_path, capsys):
     write_run(tmp_path / "one")
-    write_run(tmp_path / "two[red]", lambda recipe, status, **others: status.update(state="running", pid=2**22 + 1, step=3))
+    write_run(
+        tmp_path / "two[red]", lambda recipe, status, **others: status.update(state="running", pid=2**22 + 1, step=3)
+    )
     heading, *lines = listed(capsys, tmp_path).splitlines()
-    assert heading.split() == ["run", "stage", "state", "step", "tokens", "loss", "bits", "per", "byte", "tokens/s", "age", "tags"]
+    assert heading.split() == [
+        "run",
+        "stage",
+        "state",
+        "step",
+        "tokens",
+        "loss",
+        "bits",
+        "per",
+        "byte",
+        "tokens/s",
+        "age",
+        "tags",
+    ]
     (one,) = (line for line in lines if line.startswith("one"))
     assert one.split()[:8] == ["one", "cpt", "finished", "20", "20,480", "3.0000", "1.2500", "1,020"]
     assert any(line.startswith("two[red]") and "died" in line for line in lines)
@@ -41,4 +56,11 @@ def test_neither_runs_nor_compare_import_torch(tmp_path):
 
 
 def test_ages_are_told_in_the_largest_unit_of_which_there_are_two():
-    assert [told_age(seconds) for seconds in (-5, 1, 119, 121, 7300, 200_000)] == ["0 s", "1 s", "119 s", "2 min", "2 h", "2 d"]
+    assert [told_age(seconds) for seconds in (-5, 1, 119, 121, 7300, 200_000)] == [
+        "0 s",
+        "1 s",
+        "119 s",
+        "2 min",
+        "2 h",
+        "2 d",
+    ]

@@ -90,7 +90,13 @@ def test_a_wrong_column_or_condition_says_what_to_write(runs):
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "environment.json", "metrics.jsonl"])
 def test_a_broken_file_costs_only_what_it_tells(runs, name):
-    for rubbish in (b"", b"{", b"\xff\x00", b"[1]", json.dumps({"stage": 5, "state": [], "steps": "x", "started": 3, "tags": 1}).encode()):
+    for rubbish in (
+        b"",
+        b"{",
+        b"\xff\x00",
+        b"[1]",
+        json.dumps({"stage": 5, "state": [], "steps": "x", "started": 3, "tags": 1}).encode(),
+    ):
         (runs / "good" / name).write_bytes(rubbish)
         assert "good" in names(runs)
 

@@ -15,7 +15,9 @@ def block_of(*lines):
 
 
 def same(first, second):
-    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name], second[name], equal_nan=True) for name in first
+    )
 
 
 @pytest.mark.parametrize("names", [None, ["loss"], ["rate", "eval_*"], ["eval_*"], ["no"]])
@@ -72,5 +74,8 @@ def test_no_lines_give_empty_columns():
 
 
 def test_what_only_python_writes_counts_as_not_there():
-    lines = [{"step": step, "tokens": step, "loss": float(value)} for step, value in enumerate(["1", "nan", "inf", "-inf", "2"])]
+    lines = [
+        {"step": step, "tokens": step, "loss": float(value)}
+        for step, value in enumerate(["1", "nan", "inf", "-inf", "2"])
+    ]
     assert np.array_equal(columns_of(block_of(*lines), None)["loss"], [1, np.nan, np.nan, np.nan, 2], equal_nan=True)

@@ -82,17 +82,24 @@ def test_blocks_are_joined_whatever_each_of_them_has(tmp_path, monkeypatch):
     lines[30]["early"] = "rubbish"
     read = read_metrics(written(tmp_path, *lines))
     assert read.columns["step"].tolist() == list(range(100))
-    assert len(read.curve("early")[0]) == 50 and read.curve("late")[1].tolist() == [step / 7 for step in range(51, 100)]
+    assert len(read.curve("early")[0]) == 50 and read.curve("late")[1].tolist() == [
+        step / 7 for step in range(51, 100)
+    ]
 
 
 def test_floats_come_back_to_the_last_bit(tmp_path):
     values = np.random.default_rng(0).random(1000).tolist()
-    read = read_metrics(written(tmp_path, *({"step": step, "tokens": step, "loss": value} for step, value in enumerate(values))))
+    read = read_metrics(
+        written(tmp_path, *({"step": step, "tokens": step, "loss": value} for step, value in enumerate(values)))
+    )
     assert read.columns["loss"].tolist() == values
 
 
 def test_a_line_that_is_longer_than_its_room_is_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "BLOCK", 60)
     monkeypatch.setattr(metrics, "LONGEST_LINE", 8)
-    lines = [{"step": step, "tokens": 10 * step, "loss": 1 / step, "samples": "x" * (step % 7) * 30} for step in range(1, 40)]
+    lines = [
+        {"step": step, "tokens": 10 * step, "loss": 1 / step, "samples": "x" * (step % 7) * 30}
+        for step in range(1, 40)
+    ]
     assert read_metrics(written(tmp_path, *lines)).curve("loss")[1].tolist() == [1 / step for step in range(1, 40)]

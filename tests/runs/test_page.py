@@ -40,7 +40,10 @@ def count(read, tag, **attributes):
 
 
 def test_each_part_is_there_as_text():
-    facts, table = Facts([("tokens", "1,234")]), Table(["set", "loss"], [["code", "1.5"], ["prose", "2.5"]], caption="Sets")
+    facts, table = (
+        Facts([("tokens", "1,234")]),
+        Table(["set", "loss"], [["code", "1.5"], ["prose", "2.5"]], caption="Sets"),
+    )
     sections = [
         Section("", [facts]),
         Section("Results", ["One.\n\nTwo.", table, Listing(["a", "b"]), Code("x: 1"), Code("y: 2", "folded")]),

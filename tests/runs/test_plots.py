@@ -45,7 +45,10 @@ def test_a_curve_of_nothing_is_drawn_empty():
 
 
 def test_a_faint_curve_has_the_colour_of_the_one_that_follows():
-    curves = [Curve(name, [0, 1], [0, 1], faint=faint) for name, faint in (("raw", True), ("smooth", False), ("other", False))]
+    curves = [
+        Curve(name, [0, 1], [0, 1], faint=faint)
+        for name, faint in (("raw", True), ("smooth", False), ("other", False))
+    ]
     colors = [trace["line"]["color"] for trace in drawn(plot(*curves))["data"]]
     assert colors[0] == colors[1] != colors[2]
 
@@ -90,7 +93,9 @@ def test_a_single_point_with_hover_says_its_text():
 def test_bars_stand_side_by_side_or_on_top_of_each_other():
     series = {"asked": [70, 30], "realised": [69.5, None]}
     figure = drawn(Bars("Mixture", "%", ["code", "prose"], series))
-    assert [trace["y"] for trace in figure["data"]] == [[70, 30], [69.5, None]] and figure["layout"]["barmode"] == "group"
+    assert [trace["y"] for trace in figure["data"]] == [[70, 30], [69.5, None]] and figure["layout"][
+        "barmode"
+    ] == "group"
     assert drawn(Bars("Memory", "GiB", ["planned"], {"weights": [1.0]}, stacked=True))["layout"]["barmode"] == "stack"
 
 
@@ -100,7 +105,9 @@ def test_intervals_reach_from_low_to_high_the_first_on_top():
     assert (trace["error_x"]["arrayminus"], trace["error_x"]["array"]) == ([2, 2], [1, 1])
 
 
-@pytest.mark.parametrize(("module", "use"), [("plotly.graph_objects", lambda: figure_json(plot())), ("plotly.offline", plotly_script)])
+@pytest.mark.parametrize(
+    ("module", "use"), [("plotly.graph_objects", lambda: figure_json(plot())), ("plotly.offline", plotly_script)]
+)
 def test_without_plotly_the_install_line_is_told(module, use, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ResourceError, match=r"pip install 'cpt\[report\]'"):

@@ -15,7 +15,10 @@ def test_what_is_whole_is_read_and_nothing_is_said(tmp_path):
 
 def test_a_file_that_is_not_there_is_empty(tmp_path):
     said: list[str] = []
-    assert read_object(tmp_path / "x", said) == {} == read_tree(tmp_path / "x", said) and read_objects(tmp_path / "x", said) == []
+    assert (
+        read_object(tmp_path / "x", said) == {} == read_tree(tmp_path / "x", said)
+        and read_objects(tmp_path / "x", said) == []
+    )
     assert said == []
 
 

@@ -42,7 +42,10 @@ def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, mo
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     start_run(recipe(tmp_path))
     (line,) = (run.folder / "starts.jsonl").read_text().splitlines()
-    assert json.loads(line).keys() == {"started", "variables"} and json.loads(line)["variables"]["OMP_NUM_THREADS"] == "77"
+    assert (
+        json.loads(line).keys() == {"started", "variables"}
+        and json.loads(line)["variables"]["OMP_NUM_THREADS"] == "77"
+    )
 
 
 def test_the_plan_is_kept_where_there_is_one(tmp_path):

@@ -5,7 +5,18 @@ from cpt.runs.signs import Sign, forget_signs, name_processes, pids_here, read_s
 
 
 def sign(**changed):
-    return Sign(**{"rank": 0, "pid": 1, "host": "h", "phase": "training", "step": 3, "beats": 4, "seconds_per_step": 2.0, **changed})
+    return Sign(
+        **{
+            "rank": 0,
+            "pid": 1,
+            "host": "h",
+            "phase": "training",
+            "step": 3,
+            "beats": 4,
+            "seconds_per_step": 2.0,
+            **changed,
+        }
+    )
 
 
 def test_signs_come_back_by_rank_until_they_are_forgotten(tmp_path):

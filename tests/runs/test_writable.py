@@ -14,7 +14,10 @@ def test_a_folder_that_takes_files_is_left_as_it_was(tmp_path):
 
 
 def test_a_full_disk_is_found_out(tmp_path):
-    with files_end_at(1000), pytest.raises(RecipeError, match="`output_dir`: nothing can be saved in .*File too large"):
+    with (
+        files_end_at(1000),
+        pytest.raises(RecipeError, match="`output_dir`: nothing can be saved in .*File too large"),
+    ):
         refuse_unwritable(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

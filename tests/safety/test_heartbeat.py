@@ -33,7 +33,9 @@ def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, 
     peaks = {0: 0, 1: 3 * 2**30}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peaks))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=0: peaks[device])  # 0: the current device of a new thread
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", lambda device=0: peaks[device]
+    )  # 0: the current device of a new thread
     Heartbeat(tmp_path)
     assert read_signs(tmp_path)[0].gpu_peak_gib == 3
 
@@ -92,7 +94,13 @@ def test_on_a_full_disk_the_pulse_goes_on(tmp_path, monkeypatch):
 
 def test_a_long_evaluation_shows_that_it_goes_on(tmp_path):
     pulse, phases = Heartbeat(tmp_path), []
-    for call in (pulse.on_prediction_step, pulse.on_step_begin, pulse.on_prediction_step, pulse.on_train_end, pulse.on_prediction_step):
+    for call in (
+        pulse.on_prediction_step,
+        pulse.on_step_begin,
+        pulse.on_prediction_step,
+        pulse.on_train_end,
+        pulse.on_prediction_step,
+    ):
         before = pulse.beats
         call(None, TrainerState(global_step=3), TrainerControl())
         phases.append(read_signs(tmp_path)[0].phase)
@@ -122,7 +130,9 @@ def busy():
 
 
 def busy_below():
-    subprocess.run([sys.executable, "-c", "import time\nt = time.time() + 1.5\nwhile time.time() < t: pass"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import time\nt = time.time() + 1.5\nwhile time.time() < t: pass"], check=True
+    )
 
 
 def test_before_the_first_step_work_is_a_sign_of_life_and_waiting_is_none(watched):

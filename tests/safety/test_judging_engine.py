@@ -12,7 +12,11 @@ from tiny import write_recipe
 def run_with_faults(sections, folder, monkeypatch, faults, *, stage):
     """8 steps, a checkpoint after each."""
     training = {**sections["training"], "deepspeed": zero_profile(folder, stage)}
-    changes = {"stage": "tests.end_to_end.faulty_stage", "training": training, "checkpoints": {"every_steps": 1, "keep": None}}
+    changes = {
+        "stage": "tests.end_to_end.faulty_stage",
+        "training": training,
+        "checkpoints": {"every_steps": 1, "keep": None},
+    }
     monkeypatch.setenv("CPT_TEST_FAULTS", json.dumps(faults))
     ended = launch(write_recipe({**sections, **changes}, folder / "r.yaml"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -24,7 +28,10 @@ def test_a_skipped_step_counts_and_changes_nothing(tiny_recipe, tmp_path, monkey
     faults = [{"kind": "nan", "steps": [4]}, {"kind": "gradient", "steps": [7]}]
     run = run_with_faults(tiny_recipe, tmp_path, monkeypatch, faults, stage=stage)
     weights = [load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 9)]
-    same = [all(torch.equal(before[name], after[name]) for name in before) for before, after in zip(weights, weights[1:], strict=False)]
+    same = [
+        all(torch.equal(before[name], after[name]) for name in before)
+        for before, after in zip(weights, weights[1:], strict=False)
+    ]
     assert same == [False, False, True, False, False, True, False], "after steps 4 and 7 as before them"
     for step in range(1, 9):
         (states,) = (run / f"checkpoint-{step}" / f"global_step{step}").glob(

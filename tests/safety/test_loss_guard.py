@@ -40,7 +40,10 @@ def healthy(num_steps, *, seed=0, noise=0.03, norm_noise=0.3):
 def test_the_middle_is_the_median_of_the_values_that_are_there():
     values = torch.tensor([[5.0, 1.0, 3.0, math.inf, math.inf], [2.0, 9.0, 4.0, math.inf, math.inf]])
     assert ranked(values, torch.full((2, 1), 3 // 2)).tolist() == [[3.0], [4.0]]
-    assert ranked(torch.full((2, 5), math.inf), torch.zeros(2, 1, dtype=torch.int64)).tolist() == [[math.inf], [math.inf]]
+    assert ranked(torch.full((2, 5), math.inf), torch.zeros(2, 1, dtype=torch.int64)).tolist() == [
+        [math.inf],
+        [math.inf],
+    ]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -51,7 +54,10 @@ def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
 
 @pytest.mark.parametrize("highest", [math.inf, 100.0])
 def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none(highest):
-    found = [LossGuard(Section(), CPU, highest), LossGuard(Component(name="tests.safety.test_loss_guard:on_device"), CPU, highest)]
+    found = [
+        LossGuard(Section(), CPU, highest),
+        LossGuard(Component(name="tests.safety.test_loss_guard:on_device"), CPU, highest),
+    ]
     for one in found:
         assert verdicts(one, [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
 
@@ -68,8 +74,14 @@ def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model
 @pytest.mark.parametrize("after", [6, 20, 300])
 def test_a_spike_of_the_loss_or_of_the_gradient_is_skipped_and_not_remembered(after):
     losses, norms = healthy(after + 3)
-    assert verdicts(guard(), [*losses[:after], losses[after] * 1e4, *losses[after + 1 :]], norms) == [False] * after + [True, False, False]
-    assert verdicts(guard(), losses, [*norms[:after], norms[after] * 1e4, *norms[after + 1 :]]) == [False] * after + [True, False, False]
+    assert verdicts(guard(), [*losses[:after], losses[after] * 1e4, *losses[after + 1 :]], norms) == [
+        False
+    ] * after + [True, False, False]
+    assert verdicts(guard(), losses, [*norms[:after], norms[after] * 1e4, *norms[after + 1 :]]) == [False] * after + [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_loss_of_twice_the_last_ones_is_a_spike_and_one_of_five_fourths_is_none():
@@ -84,7 +96,9 @@ def test_a_better_loss_is_no_spike():
 def test_healthy_runs_raise_no_false_alarm():
     skipped = 0
     for seed in range(5):
-        skipped += sum(verdicts(guard(), *healthy(1000, seed=seed, noise=0.02 * (seed + 1), norm_noise=0.2 * (seed + 1))))
+        skipped += sum(
+            verdicts(guard(), *healthy(1000, seed=seed, noise=0.02 * (seed + 1), norm_noise=0.2 * (seed + 1)))
+        )
     assert skipped <= 1, f"{skipped} of 5,000 steps"
 
 
@@ -161,7 +175,8 @@ def test_no_step_asks_the_device_for_a_value():
 
 
 def test_a_step_is_judged_without_leaving_the_device():
-    """Tensors of the device `meta` have no values, so nothing can depend on them, and do not meet those of the host."""
+    """Tensors of the device `meta` have no values, so nothing can depend on them, and do not meet those of the
+    host."""
     watcher = as_on_a_gpu()
     watcher.history, watcher.accepted = watcher.history.to("meta"), watcher.accepted.to("meta")
     noted = []
@@ -175,7 +190,12 @@ def test_a_step_is_judged_without_leaving_the_device():
 def test_options_are_checked_before_the_run():
     check_loss_guard(None)
     check_loss_guard(Section(window=64, sigmas=5, skips=0, rollbacks=1))
-    mistakes = {"sigmas": {"sigma": 5}, "at least 5": {"window": 3}, "more than 0": {"sigmas": 0}, "number": {"skips": "many"}}
+    mistakes = {
+        "sigmas": {"sigma": 5},
+        "at least 5": {"window": 3},
+        "more than 0": {"sigmas": 0},
+        "number": {"skips": "many"},
+    }
     for says, wrong in mistakes.items():
         with pytest.raises(RecipeError, match=says):
             check_loss_guard(Section(**wrong))

@@ -9,7 +9,11 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection cl
 
 @pytest.mark.parametrize(
     ("problem", "several", "alone"),
-    [(RuntimeError(GLOO), True, False), (dist.DistBackendError("NCCL error"), True, False), (RuntimeError("shapes"), False, False)],
+    [
+        (RuntimeError(GLOO), True, False),
+        (dist.DistBackendError("NCCL error"), True, False),
+        (RuntimeError("shapes"), False, False),
+    ],
 )
 def test_only_several_processes_can_lose_each_other(monkeypatch, problem, several, alone):
     assert lost_others(problem) is alone
@@ -20,4 +24,6 @@ def test_only_several_processes_can_lose_each_other(monkeypatch, problem, severa
 def test_a_process_says_of_its_end_what_is_its_own(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert own_words(DataError("no rows")) == "DataError: no rows"
-    assert {own_words(problem) for problem in (None, Interrupted("told"), LaunchError("lost"), RuntimeError(GLOO))} == {""}
+    assert {
+        own_words(problem) for problem in (None, Interrupted("told"), LaunchError("lost"), RuntimeError(GLOO))
+    } == {""}

@@ -21,7 +21,10 @@ def test_the_micro_batch_is_halved_or_goes_to_the_next_size_that_divides_it():
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         torch.OutOfMemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
+            " bytes."
+        ),
         OtherRankOutOfMemoryError("another process is out of memory"),
     ],
 )
@@ -29,7 +32,9 @@ def test_what_allocators_say_counts(problem):
     assert is_out_of_memory(problem)
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("shapes cannot be multiplied"), ValueError("out of memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "problem", [RuntimeError("shapes cannot be multiplied"), ValueError("out of memory"), KeyboardInterrupt()]
+)
 def test_other_errors_do_not(problem):
     assert not is_out_of_memory(problem)
 

@@ -41,13 +41,19 @@ def test_what_cannot_be_drawn_from_is_told(key, value, told):
 
 def test_numbers_are_whole_where_the_recipe_says_so_or_both_ends_are():
     assert read("budget.global_batch_tokens", {"low": 1e3, "high": 1e6})[0].is_whole
-    assert not read("optimizer.learning_rate", {"low": 1, "high": 2})[0].is_whole, "the schema says that it is a number"
+    assert not read("optimizer.learning_rate", {"low": 1, "high": 2})[0].is_whole, (
+        "the schema says that it is a number"
+    )
     assert read("schedule.warmup_tokens", {"low": 100, "high": 200})[0].is_whole
     assert not read("schedule.warmup_tokens", {"low": 100, "high": 200.5})[0].is_whole
 
 
 def test_a_key_is_called_the_same_however_it_is_written():
-    assert read("data.sources.0.weight", [1, 2])[0].key == read("data.sources[0].weight", [1, 2])[0].key == "data.sources[0].weight"
+    assert (
+        read("data.sources.0.weight", [1, 2])[0].key
+        == read("data.sources[0].weight", [1, 2])[0].key
+        == "data.sources[0].weight"
+    )
 
 
 def test_a_choice_may_be_a_section():

@@ -64,7 +64,9 @@ def states(folder):
 @pytest.mark.long
 def test_a_search_of_8_trials_that_is_killed_goes_on_and_its_best_recipe_runs(tiny_recipe, tmp_path):
     path, *_ = recipe_in(tmp_path, tiny_recipe, checkpoints={"every_steps": 2})
-    space = write_recipe({**SPACE, "search": {**SPACE["search"], "trials": 8, "pruner": "none"}}, tmp_path / "space.yaml")
+    space = write_recipe(
+        {**SPACE, "search": {**SPACE["search"], "trials": 8, "pruner": "none"}}, tmp_path / "space.yaml"
+    )
     folder, words = tmp_path / "runs" / "tiny-search", ("--parallel", "4")
     first = start(path, space, *words)
     while states(folder)["COMPLETE"] < 2:
@@ -80,9 +82,16 @@ def test_a_search_of_8_trials_that_is_killed_goes_on_and_its_best_recipe_runs(ti
     said, _ = second.communicate()
     assert second.returncode == 0, said
     assert states(folder) == {"COMPLETE": 8} and len(before) >= 2
-    assert all(Run(trial).status()["updated"] == updated for trial, updated in before.items()), "finished ones are not done again"
-    steps = {trial.name: [json.loads(line)["step"] for line in (trial / "metrics.jsonl").open()] for trial in folder.glob("trial-*")}
-    assert len(steps) == 8 and all(Counter(of_trial)[step] <= 2 for of_trial in steps.values() for step in range(8)), "no two in one run"
+    assert all(Run(trial).status()["updated"] == updated for trial, updated in before.items()), (
+        "finished ones are not done again"
+    )
+    steps = {
+        trial.name: [json.loads(line)["step"] for line in (trial / "metrics.jsonl").open()]
+        for trial in folder.glob("trial-*")
+    }
+    assert len(steps) == 8 and all(Counter(of_trial)[step] <= 2 for of_trial in steps.values() for step in range(8)), (
+        "no two in one run"
+    )
     results = json.loads((folder / "results.json").read_text())
     best = min(results["trials"], key=lambda trial: trial["value"])
     recipe = load_recipe(folder / "best.yaml")

@@ -42,7 +42,9 @@ def test_sources_of_which_a_share_is_held_out_are_sets(tiny_recipe, tmp_path):
 def test_a_pruner_needs_values_on_the_way(tiny_recipe, corpus, tmp_path):
     _, recipe, _ = recipe_in(tmp_path, evaluated(tiny_recipe, corpus))
     pruned = space_in(tmp_path, metric="eval_papers_loss", pruner="median")
-    with pytest.raises(RecipeError, match=r"measured before and after alone. Give the recipe `evaluation.every_tokens`"):
+    with pytest.raises(
+        RecipeError, match=r"measured before and after alone. Give the recipe `evaluation.every_tokens`"
+    ):
         refuse_unlogged_metric(pruned, recipe)
     _, often, _ = recipe_in(tmp_path, evaluated(tiny_recipe, corpus, every_steps=2))
     refuse_unlogged_metric(pruned, often)
@@ -71,6 +73,8 @@ def test_a_run_that_goes_back_to_a_checkpoint_is_read_again(tmp_path):
 
 
 def test_what_is_no_finite_number_is_seen_and_not_compared(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"tokens": 10, "loss": 3.0}\n{"tokens": 20, "loss": NaN}\n{"tokens": 30, "loss": "x"}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"tokens": 10, "loss": 3.0}\n{"tokens": 20, "loss": NaN}\n{"tokens": 30, "loss": "x"}\n'
+    )
     tail = Tail(tmp_path, "loss")
     assert tail.new_values() == [(10, 3.0)] and str(tail.last) == "nan"

@@ -81,7 +81,9 @@ def test_results_are_read_from_the_trials_own_folders(tiny_recipe, tmp_path):
         ray, folder = record.folder / FOLDER / EXPERIMENT / f"trial-{number:03d}", record.run_of(number).folder
         ray.mkdir(parents=True)
         folder.mkdir()
-        (ray / "params.json").write_text(json.dumps({"trial_number": number, "optimizer.learning_rate": 1e-3, "schedule.floor": "0.1"}))
+        (ray / "params.json").write_text(
+            json.dumps({"trial_number": number, "optimizer.learning_rate": 1e-3, "schedule.floor": "0.1"})
+        )
         (folder / "status.json").write_text(json.dumps({"state": state, "message": "why"}))
         (folder / "metrics.jsonl").write_text('{"tokens": 100, "loss": 2.5}\n')
     found = [(one.number, one.state, one.value, one.tokens, one.reason) for one in results_of_runs(record)]
@@ -106,10 +108,14 @@ def test_the_same_space_is_drawn_from(tmp_path):
 @pytest.mark.long
 def test_two_trials_on_a_local_ray_that_is_killed_and_restored(tiny_recipe, tmp_path):
     path, *_ = recipe_in(tmp_path, tiny_recipe, checkpoints={"every_steps": 2})
-    space = write_recipe({**SPACE, "search": {**SPACE["search"], "trials": 2, "pruner": "none"}}, tmp_path / "space.yaml")
+    space = write_recipe(
+        {**SPACE, "search": {**SPACE["search"], "trials": 2, "pruner": "none"}}, tmp_path / "space.yaml"
+    )
     words = [sys.executable, "-m", "cpt.cli", "search", str(path), "--space", str(space), "--ray"]
     folder = tmp_path / "runs" / "tiny-search"
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    first = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     while not (list(folder.glob("ray/tune/experiment_state-*")) and list(folder.glob("trial-*/heartbeats/*"))):
         assert first.poll() is None, first.stdout.read()
         time.sleep(0.05)
@@ -117,5 +123,7 @@ def test_two_trials_on_a_local_ray_that_is_killed_and_restored(tiny_recipe, tmp_
     first.wait()
     second = subprocess.run(words, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
-    states = {trial.parent.name: json.loads(trial.read_text())["state"] for trial in folder.glob("trial-*/status.json")}
+    states = {
+        trial.parent.name: json.loads(trial.read_text())["state"] for trial in folder.glob("trial-*/status.json")
+    }
     assert states == {"trial-000": "finished", "trial-001": "finished"} and (folder / "best.yaml").exists()

@@ -36,7 +36,9 @@ def test_a_pruner_that_cannot_be_is_refused(tmp_path, pruner, tokens, told):
 
 
 def test_your_own_comes_through_the_door(tmp_path, monkeypatch):
-    (tmp_path / "my_pruner.py").write_text("import optuna\ndef never(total_tokens, *, often=1):\n    return optuna.pruners.NopPruner()\n")
+    (tmp_path / "my_pruner.py").write_text(
+        "import optuna\ndef never(total_tokens, *, often=1):\n    return optuna.pruners.NopPruner()\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     settings = space_in(tmp_path, pruner={"name": "my_pruner:never", "often": 2}).settings

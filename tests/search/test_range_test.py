@@ -8,7 +8,16 @@ from cpt.optim.schedules import build_schedule
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.runs.record import Run
 from cpt.search.figures import Tail
-from cpt.search.range_test import PICTURE, RESULT, Range, left_all_bounds, range_test, recipe_of_test, tokens_per_step, told
+from cpt.search.range_test import (
+    PICTURE,
+    RESULT,
+    Range,
+    left_all_bounds,
+    range_test,
+    recipe_of_test,
+    tokens_per_step,
+    told,
+)
 
 WANTED = Range(1e-4, 10.0, 100, 100 * 256)
 
@@ -18,11 +27,17 @@ def falling_then_rising(count):
 
 
 def test_the_recipe_of_a_test_grows_its_learning_rate_and_hides_nothing(tiny_recipe, tmp_path):
-    _, recipe, root = recipe_in(tmp_path, tiny_recipe, evaluation={"held_out_share": 0.1}, checkpoints={"every_steps": 1})
+    _, recipe, root = recipe_in(
+        tmp_path, tiny_recipe, evaluation={"held_out_share": 0.1}, checkpoints={"every_steps": 1}
+    )
     tested = recipe_of_test(recipe, root, WANTED, new=False)
     (tmp_path / "again.yaml").write_text(dump_recipe(tested))
     assert load_recipe(tmp_path / "again.yaml") == tested and tested.name == "tiny-learning-rates"
-    assert tested.safety.loss_guard is None and tested.evaluation.held_out_share is None and tested.checkpoints.every_steps is None
+    assert (
+        tested.safety.loss_guard is None
+        and tested.evaluation.held_out_share is None
+        and tested.checkpoints.every_steps is None
+    )
     assert tested.budget.tokens == 100 * 256 and tested.training["logging_steps"] == 1
 
 
@@ -70,7 +85,11 @@ def test_what_was_found_is_told_with_its_rule_and_drawn(tmp_path, capsys):
     (tmp_path / RESULT).write_text(json.dumps(content))
     curve = told(Run(tmp_path), WANTED)
     said = capsys.readouterr().out
-    assert f"optimizer.learning_rate={curve.suggested:g}" in said and "arXiv 1506.01186" in said and (tmp_path / PICTURE).exists()
+    assert (
+        f"optimizer.learning_rate={curve.suggested:g}" in said
+        and "arXiv 1506.01186" in said
+        and (tmp_path / PICTURE).exists()
+    )
 
 
 def test_another_test_in_the_folder_is_not_taken_for_this_one(tiny_recipe, tmp_path):
@@ -78,7 +97,9 @@ def test_another_test_in_the_folder_is_not_taken_for_this_one(tiny_recipe, tmp_p
     folder = tmp_path / "runs" / "tiny-learning-rates"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(dump_recipe(recipe_of_test(recipe, root, WANTED, new=False)))
-    with pytest.raises(RecipeError, match=r"holds another range test.*\n  budget.tokens: 25600 -> 51200\nStart anew beside it: --new"):
+    with pytest.raises(
+        RecipeError, match=r"holds another range test.*\n  budget.tokens: 25600 -> 51200\nStart anew beside it: --new"
+    ):
         range_test(recipe, root, 1e-4, 10.0, steps=200)
 
 
@@ -95,7 +116,9 @@ def test_on_a_tiny_model_a_rate_that_is_too_high_diverges(tiny_recipe, tmp_path,
     curve = range_test(recipe, root, 1e-4, 30, steps=120)
     assert curve.diverges is not None and 1e-4 < curve.suggested < curve.learning_rates[curve.lowest] < 1
     run = Run(tmp_path / "runs" / "tiny-learning-rates")
-    assert not list(run.folder.glob("checkpoint-*")) and not run.export_folder.exists(), "weights that were spoilt on purpose"
+    assert not list(run.folder.glob("checkpoint-*")) and not run.export_folder.exists(), (
+        "weights that were spoilt on purpose"
+    )
     before = (run.folder / "metrics.jsonl").stat().st_mtime_ns
     assert range_test(recipe, root, 1e-4, 30, steps=120).suggested == curve.suggested
     assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == before, "read, not run again"

@@ -22,7 +22,11 @@ def test_the_same_search_goes_on_and_another_one_is_refused_with_what_differs(ti
     with pytest.raises(RecipeError) as problem:
         claim(other, other_root, space_in(tmp_path, metric="grad_norm", sampler="random"))
     said = str(problem.value)
-    assert "recipe: seed: 42 -> 7" in said and "search.metric: loss -> grad_norm" in said and "search.sampler: {name: tpe}" in said
+    assert (
+        "recipe: seed: 42 -> 7" in said
+        and "search.metric: loss -> grad_norm" in said
+        and "search.sampler: {name: tpe}" in said
+    )
 
 
 def test_a_changed_space_is_refused_with_what_differs(tiny_recipe, tmp_path):
@@ -35,7 +39,9 @@ def test_a_changed_space_is_refused_with_what_differs(tiny_recipe, tmp_path):
     record.write_text(json.dumps(content))
     with pytest.raises(RecipeError) as problem:
         claim(recipe, root, space_in(tmp_path))
-    assert "space: optimizer.learning_rate.low: 1e-7 -> 1e-5" in str(problem.value) and "space: seed: [1, 2] -> " in str(problem.value)
+    assert "space: optimizer.learning_rate.low: 1e-7 -> 1e-5" in str(
+        problem.value
+    ) and "space: seed: [1, 2] -> " in str(problem.value)
     assert claim(recipe, root, space_in(tmp_path), new=True).folder.name == "tiny-search-2"
 
 
@@ -59,7 +65,10 @@ def test_a_folder_of_something_else_is_left_alone(tiny_recipe, tmp_path):
 def test_two_processes_do_not_search_in_one_folder(tiny_recipe, tmp_path):
     _, recipe, root = recipe_in(tmp_path, tiny_recipe)
     claim(recipe, root, space_in(tmp_path)).lock.close()
-    hold = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True);"
+        " input()"
+    )
     words = [sys.executable, "-c", hold, str(tmp_path / "runs" / "tiny-search" / ".lock")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
@@ -69,7 +78,10 @@ def test_two_processes_do_not_search_in_one_folder(tiny_recipe, tmp_path):
 
 
 def test_a_trials_recipe_is_a_run_of_its_own_in_the_searchs_folder(tiny_recipe, corpus, tmp_path):
-    held_out = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "papers"}], "tasks": [{"name": "hellaswag"}]}
+    held_out = {
+        "perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "papers"}],
+        "tasks": [{"name": "hellaswag"}],
+    }
     _, recipe, root = recipe_in(tmp_path, tiny_recipe, tags=["mine"], evaluation=held_out)
     record = claim(recipe, root, space_in(tmp_path))
     trial = load_recipe(record.write_trial(3, {"optimizer.learning_rate": 0.02, "schedule.floor": 0.2}))

@@ -6,7 +6,16 @@ from tiny_search import Curve, recipe_in, space_in, study_in_memory
 
 from cpt.recipe.load import load_recipe
 from cpt.search.record import claim
-from cpt.search.results import best_of, importance_of, options_of_train, remove_weights, results_of, show_results, table_of, write_results
+from cpt.search.results import (
+    best_of,
+    importance_of,
+    options_of_train,
+    remove_weights,
+    results_of,
+    show_results,
+    table_of,
+    write_results,
+)
 from cpt.search.search import Search
 from cpt.search.trial import Ending
 

@@ -25,7 +25,9 @@ def drawn(space, count):
 def test_the_seed_decides_the_draws_and_no_two_are_alike(tmp_path, name):
     found = []
     for seed in (1, 1, 2):
-        space = write_recipe({**COUNTED, "search": {"metric": "loss", "sampler": name, "seed": seed}}, tmp_path / "space.yaml")
+        space = write_recipe(
+            {**COUNTED, "search": {"metric": "loss", "sampler": name, "seed": seed}}, tmp_path / "space.yaml"
+        )
         found.append(drawn(load_space(space), 6))
     assert found[0] == found[1] != found[2]
     if name == "grid":
@@ -33,13 +35,18 @@ def test_the_seed_decides_the_draws_and_no_two_are_alike(tmp_path, name):
 
 
 def test_a_grid_needs_values_that_can_be_counted(tmp_path):
-    with pytest.raises(RecipeError, match=r"space.yaml:\d+: `sampler: grid` needs .* give `optimizer.learning_rate` a `step`"):
+    with pytest.raises(
+        RecipeError, match=r"space.yaml:\d+: `sampler: grid` needs .* give `optimizer.learning_rate` a `step`"
+    ):
         build_sampler(space_in(tmp_path, sampler="grid"), 0)
 
 
 @pytest.mark.parametrize(
     ("sampler", "told"),
-    [("tpee", "Did you mean `tpe`"), ({"name": "tpe", "startup": 3}, "`search.sampler.startup` is not an option of tpe")],
+    [
+        ("tpee", "Did you mean `tpe`"),
+        ({"name": "tpe", "startup": 3}, "`search.sampler.startup` is not an option of tpe"),
+    ],
 )
 def test_a_sampler_that_is_not_there_is_refused(tmp_path, sampler, told):
     with pytest.raises(RecipeError, match=told):

@@ -44,7 +44,9 @@ def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkey
         def start(draw):
             trial = Curve(draw)
             if draw.number == number:
-                monkeypatch.setattr(trial, "look", lambda: die() if trial.looks == look else Curve.look(trial), raising=False)
+                monkeypatch.setattr(
+                    trial, "look", lambda: die() if trial.looks == look else Curve.look(trial), raising=False
+                )
             return trial
 
         return start
@@ -56,13 +58,17 @@ def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkey
         with pytest.raises(Killed):
             searched(tmp_path / "killed", killed_at(number, look), opened=on_disk, pruner="none")
     begun = []
-    study = searched(tmp_path / "killed", lambda draw: begun.append(draw.number) or Curve(draw), opened=on_disk, pruner="none")
+    study = searched(
+        tmp_path / "killed", lambda draw: begun.append(draw.number) or Curve(draw), opened=on_disk, pruner="none"
+    )
     assert told(study) == told(whole), "the same draws, the same figures"
     assert begun == [5], "what was finished is not done again"
 
 
 def test_trials_that_are_not_among_the_better_ones_are_pruned_and_say_so(tmp_path):
-    study = searched(tmp_path, trials=12, pruner={"name": "median", "startup_trials": 2, "warmup_tokens": 300}, sampler="random")
+    study = searched(
+        tmp_path, trials=12, pruner={"name": "median", "startup_trials": 2, "warmup_tokens": 300}, sampler="random"
+    )
     pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
     assert pruned and all("not among the better ones" in trial.user_attrs["pruned"] for trial in pruned)
     assert min(max(trial.intermediate_values) for trial in pruned) >= 300, "not while it warms up"

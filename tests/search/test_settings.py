@@ -13,7 +13,9 @@ def read(**written):
 
 def test_a_name_stands_for_a_sampler_without_options():
     settings, _ = read(metric="loss", sampler="random", pruner={"name": "median", "warmup_tokens": 5})
-    assert settings.sampler.name == "random" and settings.pruner.options == {"warmup_tokens": 5} and settings.trials == 20
+    assert (
+        settings.sampler.name == "random" and settings.pruner.options == {"warmup_tokens": 5} and settings.trials == 20
+    )
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,11 @@ def test_a_value_that_the_recipe_cannot_have_is_told_with_the_spaces_line(tiny_r
 
 def test_values_are_put_on_top_without_touching_the_recipe(tiny_recipe, tmp_path):
     _, recipe, root = recipe_in(tmp_path, tiny_recipe)
-    values = {"data.sources[1].weight": 0.9, "schedule": {"name": "wsd", "decay_tokens": 512}, "checkpoints.every_steps": 2}
+    values = {
+        "data.sources[1].weight": 0.9,
+        "schedule": {"name": "wsd", "decay_tokens": 512},
+        "checkpoints.every_steps": 2,
+    }
     changed = recipe_with(root, values, root.place)
     assert changed.data.sources[1].weight == 0.9 and changed.schedule.options == {"decay_tokens": 512}
     assert recipe_with(root, {}, root.place) == recipe
@@ -75,21 +79,37 @@ def test_values_are_put_on_top_without_touching_the_recipe(tiny_recipe, tmp_path
 
 def test_a_grid_has_all_values_of_each_key(tmp_path):
     assert space_in(tmp_path).grid() is None
-    counted = {"search": SPACE["search"], "schedule.floor": [0.0, 0.1], "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1}}
+    counted = {
+        "search": SPACE["search"],
+        "schedule.floor": [0.0, 0.1],
+        "optimizer.weight_decay": {"low": 0.0, "high": 0.2, "step": 0.1},
+    }
     grid = load_space(write_recipe(counted, tmp_path / "space.yaml")).grid()
     assert grid == {"schedule.floor": ["0.0", "0.1"], "optimizer.weight_decay": pytest.approx([0.0, 0.1, 0.2])}
 
 
 def test_a_grid_ends_where_it_is_used_up(tmp_path):
-    grid = {"search": {"metric": "loss", "sampler": "grid", "trials": 50}, "seed": [1, 2], "schedule.floor": [0.0, 0.1]}
+    grid = {
+        "search": {"metric": "loss", "sampler": "grid", "trials": 50},
+        "seed": [1, 2],
+        "schedule.floor": [0.0, 0.1],
+    }
     assert load_space(write_recipe(grid, tmp_path / "grid.yaml")).num_trials == 4
     assert space_in(tmp_path).num_trials == 6
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes" / "search").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "recipes" / "search").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_a_shipped_space_fits_the_recipe_that_its_first_lines_name(path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    command = path.read_text().partition("cpt search ")[2].partition("#   cpt")[0].partition("search:")[0].replace("\\\n#", "")
+    command = (
+        path.read_text()
+        .partition("cpt search ")[2]
+        .partition("#   cpt")[0]
+        .partition("search:")[0]
+        .replace("\\\n#", "")
+    )
     recipe, *words = command.split()
     overrides = [word for word in words if "=" in word]
     assert words[:2] == ["--space", str(path.relative_to(REPOSITORY))] and overrides

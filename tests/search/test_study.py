@@ -45,7 +45,10 @@ def test_a_file_that_is_no_study_is_refused(tmp_path):
 
 def test_another_databases_tables_are_no_study_either(tmp_path):
     with sqlite3.connect(tmp_path / STUDY) as other:
-        other.execute("create table version_info (version_info_id integer primary key, schema_version integer, library_version text)")
+        other.execute(
+            "create table version_info (version_info_id integer primary key, schema_version integer, library_version"
+            " text)"
+        )
         other.execute("insert into version_info values (1, 3, '0.0.1')")
     with pytest.raises(CheckpointError, match="another version of Optuna"):
         open_study(tmp_path, space_in(tmp_path), None)
@@ -56,4 +59,7 @@ def test_values_of_trials_with_other_batches_meet_in_the_same_cells(tmp_path):
     trial = study.ask()
     for tokens, value in ((12, 3.0), (17, 2.9), (24, 2.0), (24, 1.0)):
         study.report(trial, tokens, value)
-    assert study.trials[0].intermediate_values == {10: 3.0, 20: 2.0}, "the first in each hundredth, and what is repeated is not"
+    assert study.trials[0].intermediate_values == {
+        10: 3.0,
+        20: 2.0,
+    }, "the first in each hundredth, and what is repeated is not"

@@ -32,7 +32,7 @@ def at_signal(*_):
     sys.exit(75)
 signal.signal(signal.SIGTERM, at_signal)
 status("running")
-"""
+"""  # noqa: E501
 
 
 def words_of(tmp_path, body):
@@ -42,7 +42,9 @@ def words_of(tmp_path, body):
 
 
 def trial_of(tmp_path, body, **options):
-    return TrialRun(Run(tmp_path / "trial-000"), words_of(tmp_path, body), "loss", tmp_path / "logs" / "trial.log", **options)
+    return TrialRun(
+        Run(tmp_path / "trial-000"), words_of(tmp_path, body), "loss", tmp_path / "logs" / "trial.log", **options
+    )
 
 
 def to_its_end(trial, until=lambda points: None):
@@ -78,8 +80,16 @@ def test_a_trial_that_finishes_has_the_figure_that_was_logged_last(tmp_path):
     [
         ("print('no room'); sys.exit(3)", "ended with exit code 3: no room", False),
         ("os.kill(os.getpid(), 9)", "ended with SIGKILL", False),
-        ("status('failed', error='DataError', message='no rows', exit_code=2); sys.exit(2)", "DataError: no rows", False),
-        ("status('failed', error='TrainingError', message='diverged', exit_code=2); sys.exit(2)", "TrainingError: diverged", True),
+        (
+            "status('failed', error='DataError', message='no rows', exit_code=2); sys.exit(2)",
+            "DataError: no rows",
+            False,
+        ),
+        (
+            "status('failed', error='TrainingError', message='diverged', exit_code=2); sys.exit(2)",
+            "TrainingError: diverged",
+            True,
+        ),
         ("log(10, loss=float('nan')); finish()", "`loss` is nan", True),
         ("log(10, other=1); finish()", "no `loss` in", False),
     ],
@@ -92,7 +102,9 @@ def test_a_trial_that_fails_says_why(tmp_path, body, reason, is_of_values):
 
 def test_a_trial_that_is_pruned_is_told_to_end_and_shows_it(tmp_path):
     trial = trial_of(tmp_path, "log(10, loss=3.0); time.sleep(60)")
-    _, ending = to_its_end(trial, lambda points: points and not trial.told and trial.prune("not among the better ones"))
+    _, ending = to_its_end(
+        trial, lambda points: points and not trial.told and trial.prune("not among the better ones")
+    )
     status = Run(tmp_path / "trial-000").status()
     assert ending.state == "pruned" and (status["state"], status["message"]) == ("pruned", "not among the better ones")
     assert [event["kind"] for event in read_events(tmp_path / "trial-000")] == ["pruned"]
@@ -134,7 +146,9 @@ def test_a_run_that_others_told_to_stop_has_stopped_and_goes_on_when_it_is_start
 def test_a_process_that_a_killed_search_left_is_watched_and_no_other_is_started(tmp_path):
     folder = tmp_path / "trial-000"
     folder.mkdir()
-    orphan = subprocess.Popen(words_of(tmp_path, "while not (folder / 'go').exists(): time.sleep(0.02)\nlog(10, loss=1.0); finish()"))
+    orphan = subprocess.Popen(
+        words_of(tmp_path, "while not (folder / 'go').exists(): time.sleep(0.02)\nlog(10, loss=1.0); finish()")
+    )
     wait_for(lambda: starts(tmp_path) == 1 and (folder / "status.json").exists())
     trial = trial_of(tmp_path, "while not (folder / 'go').exists(): time.sleep(0.02)\nlog(10, loss=1.0); finish()")
     assert trial.look() == ([], None) and trial.child is None
@@ -160,10 +174,13 @@ def test_a_process_that_the_search_could_not_see_yet_is_found_when_its_own_is_re
     folder = tmp_path / "trial-000"
     folder.mkdir()
     body = "while not (folder / 'go').exists(): time.sleep(0.02)\nlog(10, loss=1.0); finish()"
-    late = subprocess.Popen([sys.executable, "-c", f"import time, subprocess; time.sleep(0.3); subprocess.run({words_of(tmp_path, body)})"])
+    late = subprocess.Popen(
+        [sys.executable, "-c", f"import time, subprocess; time.sleep(0.3); subprocess.run({words_of(tmp_path, body)})"]
+    )
     program = tmp_path / "refused.py"
     program.write_text(
-        "import pathlib, sys, time\nwhile not list(pathlib.Path(sys.argv[1]).glob('start-*')): time.sleep(0.02)\nsys.exit(2)"
+        "import pathlib, sys, time\nwhile not list(pathlib.Path(sys.argv[1]).glob('start-*')):"
+        " time.sleep(0.02)\nsys.exit(2)"
     )
     trial = TrialRun(Run(folder), [sys.executable, str(program), str(folder)], "loss", tmp_path / "log")
     wait_for(lambda: trial.child.poll() is not None)
@@ -189,6 +206,8 @@ def test_a_finished_run_is_read_and_not_started(tmp_path):
 
 
 def test_each_trial_has_its_own_environment_and_log(tmp_path):
-    trial = trial_of(tmp_path, "print(os.environ['CUDA_VISIBLE_DEVICES']); finish()", environment={"CUDA_VISIBLE_DEVICES": "2,3"})
+    trial = trial_of(
+        tmp_path, "print(os.environ['CUDA_VISIBLE_DEVICES']); finish()", environment={"CUDA_VISIBLE_DEVICES": "2,3"}
+    )
     to_its_end(trial)
     assert (tmp_path / "logs" / "trial.log").read_text() == "2,3\n" and "CUDA_VISIBLE_DEVICES" not in os.environ

@@ -15,13 +15,16 @@ def tokenizer(tokenizer_folder):
 
 def run_with(folder, **evaluation):
     return write_run(
-        folder / "chemist", lambda recipe, **_: recipe.update(evaluation=evaluation, training={"per_device_train_batch_size": 4})
+        folder / "chemist",
+        lambda recipe, **_: recipe.update(evaluation=evaluation, training={"per_device_train_batch_size": 4}),
     )
 
 
 def held_out(folder, name, word):
     path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{word} {number} " + "of the domain " * 40}) + "\n" for number in range(9)))
+    path.write_text(
+        "".join(json.dumps({"text": f"{word} {number} " + "of the domain " * 40}) + "\n" for number in range(9))
+    )
     return {"path": str(path), "name": name}
 
 
@@ -34,7 +37,9 @@ def test_prompts_are_beginnings_of_held_out_domain_text_and_not_of_what_is_retai
 
 
 def test_where_the_documents_are_gone_the_recipes_prompts_take_their_place(tokenizer, tmp_path):
-    run = run_with(tmp_path, perplexity=[{"path": str(tmp_path / "gone.jsonl"), "name": "domain"}], prompts=["Once upon"])
+    run = run_with(
+        tmp_path, perplexity=[{"path": str(tmp_path / "gone.jsonl"), "name": "domain"}], prompts=["Once upon"]
+    )
     assert beginnings_of(run, tokenizer) == ["Once upon"]
 
 

@@ -20,7 +20,13 @@ def answers():
 
 
 def side_of(folder):
-    return Side("Model", str(folder), AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder), 128)
+    return Side(
+        "Model",
+        str(folder),
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+        128,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,9 @@ def test_a_conversation_is_put_into_the_models_template_and_of_a_text_only_the_l
     assert "a word" in chat.tokenizer.decode(prompt_ids(chat, turns, as_chat=True, system_prompt="be short")[0])
     assert "be short" in chat.tokenizer.decode(prompt_ids(chat, turns, as_chat=True, system_prompt="be short")[0])
     for side, as_chat in ((plain, True), (chat, False)):
-        assert side.tokenizer.decode(prompt_ids(side, turns, as_chat=as_chat)[0]) == plain.tokenizer.bos_token + "which"
+        assert (
+            side.tokenizer.decode(prompt_ids(side, turns, as_chat=as_chat)[0]) == plain.tokenizer.bos_token + "which"
+        )
 
 
 def test_an_answer_ends_at_the_token_after_it_was_stopped(plain, answers):
@@ -106,7 +114,10 @@ def test_a_model_that_fails_is_told_and_the_next_answer_comes(plain, answers):
 
 
 def test_a_template_that_refuses_the_turns_is_told(chat, answers):
-    template, chat.tokenizer.chat_template = chat.tokenizer.chat_template, "{{ raise_exception('roles must alternate') }}"
+    template, chat.tokenizer.chat_template = (
+        chat.tokenizer.chat_template,
+        "{{ raise_exception('roles must alternate') }}",
+    )
     try:
         with pytest.raises(DataError, match="does not take this conversation: roles must alternate. Clear it."):
             list(answers.stream(chat, READS, GREEDY, threading.Event(), as_chat=True))
@@ -121,5 +132,7 @@ def test_the_page_begins_with_the_words_of_the_command_line():
 
 @pytest.mark.parametrize("word", ["num_beams=4", "max_new_tokens=many", "do_sample=perhaps"])
 def test_a_word_that_the_page_has_no_control_for_is_refused(word):
-    with pytest.raises(LaunchError, match="is nothing that the page can begin with. It takes: temperature=0.7 top_p=0.95"):
+    with pytest.raises(
+        LaunchError, match="is nothing that the page can begin with. It takes: temperature=0.7 top_p=0.95"
+    ):
         sampling_of([word])

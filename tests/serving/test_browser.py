@@ -1,4 +1,5 @@
-"""What the page begins with, and that its command ends in order; what it shows: test_page.py, and in Chromium test_in_browser.py."""
+"""What the page begins with, and that its command ends in order; what it shows: test_page.py, and in Chromium
+test_in_browser.py."""
 
 import os
 import signal
@@ -31,8 +32,18 @@ def test_a_model_that_no_run_made_belongs_to_none(plain_folder):
 @pytest.mark.slow
 def test_the_command_serves_the_page_and_ends_in_order_at_ctrl_c(plain_folder):
     port = free_port()
-    words = [str(Path(sys.executable).parent / "cpt"), "chat", str(plain_folder), "--browser", "--port", str(port), "temperature=0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+    words = [
+        str(Path(sys.executable).parent / "cpt"),
+        "chat",
+        str(plain_folder),
+        "--browser",
+        "--port",
+        str(port),
+        "temperature=0",
+    ]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"Loading {plain_folder} ...\n"
         assert process.stdout.readline() == f"Ready: http://127.0.0.1:{port} (model). Ctrl-C stops it.\n"

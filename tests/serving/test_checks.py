@@ -15,7 +15,9 @@ def copied(chat_folder, tmp_path):
 
 
 def test_a_model_is_known_with_or_without_a_chat_template(chat_folder, plain_folder):
-    assert check_servable(str(chat_folder)).has_chat_template and not check_servable(str(plain_folder)).has_chat_template
+    assert (
+        check_servable(str(chat_folder)).has_chat_template and not check_servable(str(plain_folder)).has_chat_template
+    )
 
 
 def test_of_a_finished_run_the_exported_model_is_served(chat_folder, tmp_path):
@@ -35,7 +37,11 @@ def test_an_adapter_is_refused_with_the_command_that_merges_it(chat_folder, tmp_
 
 @pytest.mark.parametrize(
     ("file", "message"),
-    [("model.safetensors", "is no model that can be served"), ("config.json", "is no model"), ("tokenizer*", "has no tokenizer")],
+    [
+        ("model.safetensors", "is no model that can be served"),
+        ("config.json", "is no model"),
+        ("tokenizer*", "has no tokenizer"),
+    ],
 )
 def test_an_incomplete_folder_is_refused(copied, file, message):
     for path in copied.glob(file):
@@ -66,7 +72,10 @@ def test_a_folder_name_that_the_server_would_misread_is_refused(chat_folder, tmp
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
-    [("/no/such/folder", CheckpointError, "no folder"), ("someone/model", ResourceError, "^someone/model is neither a folder here")],
+    [
+        ("/no/such/folder", CheckpointError, "no folder"),
+        ("someone/model", ResourceError, "^someone/model is neither a folder here"),
+    ],
 )
 def test_a_model_that_is_nowhere_is_refused(name, error, message):
     with pytest.raises(error, match=message):
@@ -78,7 +87,9 @@ def test_a_port_in_use_is_refused_with_another():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"127.0.0.1:{port}: Address already in use. Choose another: --port {port % 65535 + 1}"):
+        with pytest.raises(
+            LaunchError, match=f"127.0.0.1:{port}: Address already in use. Choose another: --port {port % 65535 + 1}"
+        ):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
 

@@ -1,4 +1,5 @@
-"""The page of `cpt chat --browser` in a real Chromium that may reach this machine only: typed, sent, streamed, stopped, narrow and dark."""
+"""The page of `cpt chat --browser` in a real Chromium that may reach this machine only: typed, sent, streamed,
+stopped, narrow and dark."""
 
 import time
 
@@ -36,7 +37,9 @@ def address(tokenizer_folder, tmp_path_factory, written):
     """Two models without a template that take their time, so that an answer can be watched and stopped."""
     folder = tmp_path_factory.mktemp("models")
     for seed, name in ((1, "base"), (2, "trained")):
-        (save_llama(folder / name, tokenizer_folder, seed=seed, max_position_embeddings=600) / "chat_template.jinja").unlink()
+        (
+            save_llama(folder / name, tokenizer_folder, seed=seed, max_position_embeddings=600) / "chat_template.jinja"
+        ).unlink()
     sides = load_sides(str(folder / "trained"), str(folder / "base"))
 
     def take_time(*_):
@@ -58,7 +61,9 @@ class Tab:
         context.route(lambda url: not url.startswith(address), lambda route: route.abort())
         self.page = context.new_page()
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text) if message.type == "error" else None)
+        self.page.on(
+            "console", lambda message: self.complaints.append(message.text) if message.type == "error" else None
+        )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(address)
         self.page.wait_for_selector("#prompt textarea")
@@ -72,7 +77,10 @@ class Tab:
         return self.page.locator(f"#side-{side} .bot-row .bot.message")
 
     def ground(self):
-        red, green, blue = (int(part) for part in self.page.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(","))
+        red, green, blue = (
+            int(part)
+            for part in self.page.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(",")
+        )
         return red + green + blue
 
 
@@ -119,9 +127,13 @@ def test_an_answer_grows_while_it_is_watched_and_stop_ends_both(tab, written):
     tab.ask(tokens=MANY)
     expect(tab.answer(0)).not_to_be_empty()
     begun = len(tab.answer(0).inner_text())
-    tab.page.wait_for_function("begun => document.querySelector('#side-0 .bot-row .bot.message').innerText.length > begun + 10", arg=begun)
+    tab.page.wait_for_function(
+        "begun => document.querySelector('#side-0 .bot-row .bot.message').innerText.length > begun + 10", arg=begun
+    )
     tab.page.locator("#stop").click()
-    expect(tab.page.locator("#side-0 .bot-row [aria-label='Copy message']")).to_have_count(1)  # comes when the answer has ended
+    expect(tab.page.locator("#side-0 .bot-row [aria-label='Copy message']")).to_have_count(
+        1
+    )  # comes when the answer has ended
     assert len(written) - first < MANY
     tab.ask()
     expect(tab.answer(0)).to_have_count(2)

@@ -10,7 +10,11 @@ from cpt.errors import CheckpointError
 from cpt.serving.checks import check_architecture
 from cpt.serving.own_models import can_be_served
 
-CONFIG = {"model_type": "lstm_lm", "architectures": ["LstmForCausalLM"], "auto_map": {"AutoConfig": "lstm_language_model.LstmConfig"}}
+CONFIG = {
+    "model_type": "lstm_lm",
+    "architectures": ["LstmForCausalLM"],
+    "auto_map": {"AutoConfig": "lstm_language_model.LstmConfig"},
+}
 
 
 def test_transformers_own_classes_are_served_and_unknown_ones_are_not():

@@ -9,7 +9,16 @@ from gradio_client import Client
 from cpt.serving.answering import Answers, Sampling
 from cpt.serving.browser import page_at
 from cpt.serving.chat import free_port
-from cpt.serving.page import ENDED_AT_ONCE, About, Conversation, Stops, answered, plain, told_of_templates, without_last
+from cpt.serving.page import (
+    ENDED_AT_ONCE,
+    About,
+    Conversation,
+    Stops,
+    answered,
+    plain,
+    told_of_templates,
+    without_last,
+)
 from cpt.serving.sides import Side, load_sides
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost", "0.0.0.0")
@@ -91,22 +100,34 @@ def test_the_page_names_no_font_or_script_of_another_machine(client):
 
 
 def test_a_template_is_used_where_there_is_one_and_it_is_asked_for(client):
-    answers = [[plain(turns)[1]["content"] for turns in ask(client, "the model reads", as_chat=as_chat)[:2]] for as_chat in (False, True)]
+    answers = [
+        [plain(turns)[1]["content"] for turns in ask(client, "the model reads", as_chat=as_chat)[:2]]
+        for as_chat in (False, True)
+    ]
     assert answers[0][0] == answers[1][0] and answers[0][1] != answers[1][1]  # only the trained side has one
 
 
 def test_the_page_says_who_only_continues_text(plain_folder, chat_folder):
     (text,), (chat,) = load_sides(str(plain_folder)), load_sides(str(chat_folder))
     base = Side("Base", "b", text.model, text.tokenizer, 128)
-    assert told_of_templates([text]).startswith("This model has no chat template: text is continued, questions are not answered.")
+    assert told_of_templates([text]).startswith(
+        "This model has no chat template: text is continued, questions are not answered."
+    )
     assert told_of_templates([base, chat]).startswith("Base has no chat template: text is continued")
     assert told_of_templates([base, chat]).endswith("It gets the last message alone, chat or not.")
     assert "has never learned it" in told_of_templates([chat])
 
 
 def test_a_prompt_that_was_stopped_before_its_answer_is_not_sent_again():
-    first, answer, second = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}
-    assert answered([first, answer, second]) == [first, answer] and answered([first, second, answer]) == [second, answer]
+    first, answer, second = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    )
+    assert answered([first, answer, second]) == [first, answer] and answered([first, second, answer]) == [
+        second,
+        answer,
+    ]
     assert answered([]) == answered([first]) == []
 
 

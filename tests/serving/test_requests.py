@@ -25,4 +25,6 @@ def test_every_parameter_of_openai_is_honoured_or_refused_by_name(parameters):
 
 
 def test_zero_logprobs_are_a_request_and_false_is_none():
-    assert refusal({"prompt": "a", "logprobs": 0}, Completion) and not refusal({"prompt": "a", "logprobs": False}, Completion)
+    assert refusal({"prompt": "a", "logprobs": 0}, Completion) and not refusal(
+        {"prompt": "a", "logprobs": False}, Completion
+    )

@@ -21,7 +21,15 @@ def test_the_ready_line_gives_a_request_that_fits_the_model():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_the_command_serves_until_it_is_stopped_and_its_own_curl_line_works(plain_folder, number):
-    words = [str(Path(sys.executable).parent / "cpt"), "serve", str(plain_folder), "--port", str(free_port()), "--host", "127.0.0.1"]
+    words = [
+        str(Path(sys.executable).parent / "cpt"),
+        "serve",
+        str(plain_folder),
+        "--port",
+        str(free_port()),
+        "--host",
+        "127.0.0.1",
+    ]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as server:

@@ -40,7 +40,10 @@ def test_the_openai_client_gets_chat_and_completions_whole_and_streamed(chat_fol
         assert len(parts) > 1 and "".join(parts) == expected
         messages = [{"role": "user", "content": PROMPT}]
         answer = client.chat.completions.create(messages=messages, **options).choices[0].message.content
-        pieces = [part.choices[0].delta.content or "" for part in client.chat.completions.create(messages=messages, stream=True, **options)]
+        pieces = [
+            part.choices[0].delta.content or ""
+            for part in client.chat.completions.create(messages=messages, stream=True, **options)
+        ]
         assert answer == "".join(pieces) and answer
         with pytest.raises(BadRequestError) as refused:
             client.completions.create(model="another", prompt=PROMPT)
@@ -51,7 +54,14 @@ def test_what_the_server_cannot_do_is_refused_by_name(chat_folder):
     name = str(chat_folder)
     with served(chat_folder) as url:
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        for options in ({"n": 2}, {"logprobs": 3}, {"echo": True}, {"logit_bias": {"5": 1}}, {"prompt": ["a", "b"]}, {"temperature": 3}):
+        for options in (
+            {"n": 2},
+            {"logprobs": 3},
+            {"echo": True},
+            {"logit_bias": {"5": 1}},
+            {"prompt": ["a", "b"]},
+            {"temperature": 3},
+        ):
             with pytest.raises(BadRequestError, match=f"`{next(iter(options))}`"):
                 client.completions.create(**{"model": name, "prompt": PROMPT, **options})
         messages = [{"role": "user", "content": PROMPT}]
@@ -74,11 +84,17 @@ def test_what_the_server_honours(chat_folder):
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def complete(**options):
-            return client.completions.create(**{"model": name, "prompt": PROMPT, "max_tokens": 8, **options}).choices[0].text
+            return (
+                client.completions.create(**{"model": name, "prompt": PROMPT, "max_tokens": 8, **options})
+                .choices[0]
+                .text
+            )
 
         greedy_text = complete()
         assert complete(prompt=[PROMPT], n=1, user="me", stop=None) == greedy_text
-        assert len({complete(temperature=1.5, seed=seed) for seed in (1, 2, 3)} | {greedy_text}) > 1, "a temperature samples"
+        assert len({complete(temperature=1.5, seed=seed) for seed in (1, 2, 3)} | {greedy_text}) > 1, (
+            "a temperature samples"
+        )
         assert complete(temperature=1.5, seed=1) == complete(temperature=1.5, seed=1)
         messages = [{"role": "user", "content": PROMPT}]
         biased = client.chat.completions.create(model=name, messages=messages, max_tokens=4, logit_bias={"40": 100})
@@ -106,12 +122,14 @@ def test_what_hugging_face_cannot_load_is_told(chat_folder):
 def test_a_minimind_exported_natively_is_served(tokenizer_folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     torch.manual_seed(0)
-    build_model(Model(from_scratch=True, config=tiny_config("minimind3") | {"vocab_size": 320}), tokenizer).save_pretrained(
-        tmp_path / "ours"
-    )
+    build_model(
+        Model(from_scratch=True, config=tiny_config("minimind3") | {"vocab_size": 320}), tokenizer
+    ).save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     list(export_whole(find_trained(tmp_path / "ours"), tmp_path / "native", Wish(torch.float32)))
     with served(tmp_path / "native") as url:
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        parts = client.completions.create(model=str(tmp_path / "native"), prompt=PROMPT, max_tokens=8, temperature=0, stream=True)
+        parts = client.completions.create(
+            model=str(tmp_path / "native"), prompt=PROMPT, max_tokens=8, temperature=0, stream=True
+        )
         assert "".join(part.choices[0].text for part in parts) == greedy(tmp_path / "native", PROMPT, 8)

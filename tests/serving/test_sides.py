@@ -36,7 +36,12 @@ def weights(side):
 
 def test_a_run_stands_beside_the_base_that_it_began_with(run, plain_folder):
     base, trained = load_sides(str(run))
-    assert (base.title, base.name, trained.title, trained.name) == ("Base", str(plain_folder), "Trained", str(run / "final"))
+    assert (base.title, base.name, trained.title, trained.name) == (
+        "Base",
+        str(plain_folder),
+        "Trained",
+        str(run / "final"),
+    )
     assert not torch.equal(logits(base), logits(trained)) and not base.has_template
     assert not weights(base) & weights(trained)
 
@@ -67,7 +72,9 @@ def test_a_base_that_is_gone_is_told_with_the_ways_on(run, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "status.json").write_text((run / "status.json").read_text())
     (tmp_path / "final").symlink_to(run / "final")
-    with pytest.raises(CptError, match=r"the base of .*gone does not exist.* Name it with --against MODEL, or leave it out: --alone"):
+    with pytest.raises(
+        CptError, match=r"the base of .*gone does not exist.* Name it with --against MODEL, or leave it out: --alone"
+    ):
         load_sides(str(tmp_path))
 
 
@@ -79,7 +86,9 @@ def test_weights_are_held_in_the_dtype_that_is_asked_for(plain_folder):
 def test_two_models_that_do_not_fit_are_refused_before_any_weights_are_read(run, monkeypatch):
     monkeypatch.setattr(sides, "free_gib", lambda device: 0.0002)
     monkeypatch.setattr(sides, "loaded", None)
-    with pytest.raises(ResourceError, match=r"show one model \(--alone\), hold the weights in fewer bytes \(--dtype bfloat16\)"):
+    with pytest.raises(
+        ResourceError, match=r"show one model \(--alone\), hold the weights in fewer bytes \(--dtype bfloat16\)"
+    ):
         load_sides(str(run))
 
 
@@ -95,7 +104,9 @@ def test_memory_is_counted_in_the_dtype_of_the_weights(plain_folder, monkeypatch
 def test_a_reward_model_is_refused(adapter, tmp_path):
     for file in adapter.iterdir():
         text = file.read_bytes()
-        (tmp_path / file.name).write_bytes(text.replace(b'"CAUSAL_LM"', b'"SEQ_CLS"') if file.name == "adapter_config.json" else text)
+        (tmp_path / file.name).write_bytes(
+            text.replace(b'"CAUSAL_LM"', b'"SEQ_CLS"') if file.name == "adapter_config.json" else text
+        )
     with pytest.raises(CheckpointError, match="is a reward model: it gives scores and writes nothing"):
         place_of(str(tmp_path))
 

@@ -61,7 +61,10 @@ def test_a_users_stage_with_another_trainer_is_refused(tiny_recipe, tmp_path, mo
     recipe = load_recipe(write_recipe({**tiny_recipe, "stage": "other_lab.stage"}, tmp_path / "recipe.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed)
-    with pytest.raises(RecipeError, match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.stages.trainer.CPTTrainer"):
+    with pytest.raises(
+        RecipeError,
+        match=r"`stage`: other_lab.stage builds a Trainer, .* Derive it from cpt.stages.trainer.CPTTrainer",
+    ):
         build_trainer(recipe, build_model(recipe.model, tokenizer), tokenizer, data)
 
 
@@ -86,7 +89,9 @@ def test_muon_trains_with_the_schedule_and_the_guard(tiny_recipe, tmp_path):
     assert losses[-1] < losses[0] and trainer.optimizer.optimizer.parts[0].param_groups[0]["lr"] < 1e-2
 
 
-def test_frozen_weights_of_half_precision_runs_are_half_and_trained_ones_are_not(tiny_recipe, tmp_path, tokenizer_folder):
+def test_frozen_weights_of_half_precision_runs_are_half_and_trained_ones_are_not(
+    tiny_recipe, tmp_path, tokenizer_folder
+):
     LlamaForCausalLM(LlamaConfig(**TINY_LLAMA)).save_pretrained(tmp_path / "base")
 
     def model_of(**model):

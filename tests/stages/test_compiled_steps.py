@@ -1,4 +1,5 @@
-"""Runs whose layers are compiled and checkpointed as the recipe says: the same losses, also resumed, evaluated and over processes."""
+"""Runs whose layers are compiled and checkpointed as the recipe says: the same losses, also resumed, evaluated and
+over processes."""
 
 import pytest
 from launching import launch, losses, zero_profile
@@ -42,16 +43,23 @@ def logged(trainer, name="loss"):
 
 @pytest.mark.slow
 def test_a_run_has_the_same_losses_evaluations_and_checkpoints(tiny_recipe, tmp_path, corpus):
-    sections = {**tiny_recipe, "evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "every_steps": 3}}
+    sections = {
+        **tiny_recipe,
+        "evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "every_steps": 3},
+    }
     plain = trainer_of(sections, tmp_path / "plain")
     plain.train()
     expected, evaluated = logged(plain), logged(plain, "eval_held_out_loss")
     trainer = trainer_of({**sections, "checkpoints": {"every_steps": 5}}, tmp_path / "compiled", **ALL_ON)
     trainer.train()
     assert logged(trainer) == expected and logged(trainer, "eval_held_out_loss") == evaluated
-    # Layers that are computed again and others; rows of one document, which need no mask, and others. No evaluation was compiled.
+    # Layers that are computed again and others; rows of one document, which need no mask, and others. No evaluation
+    # was compiled.
     assert dynamo.utils.counters["stats"]["unique_graphs"] == dynamo.utils.counters["frames"]["total"] == 4
-    assert trainer.accelerator.state.dynamo_plugin.backend == "NO" and trainer.recipe.training["torch_compile_backend"] == "aot_eager"
+    assert (
+        trainer.accelerator.state.dynamo_plugin.backend == "NO"
+        and trainer.recipe.training["torch_compile_backend"] == "aot_eager"
+    )
     assert trainer.args.gradient_checkpointing_kwargs == {"use_reentrant": False, "every_n_layers": 2}
     resumed = trainer_of(sections, tmp_path / "resumed", **ALL_ON)
     resumed.train(tmp_path / "compiled" / "runs" / "tiny" / "checkpoint-5")
@@ -64,7 +72,9 @@ def test_layers_are_compiled_and_nothing_around_them(tiny_recipe, tmp_path):
     assert compiled == decoder_layers(trainer.model) and trainer.accelerator.state.dynamo_plugin.backend == "NO"
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long, id="DDP"), pytest.param(2, marks=pytest.mark.long, id="ZeRO-2")])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(0, marks=pytest.mark.long, id="DDP"), pytest.param(2, marks=pytest.mark.long, id="ZeRO-2")]
+)
 def test_two_processes_have_the_same_losses(tiny_recipe, tmp_path, stage):
     found = []
     for name, options in (("plain", {}), ("compiled", ALL_ON)):

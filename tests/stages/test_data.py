@@ -9,7 +9,8 @@ from cpt.tokenizer.load import load_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("stage", "form", "keys"), [("sft", "conversation", {"input_ids", "labels", "position_ids"}), ("grpo", "prompt", {"prompt", "answer"})]
+    ("stage", "form", "keys"),
+    [("sft", "conversation", {"input_ids", "labels", "position_ids"}), ("grpo", "prompt", {"prompt", "answer"})],
 )
 def test_rows_are_what_the_stage_trains_on(stage, form, keys):
     recipe = load_recipe(TINY / f"{stage}.yaml")

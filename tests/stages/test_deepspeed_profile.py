@@ -91,7 +91,12 @@ def test_deepspeed_accepts_every_profile_that_we_ship(path):
 
     profile = json.loads(path.read_text())
     DeepSpeedZeroConfig(strict=True, **profile["zero_optimization"])
-    filled = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
+    filled = {
+        "train_batch_size": 2,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+    }
     config = DeepSpeedConfig({**profile, **filled, "bf16": {"enabled": True}, "fp16": {"enabled": False}})
     assert config.zero_optimization_stage == profile["zero_optimization"]["stage"]
 
@@ -122,23 +127,23 @@ def test_deepspeed_reads_no_key_at_the_top_that_we_would_refuse():
     ("change", "complaint"),
     [
         ({"gradient_cliping": 1.0}, "which would ignore it. Did you mean `gradient_clipping`?"),
-        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "`zero_optimization.overlap_com` is not a key of DeepSpeed."),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "`zero_optimization.overlap_com` is not a key of DeepSpeed."),  # noqa: E501
         ({"zero_optimization": {"stage": 7}}, "`zero_optimization.stage` - Input should be 0, 1, 2, 3"),
-        ({"zero_optimization": {"stage": 3, "stage3_prefetch_buket_size": 5}}, "Did you mean `stage3_prefetch_bucket_size`?"),
+        ({"zero_optimization": {"stage": 3, "stage3_prefetch_buket_size": 5}}, "Did you mean `stage3_prefetch_bucket_size`?"),  # noqa: E501
         ({"zero_optimization": None}, "`zero_optimization` is missing"),
         ({"optimizer": {"type": "AdamW"}}, "`optimizer` stands in the recipe, as `optimizer`. Remove the block here"),
         ({"scheduler": {"type": "WarmupLR"}}, "`scheduler` stands in the recipe, as `schedule`"),
-        ({"sequence_parallel_size": 2}, "stands in the recipe, as `training.parallelism_config.sp_size`. Remove it here"),
+        ({"sequence_parallel_size": 2}, "stands in the recipe, as `training.parallelism_config.sp_size`. Remove it here"),  # noqa: E501
         ({"tensor_parallel": {"autotp_size": 2}}, "stands in the recipe, as `training.parallelism_config.tp_size`"),
         ({"pipeline": {"stages": 2}}, "has no schedule for stages of layers"),
-        ({"train_micro_batch_size_per_gpu": 4}, 'is 4, but `training.per_device_train_batch_size` is 2 in the recipe. Write "auto"'),
+        ({"train_micro_batch_size_per_gpu": 4}, 'is 4, but `training.per_device_train_batch_size` is 2 in the recipe. Write "auto"'),  # noqa: E501
         ({"gradient_accumulation_steps": 8}, "is 8, but `budget.global_batch_tokens` decides that in the recipe"),
         ({"train_batch_size": 64}, "`train_batch_size` follows from the recipe and the number of processes"),
         ({"gradient_clipping": 0.5}, "`gradient_clipping` is 0.5, but `training.max_grad_norm` is 1.0 in the recipe"),
         ({"bf16": {"enabled": True}}, "`bf16.enabled` is true, but `training.bf16` is false"),
         ({"fp16": {"enabled": True}}, "`fp16.enabled` is true, but `training.fp16` is false"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, '"zero_force_ds_cpu_optimizer": false'),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memry": True}}}, "Did you mean `pin_memory`?"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, '"zero_force_ds_cpu_optimizer": false'),  # noqa: E501
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memry": True}}}, "Did you mean `pin_memory`?"),  # noqa: E501
         ({"zero_optimization": {"stage": 3}}, '"stage3_gather_16bit_weights_on_model_save": true'),
     ],
 )  # fmt: skip
@@ -169,7 +174,8 @@ def test_complaints_name_file_and_line(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("{", "is not valid JSON"), ("[]", "no JSON object"), ('{"bf16": 1, "bf16": 2}', "`bf16` is written twice")]
+    ("text", "reason"),
+    [("{", "is not valid JSON"), ("[]", "no JSON object"), ('{"bf16": 1, "bf16": 2}', "`bf16` is written twice")],
 )
 def test_what_is_no_profile_is_refused(tmp_path, text, reason):
     (tmp_path / "zero.json").write_text(text)

@@ -28,8 +28,18 @@ def recipe_of(tiny_recipe, tmp_path, teacher_folder):
 
     def load(*overrides, steps=8, **training):
         budget = {"tokens": steps * 512, "global_batch_tokens": 512}
-        settings = {"per_device_train_batch_size": 8, "logging_steps": 1, "teacher_model_name_or_path": str(teacher_folder)} | training
-        sections = {**tiny_recipe, "stage": "distill_text", "optimizer": {"learning_rate": 1e-2}, "budget": budget, "training": settings}
+        settings = {
+            "per_device_train_batch_size": 8,
+            "logging_steps": 1,
+            "teacher_model_name_or_path": str(teacher_folder),
+        } | training
+        sections = {
+            **tiny_recipe,
+            "stage": "distill_text",
+            "optimizer": {"learning_rate": 1e-2},
+            "budget": budget,
+            "training": settings,
+        }
         return load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
 
     return load
@@ -47,7 +57,9 @@ def test_the_divergence_from_the_teacher_falls_by_10(recipe_of, teacher_folder):
     weights = {name: value.clone() for name, value in trainer.teacher.state_dict().items()}
     trainer.train()
     assert mean_kl(teacher, trainer.model, ids) < before / 10
-    assert all(value.equal(weights[name]) for name, value in trainer.teacher.state_dict().items()), "the teacher learns nothing"
+    assert all(value.equal(weights[name]) for name, value in trainer.teacher.state_dict().items()), (
+        "the teacher learns nothing"
+    )
     assert not any(parameter.requires_grad for parameter in trainer.teacher.parameters())
 
 
@@ -65,7 +77,11 @@ def test_loss_and_gradients_of_a_batch_are_those_of_a_hand_written_one(recipe_of
     q = torch.softmax(trainer.model(**where).logits[:, :-1], -1)
     p = torch.softmax(trainer.teacher(**where).logits[:, :-1], -1).detach()
     mixture = beta * p + (1 - beta) * q
-    terms = {0.0: p * (p / q).log(), 0.5: beta * p * (p / mixture).log() + (1 - beta) * q * (q / mixture).log(), 1.0: q * (q / p).log()}
+    terms = {
+        0.0: p * (p / q).log(),
+        0.5: beta * p * (p / mixture).log() + (1 - beta) * q * (q / mixture).log(),
+        1.0: q * (q / p).log(),
+    }
     (terms[beta].sum(-1)[batch["labels"][:, 1:] != IGNORED].sum() / count).backward()
     for name, parameter in trainer.model.named_parameters():
         assert torch.allclose(found[name], parameter.grad, atol=1e-6), name
@@ -79,7 +95,9 @@ def test_packed_documents_learn_what_they_would_learn_alone(recipe_of):
     together = trainer.compute_loss(trainer.model.train(), one_row, num_items_in_batch=counted)
     starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["position_ids"])]
     alone = [
-        trainer.compute_loss(trainer.model, {name: value[:, first:last] for name, value in one_row.items()}, num_items_in_batch=counted)
+        trainer.compute_loss(
+            trainer.model, {name: value[:, first:last] for name, value in one_row.items()}, num_items_in_batch=counted
+        )
         for first, last in zip(starts, starts[1:], strict=False)
     ]
     assert together.item() == pytest.approx(sum(alone).item(), rel=1e-5)
@@ -92,7 +110,9 @@ def test_experts_are_balanced_as_elsewhere(recipe_of):
     trainer.current_gradient_accumulation_steps = 2  # as the Trainer sets it for each step
     batch, weight = batch_of(trainer), 0.5
     count = torch.tensor(int((batch["labels"][:, 1:] != IGNORED).sum()))
-    loss, outputs = trainer.compute_loss(trainer.model.train(), dict(batch), return_outputs=True, num_items_in_batch=count)
+    loss, outputs = trainer.compute_loss(
+        trainer.model.train(), dict(batch), return_outputs=True, num_items_in_batch=count
+    )
     trainer.model.config.router_aux_loss_coef = 0.0
     bare = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
     share = weight * outputs["aux_loss"] / trainer.current_gradient_accumulation_steps
@@ -147,7 +167,9 @@ def test_an_adapter_learns_from_a_finished_run_on_conversations(tmp_path, monkey
     train(load_recipe("recipes/tiny/sft.yaml", [*here, "name=base", "budget.tokens=10_240", "seed=7"]))
     teacher = f"training.teacher_model_name_or_path={tmp_path}/runs/teacher"
     start = ["model.from_scratch=false", "model.config=null", f"model.path={tmp_path}/runs/base", "model.lora=cpt"]
-    recipe = load_recipe("recipes/tiny/sft.yaml", [*here, "name=student", "stage=distill", *start, teacher, "budget.tokens=81_920"])
+    recipe = load_recipe(
+        "recipes/tiny/sft.yaml", [*here, "name=student", "stage=distill", *start, teacher, "budget.tokens=81_920"]
+    )
     final = train(recipe)
     logged = [json.loads(line) for line in (final.parent / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in logged if "loss" in line]

@@ -19,7 +19,10 @@ def teacher_folder(corpus, tokenizer_folder, tmp_path_factory):
 def recipe_of(tiny_recipe, tmp_path, teacher_folder):
     """Prompts of a few words, continued by the student."""
     prompts = tmp_path / "prompts.jsonl"
-    lines = (json.dumps({"prompt": word}) for word in ["the", "model reads", "a document", "which word", "after", "and learns"] * 8)
+    lines = (
+        json.dumps({"prompt": word})
+        for word in ["the", "model reads", "a document", "which word", "after", "and learns"] * 8
+    )
     prompts.write_text("\n".join(lines) + "\n")
 
     def load(*overrides, steps=4, **training):
@@ -50,7 +53,9 @@ def test_each_step_reads_its_own_prompts(recipe_of):
     trainer = student_trainer(recipe_of(steps=3))
     items = list(trainer.get_train_dataloader())
     assert [len(item) for item in items] == [32] * (2 * trainer.length.steps)
-    assert items[0] == items[1] == [trainer.rows[row] for row in range(32)] and items[2] == [trainer.rows[row] for row in range(32, 64)]
+    assert items[0] == items[1] == [trainer.rows[row] for row in range(32)] and items[2] == [
+        trainer.rows[row] for row in range(32, 64)
+    ]
 
 
 @pytest.mark.long
@@ -64,7 +69,9 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(recipe_of):
 
 @pytest.mark.slow
 def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path):
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"prompt": f"{word} of"}) + "\n" for word in ("reads", "learns", "text")))
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{word} of"}) + "\n" for word in ("reads", "learns", "text"))
+    )
     held_out = f"evaluation.perplexity=[{{path: {tmp_path}/own.jsonl, name: own}}]"
     trainer = student_trainer(recipe_of(held_out))
     state = torch.get_rng_state()
@@ -73,5 +80,7 @@ def test_an_evaluation_takes_none_of_the_runs_random_numbers(recipe_of, tmp_path
 
 
 def test_without_a_teacher_nothing_is_learned(recipe_of):
-    with pytest.raises(RecipeError, match="`distill_on_policy` learns from another model: give `training.teacher_model_name_or_path`"):
+    with pytest.raises(
+        RecipeError, match="`distill_on_policy` learns from another model: give `training.teacher_model_name_or_path`"
+    ):
         student_trainer(recipe_of(teacher_model_name_or_path=None))

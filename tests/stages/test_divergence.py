@@ -43,7 +43,9 @@ def test_equal_models_are_at_no_distance(beta):
 def test_logits_in_half_precision_are_compared_in_full():
     student, teacher = torch.randn(2, 8, 33, dtype=torch.bfloat16)
     found = summed_divergence(student, teacher, beta=0.0)
-    assert found.dtype == torch.float32 and found.item() == pytest.approx(by_hand(student, teacher, 0.0, 1.0).item(), rel=1e-5)
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(
+        by_hand(student, teacher, 0.0, 1.0).item(), rel=1e-5
+    )
 
 
 def test_no_token_is_no_distance():

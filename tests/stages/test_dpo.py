@@ -1,4 +1,5 @@
-"""DPO: its loss and log-probabilities are those of the paper, its reference is the model as the run found it, and it resumes exactly."""
+"""DPO: its loss and log-probabilities are those of the paper, its reference is the model as the run found it, and it
+resumes exactly."""
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ def by_hand(model, reference, rows, beta):
     for row in rows:
         policy = [sequence_logps(model, row["prompt_ids"], row[name]) for name in ("chosen_ids", "rejected_ids")]
         with torch.no_grad():
-            before = [sequence_logps(reference, row["prompt_ids"], row[name]) for name in ("chosen_ids", "rejected_ids")]
+            before = [
+                sequence_logps(reference, row["prompt_ids"], row[name]) for name in ("chosen_ids", "rejected_ids")
+            ]
         losses.append(-logsigmoid(beta * ((policy[0] - before[0]) - (policy[1] - before[1]))))
         chosen.append(policy[0])
         rejected.append(policy[1])
@@ -37,7 +40,11 @@ def test_loss_and_log_probabilities_are_those_written_by_hand(tmp_path):
     loss = trainer.compute_loss(trainer.model, trainer._prepare_inputs(trainer.collate_examples()(rows)))
     trainer.model.zero_grad()
     loss.backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.grad is not None
+    }
     trainer.model.zero_grad()
     wanted, chosen, rejected = by_hand(trainer.model, reference, rows, beta=0.3)
     wanted.backward()

@@ -24,7 +24,10 @@ def test_two_processes_share_whole_batches_and_repeat_the_rest(tmp_path, monkeyp
 
 
 def test_figures_of_a_set_do_not_depend_on_the_batch_size(tmp_path):
-    small, large = (build_run("dpo", tmp_path, held_out=7, training={"per_device_eval_batch_size": size}).evaluate() for size in (2, 7))
+    small, large = (
+        build_run("dpo", tmp_path, held_out=7, training={"per_device_eval_batch_size": size}).evaluate()
+        for size in (2, 7)
+    )
     for name in ("eval_pairs_loss", "eval_pairs_logps/chosen", "eval_pairs_rewards/margins"):
         assert small[name] == pytest.approx(large[name], abs=1e-5)
 
@@ -48,7 +51,9 @@ def test_nobody_is_told_that_a_run_began(tmp_path, monkeypatch):
 
 
 def test_liger_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(RecipeError, match=r"`training.use_liger_kernel`: stage `dpo` reads log-probabilities without whole logits"):
+    with pytest.raises(
+        RecipeError, match=r"`training.use_liger_kernel`: stage `dpo` reads log-probabilities without whole logits"
+    ):
         build_run("dpo", tmp_path, training={"use_liger_kernel": True})
 
 
@@ -56,7 +61,9 @@ def test_a_micro_batch_is_what_trls_collator_makes(tmp_path):
     trainer = build_run("dpo", tmp_path)
     (batch,) = [batch for _, batch in zip(range(1), trainer.get_train_dataloader(), strict=False)]
     wanted = trainer.data_collator(example_rows("dpo")[:4])
-    assert {name: value.tolist() for name, value in batch.items()} == {name: value.tolist() for name, value in wanted.items()}
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        name: value.tolist() for name, value in wanted.items()
+    }
 
 
 def test_an_evaluation_counts_its_examples_and_leaves_out_what_is_of_the_training(tmp_path):
@@ -65,11 +72,18 @@ def test_an_evaluation_counts_its_examples_and_leaves_out_what_is_of_the_trainin
 
 
 def test_a_figure_is_the_mean_of_the_batches_that_have_it(tmp_path):
-    whole, apart = (build_run("kto", tmp_path, held_out=2, training={"per_device_eval_batch_size": size}).evaluate() for size in (2, 1))
+    whole, apart = (
+        build_run("kto", tmp_path, held_out=2, training={"per_device_eval_batch_size": size}).evaluate()
+        for size in (2, 1)
+    )
     # Of two answers one is wanted and one is not: each batch of one has the likelihood of one kind alone.
     for name in ("eval_pairs_logps/chosen", "eval_pairs_logps/rejected"):
         assert apart[name] == pytest.approx(whole[name], rel=1e-4)
 
 
 def test_parts_of_a_loss_are_not_taken_for_another_set():
-    assert [name_of_figure(name) for name in ("nll_loss", "loss", "rewards/margins")] == ["loss/nll", "loss", "rewards/margins"]
+    assert [name_of_figure(name) for name in ("nll_loss", "loss", "rewards/margins")] == [
+        "loss/nll",
+        "loss",
+        "rewards/margins",
+    ]

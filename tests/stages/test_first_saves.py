@@ -39,13 +39,21 @@ def test_the_first_save_of_each_kind_is_read_back_and_no_other(tiny_recipe, tmp_
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_disk_that_changes_the_first_saves_is_told_of_until_one_is_sound(tiny_recipe, tmp_path, reads, in_background):
+def test_a_disk_that_changes_the_first_saves_is_told_of_until_one_is_sound(
+    tiny_recipe, tmp_path, reads, in_background
+):
     reads.failures = 2
     trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)
     trainer.train()
-    assert reads == ["checkpoint-1", "checkpoint-2", "checkpoint-3"] and published(trainer) == ["checkpoint-3", "checkpoint-4"]
+    assert reads == ["checkpoint-1", "checkpoint-2", "checkpoint-3"] and published(trainer) == [
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
     assert events(trainer) == [("save_failed", 1), ("save_failed", 2), ("saved_again", 3)]
-    assert "the disk does not hold what was written: model.safetensors: hash" in read_events(trainer.run_folder)[0]["message"]
+    assert (
+        "the disk does not hold what was written: model.safetensors: hash"
+        in read_events(trainer.run_folder)[0]["message"]
+    )
     assert damages(trainer.run_folder / "checkpoint-3") == []
 
 
@@ -56,4 +64,6 @@ def test_a_first_save_without_the_models_weights_ends_the_run(tiny_recipe, tmp_p
     with pytest.raises(SaveFailed, match="weights are 7 numbers of .*no model could be loaded"):
         trainer.train()
     assert published(trainer) == [] and events(trainer) == [("save_failed", 2)]
-    assert trainer.state.global_step == (4 if in_background else 2), "a save in the background is heard of at the next one"
+    assert trainer.state.global_step == (4 if in_background else 2), (
+        "a save in the background is heard of at the next one"
+    )

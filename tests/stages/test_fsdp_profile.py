@@ -15,7 +15,11 @@ def complaints(tmp_path):
     """What is wrong with a recipe with these sections."""
 
     def of(config=None, **sections):
-        training = {"fsdp": True, **({"fsdp_config": config} if config is not None else {}), **sections.pop("training", {})}
+        training = {
+            "fsdp": True,
+            **({"fsdp_config": config} if config is not None else {}),
+            **sections.pop("training", {}),
+        }
         recipe = {
             "name": "x",
             "stage": "pretrain",
@@ -35,7 +39,12 @@ def test_what_is_tested_is_taken(complaints):
     assert complaints({"version": 2, "reshard_after_forward": False, "fsdp_auto_wrap_policy": "NO_WRAP"}) == []
     assert complaints({"cpu_offload": True}, training={"bf16": True}) == []
     assert complaints(training={"fsdp": False}) == []
-    assert complaints(model={"path": "x", "lora": {"r": 4}}, stage="cpt", training={"bf16": True, "gradient_checkpointing": True}) == []
+    assert (
+        complaints(
+            model={"path": "x", "lora": {"r": 4}}, stage="cpt", training={"bf16": True, "gradient_checkpointing": True}
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""GKD: the student goes on from what stands before the assistant's first word, and learns the teacher's probabilities."""
+"""GKD: the student goes on from what stands before the assistant's first word, and learns the teacher's
+probabilities."""
 
 import pytest
 import torch
@@ -20,14 +21,24 @@ def build(folder, **data):
     if not teacher.exists():
         recipe = load_recipe(TINY / "sft.yaml", ["seed=7"])
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        language_model(recipe, tokenizer, training_arguments(recipe, folder / "t", data_of(recipe, tokenizer))).save_pretrained(teacher)
+        language_model(
+            recipe, tokenizer, training_arguments(recipe, folder / "t", data_of(recipe, tokenizer))
+        ).save_pretrained(teacher)
     training = {"teacher_model_name_or_path": str(teacher), "logging_steps": 1, "lmbda": 0.0}
-    sections = {"base": str(TINY / "gkd.yaml"), "output_dir": str(folder), "budget": {"epochs": 3}, "training": training, "data": data}
+    sections = {
+        "base": str(TINY / "gkd.yaml"),
+        "output_dir": str(folder),
+        "budget": {"epochs": 3},
+        "training": training,
+        "data": data,
+    }
     recipe = load_recipe(write_recipe(sections, folder / "gkd.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     prepared = data_of(recipe, tokenizer)
     arguments = training_arguments(recipe, folder / "run", prepared)
-    return build_trainer(recipe, language_model(recipe, tokenizer, arguments), tokenizer, prepared, arguments), tokenizer
+    return build_trainer(
+        recipe, language_model(recipe, tokenizer, arguments), tokenizer, prepared, arguments
+    ), tokenizer
 
 
 def test_prompts_end_where_the_answer_begins_and_padding_is_seen_by_nobody(tmp_path):
@@ -37,7 +48,9 @@ def test_prompts_end_where_the_answer_begins_and_padding_is_seen_by_nobody(tmp_p
     for line, row in enumerate(rows):
         first = int((row["labels"] != -100).long().argmax())
         prompt = batch["prompts"][line][batch["prompt_attention_mask"][line] == 1]
-        assert prompt.tolist() == row["input_ids"][:first].tolist() and tokenizer.decode(prompt).endswith("assistant\n")
+        assert prompt.tolist() == row["input_ids"][:first].tolist() and tokenizer.decode(prompt).endswith(
+            "assistant\n"
+        )
         whole = batch["input_ids"][line][batch["attention_mask"][line] == 1]
         assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith("<|im_end|>")
 
@@ -50,5 +63,7 @@ def test_the_loss_falls_towards_the_teacher(tmp_path):
 
 
 def test_rows_of_several_conversations_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match="`data.packing`: stage `gkd` writes answers of its own to each conversation"):
+    with pytest.raises(
+        RecipeError, match="`data.packing`: stage `gkd` writes answers of its own to each conversation"
+    ):
         build(tmp_path, packing="best_fit")

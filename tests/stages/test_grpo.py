@@ -9,7 +9,9 @@ COSINE = {"name": "cosine"}
 
 
 def rewards(tmp_path, **sections):
-    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=70, learning_rate=6e-3, schedule=COSINE, training=LARGE, **sections))
+    trainer = quiet_trainer(
+        bandit("grpo", tmp_path, steps=70, learning_rate=6e-3, schedule=COSINE, training=LARGE, **sections)
+    )
     trainer.train()
     return rewards_of(trainer)
 
@@ -28,7 +30,10 @@ def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
 
 @pytest.mark.long
 def test_an_adapter_learns(tmp_path):
-    training = LARGE | {"temperature": 0.05, "entropy_coef": 0.1}  # the head of the random base only gives small logits
+    training = LARGE | {
+        "temperature": 0.05,
+        "entropy_coef": 0.1,
+    }  # the head of the random base only gives small logits
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=160, schedule=COSINE, training=training, lora=True))
     trainer.train()
     found = rewards_of(trainer)
@@ -40,7 +45,9 @@ def test_rewards_are_weighted_and_logged_by_their_names(tmp_path):
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=3, rewards=both))
     trainer.train()
     for entry in trainer.state.log_history[:3]:
-        assert entry["reward"] == pytest.approx(2 * entry["rewards/exact_match/mean"] + 0.5 * entry["rewards/length/mean"])
+        assert entry["reward"] == pytest.approx(
+            2 * entry["rewards/exact_match/mean"] + 0.5 * entry["rewards/length/mean"]
+        )
         assert entry["rewards/length/mean"] == 1
 
 

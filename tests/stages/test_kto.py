@@ -14,5 +14,9 @@ def test_the_kl_term_is_taken_with_the_answer_of_the_row_before(tmp_path):
 def test_good_answers_become_likelier_than_bad_ones(tmp_path):
     trainer = build_run("kto", tmp_path, steps=12, held_out=4)
     trainer.train()
-    margins = [line["eval_pairs_rewards/margins"] for line in trainer.state.log_history if "eval_pairs_rewards/margins" in line]
+    margins = [
+        line["eval_pairs_rewards/margins"]
+        for line in trainer.state.log_history
+        if "eval_pairs_rewards/margins" in line
+    ]
     assert abs(margins[0]) < 1e-5 and margins[-1] > 0.1

@@ -19,7 +19,12 @@ def recipe(**changes):
 
 def test_the_budget_is_rounded_up_to_whole_steps():
     length = run_length(recipe(), 0)
-    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (20, 8, 4, 10_240)
+    assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps, length.tokens) == (
+        20,
+        8,
+        4,
+        10_240,
+    )
 
 
 @pytest.mark.parametrize(("tokens", "is_told"), [(100, True), (10_000, False)])

@@ -11,7 +11,9 @@ COSINE = {"name": "cosine"}
 
 
 def rewards(tmp_path, **sections):
-    trainer = quiet_trainer(bandit("ppo", tmp_path, steps=160, learning_rate=3e-3, schedule=COSINE, training=LARGE, **sections))
+    trainer = quiet_trainer(
+        bandit("ppo", tmp_path, steps=160, learning_rate=3e-3, schedule=COSINE, training=LARGE, **sections)
+    )
     trainer.train()
     return trainer, rewards_of(trainer)
 
@@ -34,7 +36,10 @@ def test_it_learns_nothing_of_shuffled_rewards(tmp_path):
 
 @pytest.mark.long
 def test_an_adapter_learns_beside_a_head(tmp_path):
-    training = LARGE | {"temperature": 0.05, "entropy_coef": 0.1}  # the head of the random base only gives small logits
+    training = LARGE | {
+        "temperature": 0.05,
+        "entropy_coef": 0.1,
+    }  # the head of the random base only gives small logits
     trainer = quiet_trainer(bandit("ppo", tmp_path, steps=240, schedule=COSINE, training=training, lora=True))
     trainer.train()
     found = rewards_of(trainer)
@@ -54,7 +59,9 @@ def test_the_first_advantages_are_the_rewards_less_nothing(tmp_path):
 
 
 def test_whitened_advantages_have_mean_0_and_no_smaller_deviation_than_allowed(tmp_path):
-    trainer = quiet_trainer(bandit("ppo", tmp_path, steps=1, training={"max_completion_length": 3, "least_deviation": 0.0}))
+    trainer = quiet_trainer(
+        bandit("ppo", tmp_path, steps=1, training={"max_completion_length": 3, "least_deviation": 0.0})
+    )
     trainer.model.train()
     torch.nn.init.normal_(trainer.head.weight)
     made = trainer._generate_and_score_completions([trainer.rows[number] for number in range(32)])
@@ -76,6 +83,10 @@ def test_one_answer_to_a_prompt_is_enough_and_steps_are_counted_in_prompts():
     config = PPOConfig(use_cpu=True, per_device_train_batch_size=6, gradient_accumulation_steps=2)
     assert (config.num_generations, config.generation_batch_size, config.num_iterations) == (1, 12, 4)
     assert PPOConfig(use_cpu=True, per_device_train_batch_size=6, num_generations=3).num_generations == 3
-    assert rows_of_step({}, 12) == 3 and rows_of_step({"num_iterations": 1, "num_generations": 2}, 12) == 6 and CONFIG is PPOConfig
+    assert (
+        rows_of_step({}, 12) == 3
+        and rows_of_step({"num_iterations": 1, "num_generations": 2}, 12) == 6
+        and CONFIG is PPOConfig
+    )
     with pytest.raises(RecipeError, match="be a multiple of 4"):
         rows_of_step({}, 6)

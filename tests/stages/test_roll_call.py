@@ -18,7 +18,18 @@ HERE = socket.gethostname()
 
 
 def sign(rank, host, **changed):
-    return Sign(**{"rank": rank, "pid": 1, "host": host, "phase": "training", "step": 7, "beats": 4, "seconds_per_step": 2.0, **changed})
+    return Sign(
+        **{
+            "rank": rank,
+            "pid": 1,
+            "host": host,
+            "phase": "training",
+            "step": 7,
+            "beats": 4,
+            "seconds_per_step": 2.0,
+            **changed,
+        }
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +61,19 @@ def message_of(folder):
 def test_a_host_that_gives_no_sign_of_life_is_named(tmp_path):
     answer(tmp_path, sign(1, HERE, pulse=1))
     message = message_of(tmp_path)
-    assert message.startswith("host-9 (process 2, 3) is gone") and "step 7" in message and "Nothing was saved yet" in message
+    assert (
+        message.startswith("host-9 (process 2, 3) is gone")
+        and "step 7" in message
+        and "Nothing was saved yet" in message
+    )
     (event,) = read_events(tmp_path)
     assert (event["kind"], event["processes"], event["message"]) == ("lost", [2, 3], message)
 
 
 def test_a_process_that_ended_with_an_error_of_its_own_is_the_cause(tmp_path):
-    answer(tmp_path, sign(1, HERE, ended=""), sign(2, "host-9", ended="DataError: no rows"), sign(3, "host-9", ended=""))
+    answer(
+        tmp_path, sign(1, HERE, ended=""), sign(2, "host-9", ended="DataError: no rows"), sign(3, "host-9", ended="")
+    )
     assert message_of(tmp_path).startswith("process 2 on host-9 ended with DataError: no rows.")
 
 
@@ -84,7 +101,12 @@ def test_the_first_one_left_says_how_the_run_stands_where_the_main_process_canno
     message = message_of(tmp_path)
     status = Run(tmp_path).status()
     assert message.startswith("host-8 (process 0, 1) is gone")
-    assert (status["state"], status["error"], status["message"], status["exit_code"]) == ("failed", "LaunchError", message, 2)
+    assert (status["state"], status["error"], status["message"], status["exit_code"]) == (
+        "failed",
+        "LaunchError",
+        message,
+        2,
+    )
 
 
 def test_other_errors_and_other_worlds_pass(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Steps on examples that go wrong are skipped or redone, as in pre-training; what TRL cannot do is told in the recipe's words."""
+"""Steps on examples that go wrong are skipped or redone, as in pre-training; what TRL cannot do is told in the
+recipe's words."""
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ def trainer_of(stage, folder, fault=None):
         trainer.remove_callback(PrinterCallback)
     if fault is not None:
         plain = trainer.compute_loss
-        trainer.compute_loss = lambda model, inputs, *rest, **named: fault(trainer, inputs, plain(model, inputs, *rest, **named))
+        trainer.compute_loss = lambda model, inputs, *rest, **named: fault(
+            trainer, inputs, plain(model, inputs, *rest, **named)
+        )
     return trainer
 
 
@@ -36,7 +39,9 @@ def told(trainer, *keys):
     return [tuple(event[key] for key in keys) for event in read_events(trainer.run_folder)]
 
 
-@pytest.mark.parametrize("stage", ["dpo", "reward", "grpo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("kto", "orpo"))])
+@pytest.mark.parametrize(
+    "stage", ["dpo", "reward", "grpo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("kto", "orpo"))]
+)
 def test_a_loss_that_is_no_number_costs_its_step_alone(stage, tmp_path):
     def fault(trainer, inputs, loss):
         return loss * float("nan") if trainer.state.global_step + 1 in (3, 6) else loss
@@ -50,7 +55,8 @@ def test_a_loss_that_is_no_number_costs_its_step_alone(stage, tmp_path):
 # ORPO's loss is a mean over the tokens of a micro-batch, so smaller ones give another step.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "rows"), [("dpo", 4), *(pytest.param(*case, marks=pytest.mark.long) for case in (("grpo", 8), ("reward", 4)))]
+    ("stage", "rows"),
+    [("dpo", 4), *(pytest.param(*case, marks=pytest.mark.long) for case in (("grpo", 8), ("reward", 4)))],
 )
 def test_out_of_memory_a_step_is_redone_in_smaller_parts_with_the_same_result(stage, rows, tmp_path):
     def fault(trainer, inputs, loss):
@@ -82,13 +88,17 @@ def test_memory_that_ends_in_an_evaluation_is_not_taken_for_the_trainings(tmp_pa
         return plain(model, inputs, *rest, **named)
 
     trainer.compute_loss = fault
-    with pytest.raises(ResourceError, match="memory ended in the evaluation of step 0.*`training.per_device_eval_batch_size` lower"):
+    with pytest.raises(
+        ResourceError, match="memory ended in the evaluation of step 0.*`training.per_device_eval_batch_size` lower"
+    ):
         trainer.train()
     assert told(trainer, "kind") == [] and trainer.args.per_device_train_batch_size == 4
 
 
 def test_a_loss_that_trl_does_not_have_is_named_by_its_key(tmp_path):
-    with pytest.raises(RecipeError, match="`training.loss_type`: Unknown loss type: sigmoidd. Should be one of .*'hinge'"):
+    with pytest.raises(
+        RecipeError, match="`training.loss_type`: Unknown loss type: sigmoidd. Should be one of .*'hinge'"
+    ):
         build_run("dpo", tmp_path, training={"loss_type": ["sigmoidd"]}).train()
 
 
@@ -102,7 +112,9 @@ def test_an_adapter_that_starts_in_the_base_leaves_no_reference(tmp_path):
         build_run("dpo", tmp_path, lora={"r": 4, "init_lora_weights": "pissa"})
     without = Recipe.model_validate({**recipe_with("grpo", "pissa"), "rewards": ["exact_match"]})
     assert not any("pissa" in str(mistake) for mistake in check_reality(without).mistakes)
-    held = Recipe.model_validate({**recipe_with("grpo", "pissa"), "rewards": ["exact_match"], "training": {"beta": 0.1}})
+    held = Recipe.model_validate(
+        {**recipe_with("grpo", "pissa"), "rewards": ["exact_match"], "training": {"beta": 0.1}}
+    )
     assert any("no reference for stage `grpo`" in str(mistake) for mistake in check_reality(held).mistakes)
 
 

@@ -23,7 +23,9 @@ def test_it_differs_in_its_columns_alone():
 @pytest.fixture
 def conversations(tmp_path):
     """Of one turn and of several, short and long."""
-    longer = [{"messages": row["prompt"] + row["chosen"] + row["prompt"] + row["rejected"]} for row in preferences()[:9]]
+    longer = [
+        {"messages": row["prompt"] + row["chosen"] + row["prompt"] + row["rejected"]} for row in preferences()[:9]
+    ]
     path = tmp_path / "conversations.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*answers(), *longer]))
     return path
@@ -35,7 +37,11 @@ def step_of_all(conversations, folder, packing, attention):
         "name": packing,
         "stage": "sft",
         "output_dir": str(folder),
-        "model": {"from_scratch": True, "config": {**TINY_LLAMA, "max_position_embeddings": 256}, "attention": attention},
+        "model": {
+            "from_scratch": True,
+            "config": {**TINY_LLAMA, "max_position_embeddings": 256},
+            "attention": attention,
+        },
         "tokenizer": {"path": str(TINY / "tokenizer")},
         "data": {"sequence_length": 192, "packing": packing, "sources": [{"path": str(conversations)}]},
         "budget": {"epochs": 1},
@@ -49,15 +55,24 @@ def step_of_all(conversations, folder, packing, attention):
     batches = [data.rows.batch([number]) for number in range(data.num_rows)]
     learned = sum(int((batch["labels"] != -100).sum()) for batch in batches)
     trainer.model.train()
-    loss = sum(trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(learned)) for batch in batches)
+    loss = sum(
+        trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(learned)) for batch in batches
+    )
     loss.backward()
-    return loss.item(), {name: parameter.grad for name, parameter in trainer.model.named_parameters()}, len(batches), learned
+    return (
+        loss.item(),
+        {name: parameter.grad for name, parameter in trainer.model.named_parameters()},
+        len(batches),
+        learned,
+    )
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "varlen"])
 def test_packed_and_unpacked_conversations_have_the_same_loss_and_gradients(conversations, tmp_path, attention):
     packed, gradients, rows, learned = step_of_all(conversations, tmp_path, "best_fit", attention)
-    alone, others, more_rows, as_many = step_of_all(conversations, tmp_path, "none", "eager" if attention == "eager" else "sdpa")
+    alone, others, more_rows, as_many = step_of_all(
+        conversations, tmp_path, "none", "eager" if attention == "eager" else "sdpa"
+    )
     assert rows < more_rows == 25 and learned == as_many > 0
     assert packed == pytest.approx(alone, rel=1e-5)
     for name, gradient in gradients.items():

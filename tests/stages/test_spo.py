@@ -10,7 +10,9 @@ COSINE = {"name": "cosine"}
 
 
 def rewards(tmp_path, **sections):
-    trainer = quiet_trainer(bandit("spo", tmp_path, steps=90, learning_rate=6e-3, schedule=COSINE, training=LARGE, **sections))
+    trainer = quiet_trainer(
+        bandit("spo", tmp_path, steps=90, learning_rate=6e-3, schedule=COSINE, training=LARGE, **sections)
+    )
     trainer.train()
     return trainer, rewards_of(trainer)
 
@@ -39,7 +41,9 @@ def test_an_advantage_is_the_reward_less_the_value_from_before(tmp_path):
     for number in range(4):
         trainer.tracker.learn([trainer.rows[number]["prompt"]] * 50, [0.25 * number] * 50)
     before = torch.tensor(trainer.tracker.values([trainer.rows[number]["prompt"] for number in range(32)]))
-    made = trainer._generate_and_score_completions(trainer.share_of(trainer.choose([trainer.rows[number] for number in range(32)])))
+    made = trainer._generate_and_score_completions(
+        trainer.share_of(trainer.choose([trainer.rows[number] for number in range(32)]))
+    )
     expected = trainer.rewards_of_all - before
     expected = (expected - expected.mean()) / expected.std(correction=0).clamp(min=0.1)
     assert torch.allclose(made["advantages"], expected, atol=1e-5)
@@ -59,7 +63,9 @@ def test_prompts_are_drawn_from_the_next_ones(tmp_path):
     trainer.choose = noted
     trainer.train()
     assert read == [list(range(128 * step, 128 * (step + 1))) for step in range(3)]
-    assert all(len(set(some)) == 32 and set(some) <= set(all_read) for some, all_read in zip(answered, read, strict=True))
+    assert all(
+        len(set(some)) == 32 and set(some) <= set(all_read) for some, all_read in zip(answered, read, strict=True)
+    )
     assert trainer.rows_of_steps.rows_per_step == 128 == rows_of_step({"prompts_read": 4}, 32)
 
 

@@ -1,4 +1,5 @@
-"""What a signal does to an evaluation that is due or under way, and that the next start makes it up without touching the training."""
+"""What a signal does to an evaluation that is due or under way, and that the next start makes it up without touching
+the training."""
 
 import json
 import signal
@@ -39,9 +40,14 @@ class Signal(TrainerCallback):
 
 @pytest.fixture
 def start(tiny_recipe, tmp_path, corpus):
-    """One start of a run of 8 steps that evaluates at each second one; the checkpoint that it ended with, and whether it was stopped."""
+    """One start of a run of 8 steps that evaluates at each second one; the checkpoint that it ended with, and whether
+    it was stopped."""
     tiny_recipe["model"]["config"] = {**TINY_LLAMA, "attention_dropout": 0.1}
-    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "every_steps": 2, "prompts": ["the model"]}
+    tiny_recipe["evaluation"] = {
+        "perplexity": [{"path": str(corpus / "held_out.jsonl")}],
+        "every_steps": 2,
+        "prompts": ["the model"],
+    }
     tiny_recipe["training"]["per_device_eval_batch_size"] = 1
 
     def run(name, *, stop_at=None, batch=None, **sections):
@@ -50,7 +56,9 @@ def start(tiny_recipe, tmp_path, corpus):
         data = build_data(recipe.data, tokenizer, seed=recipe.seed, evaluation=recipe.evaluation)
         preemption = Preemption()
         watchers = (Signal(preemption, stop_at, batch), preemption)
-        trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=watchers)
+        trainer = build_trainer(
+            recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=watchers
+        )
         known = published_checkpoints(trainer.run_folder) if trainer.run_folder.exists() else []
         trainer.train(known[-1] if known else None)
         return trainer, preemption.stopped_by is not None
@@ -62,7 +70,11 @@ def lines(trainer, name="metrics.jsonl"):
     """Without what a clock or a look at the machine measured."""
     told = [json.loads(line) for line in (trainer.run_folder / name).read_text().splitlines()]
     measured = (*OF_THE_CLOCK, *OF_THE_MACHINE)
-    return [{key: value for key, value in line.items() if not key.startswith(measured)} for line in told if "train_runtime" not in line]
+    return [
+        {key: value for key, value in line.items() if not key.startswith(measured)}
+        for line in told
+        if "train_runtime" not in line
+    ]
 
 
 def evaluated(trainer):

@@ -21,7 +21,9 @@ def built(tokenizer_folder, tmp_path):
     def build(path=folder, **arguments):
         recipe = load_recipe(REPOSITORY / "recipes" / "tiny" / "pretrain.yaml")
         student = AutoModelForCausalLM.from_pretrained(folder)
-        asked = DistillConfig(output_dir=str(tmp_path), use_cpu=True, teacher_model_name_or_path=str(path) if path else None, **arguments)
+        asked = DistillConfig(
+            output_dir=str(tmp_path), use_cpu=True, teacher_model_name_or_path=str(path) if path else None, **arguments
+        )
         assert isinstance(asked, TrainingArguments)
         return build_teacher(recipe, student, AutoTokenizer.from_pretrained(tokenizer_folder), asked)
 
@@ -45,7 +47,9 @@ def test_a_finished_run_is_its_model(built, tmp_path):
     run = tmp_path / "runs" / "big"
     shutil.copytree(built.folder, run / "final")
     (run / "recipe.yaml").write_text("name: big\n")
-    with pytest.raises(RecipeError, match=r"`training.teacher_model_name_or_path`: .*big is a run that has not finished"):
+    with pytest.raises(
+        RecipeError, match=r"`training.teacher_model_name_or_path`: .*big is a run that has not finished"
+    ):
         built(run)
     (run / "status.json").write_text(json.dumps({"state": "finished"}))
     assert built(run).config.hidden_size == 32
@@ -53,7 +57,9 @@ def test_a_finished_run_is_its_model(built, tmp_path):
 
 def test_another_number_of_tokens_is_refused(built, tokenizer_folder, tmp_path):
     other = save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)
-    with pytest.raises(RecipeError, match=r"`training.teacher_model_name_or_path`: .*other has 384 tokens and the model 320"):
+    with pytest.raises(
+        RecipeError, match=r"`training.teacher_model_name_or_path`: .*other has 384 tokens and the model 320"
+    ):
         built(other)
 
 
@@ -68,7 +74,9 @@ def test_the_same_number_of_other_tokens_is_refused(built):
         built()
 
 
-@pytest.mark.parametrize(("path", "said"), [(None, "is missing: the model that this one learns from"), ("./gone", "./gone does not exist")])
+@pytest.mark.parametrize(
+    ("path", "said"), [(None, "is missing: the model that this one learns from"), ("./gone", "./gone does not exist")]
+)
 def test_a_teacher_that_is_not_there_is_refused_by_its_key(built, path, said):
     with pytest.raises(RecipeError, match=f"`training.teacher_model_name_or_path`:? ?{said}"):
         built(path)

@@ -63,7 +63,8 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens_of_the_whole_step(tiny_r
     rows = [trainer.train_dataset[i] for i in range(trainer.length.rows_per_step)]
     with torch.no_grad():
         logits = trainer.model(
-            input_ids=torch.stack([r["input_ids"] for r in rows]), position_ids=torch.stack([r["position_ids"] for r in rows])
+            input_ids=torch.stack([r["input_ids"] for r in rows]),
+            position_ids=torch.stack([r["position_ids"] for r in rows]),
         ).logits
     labels = torch.stack([r["labels"] for r in rows])
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
@@ -92,13 +93,20 @@ def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe,
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer.rows = FewerLabels(trainer.rows)
     rows = [trainer.rows[number] for number in range(4)]
-    batches = [{key: torch.stack([row[key] for row in rows[at : at + micro_batch]]) for key in rows[0]} for at in range(0, 4, micro_batch)]
+    batches = [
+        {key: torch.stack([row[key] for row in rows[at : at + micro_batch]]) for key in rows[0]}
+        for at in range(0, 4, micro_batch)
+    ]
     summed, labels, balance = 0.0, 0, 0.0
     for batch in batches:
         targets = batch["labels"][:, 1:].flatten()
         with torch.no_grad():
-            outputs = trainer.model(**{**batch, "labels": None}, **({"output_router_logits": True} if config is TINY_MOE else {}))
-        summed += torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum").item()
+            outputs = trainer.model(
+                **{**batch, "labels": None}, **({"output_router_logits": True} if config is TINY_MOE else {})
+            )
+        summed += torch.nn.functional.cross_entropy(
+            outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum"
+        ).item()
         labels += int((targets != -100).sum())
         balance += 0.5 * outputs.aux_loss.item() / len(batches) if config is TINY_MOE else 0.0
     trainer.train()
@@ -163,5 +171,8 @@ def test_memory_that_ends_in_an_evaluation_is_no_matter_of_the_micro_batch(tiny_
     tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}]}
     trainer = trainer_of(tiny_recipe, tmp_path)
     monkeypatch.setattr("cpt.stages.trainer.measure_and_keep", full)
-    with pytest.raises(ResourceError, match="evaluation of step 0, with 2 rows at once. Set `training.per_device_eval_batch_size` lower"):
+    with pytest.raises(
+        ResourceError,
+        match="evaluation of step 0, with 2 rows at once. Set `training.per_device_eval_batch_size` lower",
+    ):
         trainer.train()

@@ -8,8 +8,26 @@ from tiny_faults import weights
 from cpt.errors import RecipeError
 
 FIGURES = {
-    *("loss", "loss_smoothed", "grad_norm", "learning_rate", "epoch", "tokens", "tokens_per_second", "data_wait", "step_seconds_p50"),
-    *("step_seconds_p95", "share_domain", "share_general", "tokens_domain", "tokens_general", "loss_domain", "loss_general"),
+    *(
+        "loss",
+        "loss_smoothed",
+        "grad_norm",
+        "learning_rate",
+        "epoch",
+        "tokens",
+        "tokens_per_second",
+        "data_wait",
+        "step_seconds_p50",
+    ),
+    *(
+        "step_seconds_p95",
+        "share_domain",
+        "share_general",
+        "tokens_domain",
+        "tokens_general",
+        "loss_domain",
+        "loss_general",
+    ),
     *("host_memory_gib", "cpu_percent", "cost"),
 }
 ALL = {
@@ -39,9 +57,14 @@ FUSED = {"fused_loss": True, "per_device_train_batch_size": 4}
 @pytest.mark.parametrize("training", [{}, pytest.param(FUSED, marks=pytest.mark.slow)], ids=["logits", "fused loss"])
 def test_watching_changes_no_weight(training, tiny_recipe, tmp_path):
     recipe = with_dropout(tiny_recipe, **training)
-    watched, alone = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched"), trainer_of(recipe, tmp_path / "alone")
+    watched, alone = (
+        trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched"),
+        trainer_of(recipe, tmp_path / "alone"),
+    )
     handler = alone.callback_handler
-    handler.callbacks = [callback for callback in handler.callbacks if not type(callback).__module__.startswith("cpt.monitoring")]
+    handler.callbacks = [
+        callback for callback in handler.callbacks if not type(callback).__module__.startswith("cpt.monitoring")
+    ]
     for trainer in (watched, alone):
         torch.manual_seed(7)
         trainer.train()
@@ -63,4 +86,6 @@ def test_the_same_weights_come_of_another_seed_of_the_dropout_only_by_chance(tin
         torch.manual_seed(seed)
         trainer.train()
         found.append(weights(trainer))
-    assert not all(torch.equal(found[0][name], found[1][name]) for name in found[0]), "else the test above could not fail"
+    assert not all(torch.equal(found[0][name], found[1][name]) for name in found[0]), (
+        "else the test above could not fail"
+    )

@@ -23,7 +23,11 @@ def test_many_at_a_time_get_what_each_gets_alone(make_model, tokenizer, model_ty
     register_families()
     model = make_model(model_type)
     alone = answers(model, tokenizer, 1, temperature=temperature)
-    assert answers(model, tokenizer, 5, temperature=temperature) == answers(model, tokenizer, 2, temperature=temperature) == alone
+    assert (
+        answers(model, tokenizer, 5, temperature=temperature)
+        == answers(model, tokenizer, 2, temperature=temperature)
+        == alone
+    )
     assert len({answer.text for answer in alone}) == 5
 
 
@@ -37,7 +41,9 @@ def greedy(model, ids):
 def test_greedy_answers_are_the_most_likely_tokens(make_model, tokenizer):
     model = make_model("llama")
     expected = [
-        tokenizer.decode(greedy(model, encode(tokenizer, question)), skip_special_tokens=True).replace("\0", "").strip()
+        tokenizer.decode(greedy(model, encode(tokenizer, question)), skip_special_tokens=True)
+        .replace("\0", "")
+        .strip()
         for question in QUESTIONS
     ]
     assert [answer.text for answer in answers(model, tokenizer, 5, temperature=0)] == expected
@@ -57,7 +63,9 @@ def test_sampling_follows_the_seed_and_not_torchs_own(make_model, tokenizer):
 
 def test_the_models_own_settings_do_not_count(make_model, tokenizer):
     plain, strange = make_model("llama"), make_model("llama")
-    strange.generation_config = GenerationConfig(do_sample=True, repetition_penalty=5.0, temperature=3.0, max_new_tokens=2, num_beams=3)
+    strange.generation_config = GenerationConfig(
+        do_sample=True, repetition_penalty=5.0, temperature=3.0, max_new_tokens=2, num_beams=3
+    )
     assert answers(strange, tokenizer, 2, temperature=0) == answers(plain, tokenizer, 2, temperature=0)
 
 
@@ -72,4 +80,7 @@ def test_an_answer_ends_at_the_models_own_end_of_turn_and_what_has_not_ended_is_
     assert answers(model, tokenizer, 5, temperature=0)[0].is_cut_off
     model.generation_config = GenerationConfig(eos_token_id=[written[9]], do_sample=True, repetition_penalty=5.0)
     ended = answers(model, tokenizer, 5, temperature=0)[0]
-    assert not ended.is_cut_off and ended.text == tokenizer.decode(written[: written.index(written[9])], skip_special_tokens=True).strip()
+    assert (
+        not ended.is_cut_off
+        and ended.text == tokenizer.decode(written[: written.index(written[9])], skip_special_tokens=True).strip()
+    )

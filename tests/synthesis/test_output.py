@@ -11,7 +11,11 @@ COUNTS = Counts(1, {"empty": 2})
 def test_a_group_is_found_by_its_texts(tmp_path):
     with open_output(tmp_path, {}) as folder:
         folder.write(0, [{"text": "x"}], ["a", "b"], COUNTS)
-        assert folder.find(0, ["a", "b"]) == COUNTS and folder.find(0, ["a", "c"]) is None and folder.find(1, ["a", "b"]) is None
+        assert (
+            folder.find(0, ["a", "b"]) == COUNTS
+            and folder.find(0, ["a", "c"]) is None
+            and folder.find(1, ["a", "b"]) is None
+        )
 
 
 def test_a_group_whose_file_was_removed_is_made_again(tmp_path):

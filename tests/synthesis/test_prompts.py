@@ -27,7 +27,8 @@ def test_a_prompt_of_ones_own_is_a_file_with_steps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message", [(b"no place", "{text} is missing in step 1 of 1"), (b"{text}\n---\nx", "in step 2 of 2"), (b"\xff", "not UTF-8")]
+    "content, message",
+    [(b"no place", "{text} is missing in step 1 of 1"), (b"{text}\n---\nx", "in step 2 of 2"), (b"\xff", "not UTF-8")],
 )
 def test_a_file_that_is_no_prompt_is_refused(tmp_path, content, message):
     (tmp_path / "mine.txt").write_bytes(content)

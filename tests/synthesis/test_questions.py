@@ -5,7 +5,10 @@ from cpt.synthesis.questions import Question, cut, encode
 
 
 def test_without_a_chat_template_the_prompt_is_the_beginning_of_a_text(tokenizer):
-    assert tokenizer.decode(Question(tokenizer, "Say: {text}\nSaid:\n").ids("one {text} two")) == "Say: one {text} two\nSaid:\n"
+    assert (
+        tokenizer.decode(Question(tokenizer, "Say: {text}\nSaid:\n").ids("one {text} two"))
+        == "Say: one {text} two\nSaid:\n"
+    )
 
 
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
@@ -30,7 +33,9 @@ def test_a_bos_comes_first_where_the_tokenizer_puts_one(tokenizer):
     from tokenizers import processors
 
     tokenizer.bos_token = "<|turn|>"
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<|turn|> $A", special_tokens=[("<|turn|>", 258)])
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|turn|> $A", special_tokens=[("<|turn|>", 258)]
+    )
     assert Question(tokenizer, "{text}").ids("a")[0] == 258 == tokenizer.bos_token_id
 
 
@@ -43,7 +48,9 @@ def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):
     assert cut(text, 70, tokenizer) == ["a" * 30 + "\n\n" + "b" * 30, "c" * 30, "d" * 45, "d" * 45]
 
 
-@pytest.mark.parametrize("text", ["One sentence. " * 40, "line\n" * 90, "word " * 90, "x" * 400, "é" * 300, "a\n\n\n\n" * 60])
+@pytest.mark.parametrize(
+    "text", ["One sentence. " * 40, "line\n" * 90, "word " * 90, "x" * 400, "é" * 300, "a\n\n\n\n" * 60]
+)
 def test_no_piece_is_too_long_and_nothing_but_blanks_is_lost(tokenizer, text):
     pieces = cut(text, 64, tokenizer)
     assert all(0 < len(encode(tokenizer, piece)) <= 64 for piece in pieces)

@@ -38,7 +38,9 @@ def bytes_of(folder):
 def test_each_text_says_where_it_comes_from(task, tmp_path, corpus, model_folder):
     done = rewrite(task(max_input_tokens=1000), tmp_path / "out")
     rows = rows_of(tmp_path / "out")
-    assert (done.documents, done.pieces, done.texts + done.dropped.total()) == (7, 7, 7) and len(rows) == done.texts > 4
+    assert (done.documents, done.pieces, done.texts + done.dropped.total()) == (7, 7, 7) and len(
+        rows
+    ) == done.texts > 4
     first, text = rows[0], json.loads(corpus.read_text().splitlines()[0])["text"]
     assert first["source_text_hash"] == sha256(text) and first["source_where"] == f"{corpus}:1"
     assert first["model"] == str(model_folder) and first["model_revision"] is None and len(first["model_sha256"]) == 64
@@ -67,7 +69,9 @@ def test_neither_batches_nor_groups_nor_the_order_change_a_text(task, tmp_path, 
     corpus.write_text("\n".join(reversed(lines)) + "\n")
     monkeypatch.setattr(rewriting, "GROUP", 3)
     rewrite(task(prompt=find_prompt(prompt), batch_size=1), tmp_path / "alone")
-    together, alone = ({row["source_text_hash"]: row["text"] for row in rows_of(tmp_path / name)} for name in ("together", "alone"))
+    together, alone = (
+        {row["source_text_hash"]: row["text"] for row in rows_of(tmp_path / name)} for name in ("together", "alone")
+    )
     assert together == alone and len(together) > 4
 
 
@@ -85,7 +89,11 @@ def test_what_is_done_is_not_done_again_and_an_interrupted_run_ends_the_same(tas
     assert len(before) == 2
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.jsonl")}
     done = rewrite(task(), tmp_path / "out")
-    assert done.groups_done_before == 2 and done.documents == 7 and all(file.stat().st_mtime_ns == time for file, time in times.items())
+    assert (
+        done.groups_done_before == 2
+        and done.documents == 7
+        and all(file.stat().st_mtime_ns == time for file, time in times.items())
+    )
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "straight")
 
 
@@ -140,7 +148,9 @@ def test_why_an_answer_is_dropped(task, answer, reason):
 
 
 def test_a_window_that_is_too_small_is_told_before_anything_is_made(task, tmp_path):
-    with pytest.raises(RecipeError, match="need up to .* tokens, the model has room for 2,048. Lower --max-input-tokens"):
+    with pytest.raises(
+        RecipeError, match="need up to .* tokens, the model has room for 2,048. Lower --max-input-tokens"
+    ):
         rewrite(task(sampling=Sampling(max_new_tokens=2000)), tmp_path / "out")
 
 

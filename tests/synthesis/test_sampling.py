@@ -33,7 +33,11 @@ def test_mixing_is_splitmix64():
     """As the reference gives it for the state 1234567 (prng.di.unimi.it/splitmix64.c)."""
     golden = 0x9E3779B97F4A7C15
     states = torch.tensor([(1234567 + golden * n + 2**63) % 2**64 - 2**63 for n in (1, 2, 3)])
-    assert [int(number) % 2**64 for number in mixed(states)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [int(number) % 2**64 for number in mixed(states)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
 
 
 def test_temperature_0_is_greedy():

@@ -26,7 +26,9 @@ def test_a_pair_seen_once_is_no_token():
 
 
 def test_forbidden_and_unwanted_strings_are_passed_over():
-    assert [one.token for one in learn([[0, 1], [2, 3], [1, 2]], [4, 3, 2], 9, {"ab"}, lambda token: token != "cd")] == ["bc"]
+    assert [
+        one.token for one in learn([[0, 1], [2, 3], [1, 2]], [4, 3, 2], 9, {"ab"}, lambda token: token != "cd")
+    ] == ["bc"]
 
 
 def test_no_token_is_learned_twice():
@@ -44,7 +46,9 @@ def test_a_pair_is_joined_from_the_left():
     assert join_in([0, 0, 0], (0, 0), 9) == [9, 0]
 
 
-words_and_counts = st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(1, 20)), min_size=1, max_size=12)
+words_and_counts = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(1, 20)), min_size=1, max_size=12
+)
 
 
 @given(words_and_counts)
@@ -56,7 +60,9 @@ def test_the_merges_are_those_of_counting_anew_after_each(found):
         for word, count in zip(current, counts, strict=True):
             for pair in zip(word, word[1:], strict=False):
                 pairs[pair] += count
-        allowed = {pair: n for pair, n in pairs.items() if n > 1 and tokens[pair[0]] + tokens[pair[1]] not in tokens.values()}
+        allowed = {
+            pair: n for pair, n in pairs.items() if n > 1 and tokens[pair[0]] + tokens[pair[1]] not in tokens.values()
+        }
         if not allowed:
             break
         best = min(allowed, key=lambda pair: (-allowed[pair], pair))

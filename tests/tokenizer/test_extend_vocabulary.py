@@ -45,7 +45,9 @@ words = st.sampled_from(
 @given(text=st.one_of(st.text(), st.lists(words).map("".join)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_gets_longer_and_each_comes_back_as_before(kind, text):
-    tokenizer = PAIRS.setdefault(kind, (made := KINDS[kind](), extend_vocabulary(made, CODE, N)) if kind not in PAIRS else PAIRS[kind])
+    tokenizer = PAIRS.setdefault(
+        kind, (made := KINDS[kind](), extend_vocabulary(made, CODE, N)) if kind not in PAIRS else PAIRS[kind]
+    )
     before, extended = tokenizer[0], tokenizer[1].tokenizer
     old, new = ids_of(before, text), ids_of(extended, text)
     assert len(new) <= len(old)
@@ -64,7 +66,9 @@ def test_each_new_token_is_reached_and_counted(pair):
     assert len({token.token for token in extension.tokens}) == N
     assert all(is_reached(extension.tokenizer.backend_tokenizer, token.id) for token in extension.tokens)
     seen = [number for ids in ids_of(extension.tokenizer, CODE) for number in ids]
-    assert {token.id: token.count for token in extension.tokens} == {token.id: seen.count(token.id) for token in extension.tokens}
+    assert {token.id: token.count for token in extension.tokens} == {
+        token.id: seen.count(token.id) for token in extension.tokens
+    }
 
 
 def test_old_tokens_keep_their_ids_and_new_ones_follow(pair):
@@ -72,8 +76,13 @@ def test_old_tokens_keep_their_ids_and_new_ones_follow(pair):
     old, new = before.get_vocab(), extension.tokenizer.get_vocab()
     assert {token: new[token] for token in old} == old
     assert [token.id for token in extension.tokens] == [*range(max(old.values()) + 1, max(old.values()) + 1 + N)]
-    assert [extension.tokenizer.convert_ids_to_tokens(token.id) for token in extension.tokens] == [t.token for t in extension.tokens]
-    assert not any(token.content in {t.token for t in extension.tokens} for token in extension.tokenizer.added_tokens_decoder.values())
+    assert [extension.tokenizer.convert_ids_to_tokens(token.id) for token in extension.tokens] == [
+        t.token for t in extension.tokens
+    ]
+    assert not any(
+        token.content in {t.token for t in extension.tokens}
+        for token in extension.tokenizer.added_tokens_decoder.values()
+    )
 
 
 def test_it_is_read_back_with_its_special_tokens_and_post_processor(pair, tmp_path):
@@ -139,7 +148,9 @@ def test_a_tokenizer_without_merges_is_refused_with_the_reason(model, trainer, w
         extend_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer), CODE, 3)
 
 
-@pytest.mark.parametrize(("key", "value", "why"), [("dropout", 0.1, "at random"), ("end_of_word_suffix", "</w>", "marks the parts")])
+@pytest.mark.parametrize(
+    ("key", "value", "why"), [("dropout", 0.1, "at random"), ("end_of_word_suffix", "</w>", "marks the parts")]
+)
 def test_a_bpe_of_another_kind_is_refused_with_the_reason(key, value, why):
     content = json.loads(KINDS["gpt2"]().backend_tokenizer.to_str())
     content["model"][key] = value

@@ -89,4 +89,6 @@ def test_a_tokenizer_without_fast_version_is_refused(tmp_path):
 
 def test_the_users_module_is_imported_first_because_the_models_config_is_read_too(folder):
     with pytest.raises(RecipeError, match="cannot import `nobodys_family`"):
-        load_tokenizer(Tokenizer(path=str(folder)), Model.model_validate({"import": "nobodys_family", "path": str(folder)}))
+        load_tokenizer(
+            Tokenizer(path=str(folder)), Model.model_validate({"import": "nobodys_family", "path": str(folder)})
+        )

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from tiny_tokenizers import KINDS, ids_of
 
-from cpt.tokenizer.report import Figures, TextFigures, as_json, costly_words, script_figures, script_of, vocabulary_figures, word_costs
+from cpt.tokenizer.report import (
+    Figures,
+    TextFigures,
+    as_json,
+    costly_words,
+    script_figures,
+    script_of,
+    vocabulary_figures,
+    word_costs,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +46,9 @@ def test_the_costliest_words_would_save_most_as_one_token():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_words_cost_is_that_after_a_space(kind):
     tokenizer = KINDS[kind]()
-    costs = word_costs(["word", "the", "domain."], lambda texts: np.array([len(ids) for ids in ids_of(tokenizer, list(texts))]))
+    costs = word_costs(
+        ["word", "the", "domain."], lambda texts: np.array([len(ids) for ids in ids_of(tokenizer, list(texts))])
+    )
     inside = {word: len(ids_of(tokenizer, f"the {word}")) - len(ids_of(tokenizer, "the")) for word in costs}
     assert costs == inside
 

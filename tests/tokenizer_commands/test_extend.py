@@ -19,7 +19,12 @@ def model(tokenizer_folder, tmp_path):
 def test_the_folder_is_a_whole_model_with_a_record_of_what_was_added(cpt_tokenizer, model, text, tmp_path):
     output = tmp_path / "extended"
     code, said = cpt_tokenizer("extend", model, "--text", text, "--add", 12, "--output", output)
-    assert code == 0 and "12 tokens added to 320" in said and "8 new tokens took spare rows" in said and "328 to 384 rows" in said
+    assert (
+        code == 0
+        and "12 tokens added to 320" in said
+        and "8 new tokens took spare rows" in said
+        and "328 to 384 rows" in said
+    )
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(output), AutoTokenizer.from_pretrained(output)
     assert (loaded.config.vocab_size, len(tokenizer), len(loaded.get_output_embeddings().weight)) == (384, 332, 384)
     record = json.loads((output / "extension.json").read_text())
@@ -33,7 +38,10 @@ def test_the_folder_is_a_whole_model_with_a_record_of_what_was_added(cpt_tokeniz
 def test_old_text_in_old_tokens_has_the_logits_that_it_had(cpt_tokenizer, model, text, tmp_path):
     assert cpt_tokenizer("extend", model, "--text", text, "--add", 4, "--output", tmp_path / "extended")[0] == 0
     ids = torch.arange(3, 40)[None]
-    before, after = (AutoModelForCausalLM.from_pretrained(folder)(ids).logits[..., :320] for folder in (model, tmp_path / "extended"))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder)(ids).logits[..., :320]
+        for folder in (model, tmp_path / "extended")
+    )
     assert torch.allclose(before, after, atol=1e-6)
 
 
@@ -41,7 +49,10 @@ def test_generation_settings_and_chat_template_stay(cpt_tokenizer, model, text, 
     GenerationConfig(temperature=0.5, do_sample=True, eos_token_id=2).save_pretrained(model)
     assert cpt_tokenizer("extend", model, "--text", text, "--add", 4, "--output", tmp_path / "extended")[0] == 0
     assert GenerationConfig.from_pretrained(tmp_path / "extended").temperature == 0.5
-    assert AutoTokenizer.from_pretrained(tmp_path / "extended").chat_template == AutoTokenizer.from_pretrained(model).chat_template
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "extended").chat_template
+        == AutoTokenizer.from_pretrained(model).chat_template
+    )
 
 
 @pytest.mark.parametrize(("add", "why"), [(0, "at least 1 is needed"), (5000, "too little for 5,000 new tokens")])
@@ -63,7 +74,9 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(cpt_tokenizer, tokenizer_
 
 
 def test_a_model_that_is_not_there_is_told(cpt_tokenizer, text, tmp_path):
-    code, said = cpt_tokenizer("extend", tmp_path / "none", "--text", text, "--add", 4, "--output", tmp_path / "extended")
+    code, said = cpt_tokenizer(
+        "extend", tmp_path / "none", "--text", text, "--add", 4, "--output", tmp_path / "extended"
+    )
     assert code == 2 and "does not exist" in said
 
 

@@ -9,5 +9,7 @@ def test_a_tokenizer_is_trained_on_named_texts(cpt_tokenizer, corpus, tmp_path):
 
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused(cpt_tokenizer, corpus, tmp_path):
-    code, said = cpt_tokenizer("train", "--text", corpus / "general.jsonl", "--vocabulary", 100, "--output", tmp_path / "new")
+    code, said = cpt_tokenizer(
+        "train", "--text", corpus / "general.jsonl", "--vocabulary", 100, "--output", tmp_path / "new"
+    )
     assert code == 2 and "too small" in said and not (tmp_path / "new").exists()

@@ -1,4 +1,5 @@
-"""The clock that every program beside this file reads: `python PROGRAM ACTION JOB` does one thing and prints what was measured as JSON.
+"""The clock that every program beside this file reads: `python PROGRAM ACTION JOB` does one thing and prints what was
+measured as JSON.
 
 A program says how its batches come from the job; all its imports are done before the clock starts. The actions:
 cold: nothing is prepared; from the jsonl file to the first and to the last batch of one time through the corpus.
@@ -89,17 +90,22 @@ def warm(batches_of: Batches, job: Job) -> Measured:
 
 
 def waste(batches_of: Batches, job: Job) -> Measured:
-    """Rows, tokens without padding, and pieces of documents: each ends with the token that ends a document or with its row."""
+    """Rows, tokens without padding, and pieces of documents: each ends with the token that ends a document or with its
+    row."""
     tokenizer = job.load_tokenizer()
     rows = tokens = pieces = 0
     for batch in batches_of(job):
         ids = input_ids_of(batch)
-        if ids.shape[1] != LENGTH:  # rows laid end to end without their padding: the positions tell where a piece begins
+        if (
+            ids.shape[1] != LENGTH
+        ):  # rows laid end to end without their padding: the positions tell where a piece begins
             rows += -(-ids.numel() // LENGTH)
             tokens += ids.numel()
             pieces += int((batch["position_ids"] == 0).sum())
         else:
-            real = torch.flip(torch.cumsum(torch.flip(ids != tokenizer.pad_token_id, [1]), 1) > 0, [1])  # all but padding at the end
+            real = torch.flip(
+                torch.cumsum(torch.flip(ids != tokenizer.pad_token_id, [1]), 1) > 0, [1]
+            )  # all but padding at the end
             ends = (ids == tokenizer.eos_token_id) & real
             last = real.sum(1, keepdim=True) - 1
             rows += len(ids)

@@ -1,4 +1,5 @@
-"""litdata: `optimize` with a TokensLoader and a worker for each core, read by a StreamingDataset, as its page on pre-training does it."""
+"""litdata: `optimize` with a TokensLoader and a worker for each core, read by a StreamingDataset, as its page on
+pre-training does it."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,8 @@ def tokens_of(file: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[torch.T
 
 
 def batches(job: Job) -> Iterable[Any]:
-    """Tokenised where it was not; workers share out the files. Forked, so that they need not import torch and transformers anew."""
+    """Tokenised where it was not; workers share out the files. Forked, so that they need not import torch and
+    transformers anew."""
     tokens = job.folder / "tokens"
     if not (tokens / "index.json").exists():
         optimize(

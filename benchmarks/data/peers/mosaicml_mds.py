@@ -1,4 +1,5 @@
-"""mosaicml-streaming: an MDSWriter for each core, their indices merged, read by a StreamingDataset: its page on parallel conversion."""
+"""mosaicml-streaming: an MDSWriter for each core, their indices merged, read by a StreamingDataset: its page on
+parallel conversion."""
 
 import json
 import sys
@@ -19,7 +20,8 @@ from streaming.base.util import clean_stale_shared_memory, merge_index  # noqa: 
 
 
 def write_part(arguments: tuple[Job, Path, Path]) -> None:
-    """One file's documents with their ends, laid end to end and cut into rows, as LLM Foundry's ConcatTokensDataset does it."""
+    """One file's documents with their ends, laid end to end and cut into rows, as LLM Foundry's ConcatTokensDataset
+    does it."""
     job, file, out = arguments
     with MDSWriter(out=str(out), columns={"tokens": "ndarray:int32"}) as writer:
         for row in rows_of(file, job):

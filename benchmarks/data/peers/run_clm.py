@@ -1,4 +1,5 @@
-"""The way of transformers' run_clm.py: datasets.map to tokenise, and again to concatenate and cut; variant `torch` reads by with_format."""
+"""The way of transformers' run_clm.py: datasets.map to tokenise, and again to concatenate and cut; variant `torch`
+reads by with_format."""
 
 from collections.abc import Iterable
 from itertools import chain

@@ -1,4 +1,5 @@
-"""Resuming a stream as transformers' Trainer does it: everything before the position is read and tokenised again, and dropped."""
+"""Resuming a stream as transformers' Trainer does it: everything before the position is read and tokenised again, and
+dropped."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""TRL's packing: tokenised by datasets.map, packed by best fit with `bfd_split`, collated as SFTTrainer does it (rows laid end to end)."""
+"""TRL's packing: tokenised by datasets.map, packed by best fit with `bfd_split`, collated as SFTTrainer does it (rows
+laid end to end)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +12,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 
 def batches(job: Job) -> Iterable[Any]:
-    """Tokenised in batches, which SFTTrainer itself does not do, so that it is not slowed by one call for each document."""
+    """Tokenised in batches, which SFTTrainer itself does not do, so that it is not slowed by one call for each
+    document."""
     datasets.disable_progress_bars()
     tokenizer = job.load_tokenizer()
     rows: Any = datasets.load_dataset("json", data_files=str(job.corpus), split="train", cache_dir=str(job.folder))

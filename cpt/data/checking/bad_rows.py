@@ -25,8 +25,12 @@ REMEDIES = {
     "no value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "wrong value": "Fix or remove the row, or set other columns: `{key}.chat`.",
     "not a chat": "Fix or remove the row, or set another `{key}.chat`.",
-    "invalid UTF-8": "Convert it (iconv -f latin1 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path).",
-    "UTF-16": "Convert it (iconv -f utf-16 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path).",
+    "invalid UTF-8": (
+        "Convert it (iconv -f latin1 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+    ),
+    "UTF-16": (
+        "Convert it (iconv -f utf-16 -t utf-8), remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
+    ),
     "empty file": "Fill it, or leave it out of `{key}.path`.",
     "no rows": "Fill it, or leave it out of `{key}.path`.",
     "damaged file": "Write the file anew, or leave it out of `{key}.path`.",
@@ -34,11 +38,13 @@ REMEDIES = {
 REMEDY = "Fix or remove it, or let `data.on_bad_row` skip such rows ({key}.path)."
 
 
-def apply_policy(items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]) -> Iterator[Document]:
+def apply_policy(
+    items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
+) -> Iterator[Document]:
     """The documents among what a reader gives.
 
-    With several processes, each applies it to its own pieces; the lists are put together in the order of the pieces. When all is read,
-    call `refuse_too_many` and, if anything was found, `write_bad_rows` beside the stored tokens.
+    With several processes, each applies it to its own pieces; the lists are put together in the order of the pieces.
+    When all is read, call `refuse_too_many` and, if anything was found, `write_bad_rows` beside the stored tokens.
 
     Args:
         policy: the recipe's `data.on_bad_row`.
@@ -65,7 +71,13 @@ def complaint(bad: BadRow, key: str) -> str:
 
 def listed(bad: BadRow, *, with_raw: bool) -> Listed:
     """A bad row as it is kept; raw bytes that are no UTF-8 are written in base64."""
-    row: Listed = {"where": bad.where, "byte": bad.byte, "reason": bad.reason, "detail": bad.detail, "rows": bad.num_rows}
+    row: Listed = {
+        "where": bad.where,
+        "byte": bad.byte,
+        "reason": bad.reason,
+        "detail": bad.detail,
+        "rows": bad.num_rows,
+    }
     if with_raw and bad.raw is not None:
         try:
             row["raw"] = bad.raw.decode()
@@ -74,7 +86,9 @@ def listed(bad: BadRow, *, with_raw: bool) -> Listed:
     return row
 
 
-def refuse_too_many(num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]) -> None:
+def refuse_too_many(
+    num_bad: int, num_good: int, max_share: float, path: str, key: str, listed: Iterable[Listed]
+) -> None:
     """Stop where more of a source is bad than the recipe allows.
 
     Args:
@@ -90,8 +104,9 @@ def refuse_too_many(num_bad: int, num_good: int, max_share: float, path: str, ke
     if share > max_share:
         first = "; ".join(f"{row['where']}: {row['detail']}" for row in islice(listed, SHOWN))
         raise DataError(
-            f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share` allows "
-            f"({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files ({key}.path), or raise the share."
+            f"{path}: {num_bad:,} of {num_bad + num_good:,} rows are bad ({share:.2%}), more than `data.max_bad_share`"
+            f" allows ({max_share:.2%}). The first: {first}. Look at all of them: cpt data check. Fix the files"
+            f" ({key}.path), or raise the share."
         )
 
 
@@ -108,11 +123,14 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
     if not found:
         (folder / FILE_NAME).unlink(missing_ok=True)
         return
-    (folder / FILE_NAME).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
+    (folder / FILE_NAME).write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8"
+    )
 
 
 def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
-    """A warning where one document is an absurd part of a source; none for a source of so few documents that one has to be.
+    """A warning where one document is an absurd part of a source; none for a source of so few documents that one has
+    to be.
 
     Args:
         where: the address of the longest document, empty where it is not known.
@@ -122,6 +140,6 @@ def absurd_share(name: str, where: str, size: int, total: int, num_documents: in
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
     return (
-        f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of the {unit}. "
-        "Is it one document? The filter `length` with `max_characters` drops such."
+        f"{name}: one of {num_documents:,} documents{f' ({where})' if where else ''} makes up {size / total:.0%} of"
+        f" the {unit}. Is it one document? The filter `length` with `max_characters` drops such."
     )

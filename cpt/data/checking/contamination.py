@@ -1,4 +1,5 @@
-"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by default."""
+"""Which training documents hold what the model will be judged by: counted before anything is trained, and left out by
+default."""
 
 import math
 from collections import Counter
@@ -82,7 +83,8 @@ class Contamination:
     documents: dict[str, int]
     """Training documents that were read, by source; held-out documents and their exact copies are not among them."""
     counts: dict[str, dict[str, int]]
-    """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of it."""
+    """Source -> held-out set or task -> training documents that hold half of one of its documents, or are half made of
+    it."""
     hits: list[Hit]
     """The first hundred of each source."""
     touched: int
@@ -92,7 +94,8 @@ class Contamination:
     too_short: int
     """Those of too few words, which were not."""
     num_exact_copies: int = 0
-    """Training documents that equal an evaluation document. No run trains on them, so they do not count as contaminated."""
+    """Training documents that equal an evaluation document. No run trains on them, so they do not count as
+    contaminated."""
     exact_copies: list[ExactCopy] = field(default_factory=list)
     """The first hundred of each source."""
 
@@ -108,20 +111,31 @@ class Contamination:
     def summary(self) -> str:
         """One sentence."""
         read = sum(self.documents.values())
-        copies = "1 more is an exact copy" if self.num_exact_copies == 1 else f"{self.num_exact_copies:,} more are exact copies"
-        exact = f" {copies} of an evaluation document: dropped by their hash, never trained on." if self.num_exact_copies else ""
-        touched = f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
+        copies = (
+            "1 more is an exact copy"
+            if self.num_exact_copies == 1
+            else f"{self.num_exact_copies:,} more are exact copies"
+        )
+        exact = (
+            f" {copies} of an evaluation document: dropped by their hash, never trained on."
+            if self.num_exact_copies
+            else ""
+        )
+        touched = (
+            f" {self.touched:,} more share a phrase with one ({WORDS} words or more in a row)." if self.touched else ""
+        )
         short = f" {self.too_short:,} of fewer than {WORDS} words were not looked for." if self.too_short else ""
         return (
-            f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,} evaluation documents, "
-            f"or are half made of one.{exact}{touched}{short}"
+            f"{self.num_contaminated:,} of {read:,} training documents hold half or more of one of {self.judged:,}"
+            f" evaluation documents, or are half made of one.{exact}{touched}{short}"
         )
 
 
 def find_contamination(
     data: Data, evaluation: Evaluation, questions: Iterable[Judged] = (), *, cache_dir: Path | None = None
 ) -> Contamination:
-    """Read what the model is judged by, then all training sources, on all cores; documents as they are after transforms and filters.
+    """Read what the model is judged by, then all training sources, on all cores; documents as they are after
+    transforms and filters.
 
     Args:
         questions: of tasks, which are looked for beside the recipe's held-out sets.
@@ -133,7 +147,10 @@ def find_contamination(
     asked = (question._replace(is_held_out=False) for question in questions)
     of_sets: Places = {}
     of_sources: Places = {}
-    judged = noted(documents_of_sets(data, evaluation), of_sets), noted(held_out_documents(data, evaluation), of_sources)
+    judged = (
+        noted(documents_of_sets(data, evaluation), of_sets),
+        noted(held_out_documents(data, evaluation), of_sources),
+    )
     runs = read_runs(chain(*judged, asked))
     if not runs.documents:
         raise DataError(
@@ -185,7 +202,9 @@ def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[Judged]:
     """The documents of `evaluation.perplexity`, as they are judged."""
     for number, held_out in enumerate(evaluation.perplexity):
         work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
-        yield from (Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key)))
+        yield from (
+            Judged(name, document.where, text) for text, document in texts_of(work, pieces_of(held_out, work.key))
+        )
 
 
 def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
@@ -200,7 +219,8 @@ def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tupl
 
 
 def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool = False) -> Iterator[Judged]:
-    """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are taken from.
+    """The documents that the hash of their text keeps from training, out of the shards that the held-out sets are
+    taken from.
 
     Args:
         only_local: leave out sources whose files are elsewhere, or that have no end.
@@ -211,7 +231,9 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
             continue
         work, name = work_of(data, source, f"data.sources[{number}]"), reported_name(source)
         is_ordered = order_of(source) is not None
-        plan = plan_of(source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered)
+        plan = plan_of(
+            source, work.key, states_of(source, work.key), window_bytes=data.window_bytes, seed=0, ordered=is_ordered
+        )
         jobs = [plan.shards[shard] for shard in plan.held_out]
         is_small = len(jobs) == 1 or sum(plan.num_bytes[shard] for shard in plan.held_out) < POOL_BYTES
         workers, search = 0 if is_small else num_workers(), partial(held_out_texts, work, share or 0.0)
@@ -220,7 +242,9 @@ def held_out_documents(data: Data, evaluation: Evaluation, *, only_local: bool =
         is_document = form_of_source(source) == "document"
         total, count = sum(part.total_bytes for part in parts), sum(part.documents for part in parts)
         longest = longest_held_out(total, count, share or 0.0) if is_document else math.inf
-        yield from (Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest)
+        yield from (
+            Judged(name, where, text) for part in parts for where, text in part.texts if len(text.encode()) <= longest
+        )
 
 
 class ChosenTexts(NamedTuple):
@@ -245,10 +269,11 @@ def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> Ch
 
 
 def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
-    """The data section with a filter against the documents that the model is judged by, where the recipe does not refuse it.
+    """The data section with a filter against the documents that the model is judged by, where the recipe does not
+    refuse it.
 
-    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice. Equal copies are held
-    out everywhere, since the hash of the text decides.
+    Of `held_out_share`, the documents of local sources are looked for: other sources would have to be read twice.
+    Equal copies are held out everywhere, since the hash of the text decides.
 
     Raises:
         DataError: a held-out set cannot be read.
@@ -258,30 +283,47 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
     if not is_judged and any(not component.options for component in own):
         raise RecipeError(
-            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`, `evaluation.held_out_share`, or files: "
-            "`against: [held_out.jsonl]`."
+            "`data.filters`: `decontaminate` has nothing to look for. Give `evaluation.perplexity`,"
+            " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
         )
     if not is_judged or is_refused(data):
         return data
     others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
     # Plain text, as a recipe would hold it: options are part of what the stored tokens are found by.
-    added = Component.model_validate({"name": NAME, "index": str(index_of(data, evaluation, cache_dir / "decontamination"))})
+    added = Component.model_validate(
+        {"name": NAME, "index": str(index_of(data, evaluation, cache_dir / "decontamination"))}
+    )
     return data.model_copy(update={"filters": [*others, added]})
 
 
 def is_refused(data: Data) -> bool:
     """Whether the recipe says `own_evaluation: false`."""
-    return any(component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters)
+    return any(
+        component.name == NAME and component.options.get("own_evaluation") is False for component in data.filters
+    )
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
-    """The file of the runs to look for; made anew where a file that they come from, or what is done to its documents, has changed."""
-    sources = [pair for pair in keyed_sources(data, evaluation) if evaluation.held_out_share is not None or "perplexity" in pair[0]]
+    """The file of the runs to look for; made anew where a file that they come from, or what is done to its documents,
+    has changed."""
+    sources = [
+        pair
+        for pair in keyed_sources(data, evaluation)
+        if evaluation.held_out_share is not None or "perplexity" in pair[0]
+    ]
     read = [(key, source) for key, source in sources if "perplexity" in key or kind_of(source.path) == "local"]
     states = {key: states_of(source, key) for key, source in read}
-    content = {key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key)) for key, source in read}
+    content = {
+        key: reading_content(source, filters_of(data, source, key), transforms_of(data, source, key))
+        for key, source in read
+    }
     names = [reported_name(source) for _, source in read]
-    limits = [evaluation.held_out_share, data.window_bytes, data.on_bad_row, [source.max_documents for _, source in read]]
+    limits = [
+        evaluation.held_out_share,
+        data.window_bytes,
+        data.on_bad_row,
+        [source.max_documents for _, source in read],
+    ]
     known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
     if all(states.values()) and (written := read_sealed(known)) is not None:
         path = folder / written["index"]
@@ -289,7 +331,9 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
             if size_and_hash(path)[1] == written["digest"]:
                 return path
             report_damage(path)
-    path = read_runs(chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))).save(folder)
+    path = read_runs(
+        chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
+    ).save(folder)
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
@@ -298,7 +342,9 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """What makes training documents of a source's rows; the documents are looked at and not encoded."""
     nothing = cast(DocumentEncoder, None)
-    return ShardWork(source, key, filters_of(data, source, key), transforms_of(data, source, key), nothing, data.on_bad_row, Path())
+    return ShardWork(
+        source, key, filters_of(data, source, key), transforms_of(data, source, key), nothing, data.on_bad_row, Path()
+    )
 
 
 def texts_of(work: ShardWork, pieces: Sequence[Piece]) -> Iterator[tuple[str, Document]]:
@@ -357,7 +403,9 @@ def search_source(searcher: Searcher) -> Found:
     jobs = [[piece] for piece in pieces] if source.max_documents is None else [pieces]
     is_small = len(jobs) == 1 or sum(size for _, size in files_with_sizes(source, key)) < POOL_BYTES
     whole = Found()
-    for found in map_in_order(partial(same, searcher), jobs, 0 if is_small else num_workers(), ("cpt.data.checking.contamination",)):
+    for found in map_in_order(
+        partial(same, searcher), jobs, 0 if is_small else num_workers(), ("cpt.data.checking.contamination",)
+    ):
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts

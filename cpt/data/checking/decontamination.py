@@ -1,15 +1,19 @@
-"""Find training documents that hold what the model is judged by, and leave them out: shared runs of words that cover half of either text.
+"""Find training documents that hold what the model is judged by, and leave them out: shared runs of words that cover
+half of either text.
 
-Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the runs that it shares
-with one evaluation document cover half of that document's words, or half of its own; 13 words at least, and all of a shorter evaluation
-document. So a copy is found inside a larger document, a part of one in a document of its own, and either after light edits, while a phrase,
-an idiom of code or a quotation is not enough. GPT-3's authors took any 13 words in a row (arxiv.org/abs/2005.14165, appendix C), which on
-code drops documents for idioms; runs of 8 and a share of half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
+Words are compared in lower case and without punctuation, in runs of 8. A training document is contaminated where the
+runs that it shares with one evaluation document cover half of that document's words, or half of its own; 13 words at
+least, and all of a shorter evaluation document. So a copy is found inside a larger document, a part of one in a
+document of its own, and either after light edits, while a phrase, an idiom of code or a quotation is not enough.
+GPT-3's authors took any 13 words in a row (arxiv.org/abs/2005.14165, appendix C), which on code drops documents for
+idioms; runs of 8 and a share of half are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2).
 
-Runs that many evaluation documents share (a licence's header, a phrase of the trade) tell nothing about any of them: what stands in more
-than a twentieth of the evaluation documents, in ten at most and two at least, is not looked for, and does not count among their words.
+Runs that many evaluation documents share (a licence's header, a phrase of the trade) tell nothing about any of them:
+what stands in more than a twentieth of the evaluation documents, in ten at most and two at least, is not looked for,
+and does not count among their words.
 
-Memory is that of the evaluation documents: 16 bytes a word. A worker process searches some 35 MB of ASCII text a second, of other 15.
+Memory is that of the evaluation documents: 16 bytes a word. A worker process searches some 35 MB of ASCII text a
+second, of other 15.
 """
 
 import json
@@ -40,7 +44,9 @@ NAME, REASON = "decontaminate", "contaminated: "  # of the filter, and what it s
 
 # Chinese and Japanese do without spaces: each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
-ASCII_WORDS = bytes(ord(letter.lower()) if WORD.match(letter) else ord(" ") for letter in map(chr, range(128))) + bytes(128)
+ASCII_WORDS = bytes(
+    ord(letter.lower()) if WORD.match(letter) else ord(" ") for letter in map(chr, range(128))
+) + bytes(128)
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no run's hash loses what an earlier word gave it
 TABLE_BITS = 22
 
@@ -102,9 +108,11 @@ class Runs:
         self._table = table_of(hashes)
 
     def find(self, text: str) -> Overlap | None:
-        """What the text shares with an evaluation document; None for nothing, and for the evaluation documents themselves.
+        """What the text shares with an evaluation document; None for nothing, and for the evaluation documents
+        themselves.
 
-        Those are kept from training by the hash of their text, and may stand among the training sources to be held out.
+        Those are kept from training by the hash of their text, and may stand among the training sources to be held
+        out.
         """
         words = words_of(text)
         if len(words) < WORDS:
@@ -149,7 +157,8 @@ class Runs:
     def save(self, folder: Path) -> Path:
         """Write them to a file whose name tells what is in it, for worker processes.
 
-        The name's first part tells what the filter says of any text; where the evaluation documents lie is in the second only.
+        The name's first part tells what the filter says of any text; where the evaluation documents lie is in the
+        second only.
         """
         arrays: dict[str, NDArray[Any]] = {name: vars(self)[name] for name in ("hashes", "owners", "places", "own")}
         told = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
@@ -199,7 +208,12 @@ def read_runs(documents: Iterable[Judged]) -> Runs:
     is_rare = counts[which] <= common
     order = np.argsort(every[is_rare], kind="stable")
     return Runs(
-        every[is_rare][order], owners[is_rare][order], begins[is_rare][order], places, np.sort(np.array(list(own), np.uint64)), too_short
+        every[is_rare][order],
+        owners[is_rare][order],
+        begins[is_rare][order],
+        places,
+        np.sort(np.array(list(own), np.uint64)),
+        too_short,
     )
 
 
@@ -244,7 +258,11 @@ def decontaminate(
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
     """The runs of the documents in some files."""
     sources = [DocumentSource(path=path) for path in paths]
-    named = ((reported_name(source), document) for source in sources for document in open_source(source, "filters.decontaminate.against"))
+    named = (
+        (reported_name(source), document)
+        for source in sources
+        for document in open_source(source, "filters.decontaminate.against")
+    )
     return read_runs(Judged(name, document.where, document.text, is_held_out=False) for name, document in named)
 
 
@@ -278,7 +296,8 @@ def num_covered(begins: NDArray[Any]) -> int:
 
 
 def table_of(hashes: Hashes) -> NDArray[np.bool_]:
-    """Which last bits any of them has: a look into it answers for most runs of a training document that they are not among them."""
+    """Which last bits any of them has: a look into it answers for most runs of a training document that they are not
+    among them."""
     table = np.zeros(1 << TABLE_BITS, bool)
     table[hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
     return table

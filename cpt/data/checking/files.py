@@ -21,7 +21,8 @@ UNCHECKED = {"hub": "Hub", "url": "remote"}
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    """Every complaint about filters, files and their columns; imports neither torch nor transformers, and `datasets` only for the Hub.
+    """Every complaint about filters, files and their columns; imports neither torch nor transformers, and `datasets`
+    only for the Hub.
 
     Args:
         ask_hub: also check the sources on the Hub, by a listing and the first row of each.
@@ -29,29 +30,39 @@ def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) 
     complaints: list[str] = []
     for key, source in keyed_sources(data, evaluation):
         filters, transforms = filters_of(data, source, key), transforms_of(data, source, key)
-        complaints += check_source(source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error", ask_hub=ask_hub)
+        complaints += check_source(
+            source, filters, transforms, key, refuse_bad_rows=data.on_bad_row == "error", ask_hub=ask_hub
+        )
     return list(dict.fromkeys(complaints))
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
     """The sources that `check_sources` does not open."""
     kinds = [(key, source.path, kind_of(source.path)) for key, source in keyed_sources(data, evaluation)]
-    return [f"`{key}.path`: {path} ({UNCHECKED[kind]})" for key, path, kind in kinds if kind == "url" or kind == "hub" and not ask_hub]
+    return [
+        f"`{key}.path`: {path} ({UNCHECKED[kind]})"
+        for key, path, kind in kinds
+        if kind == "url" or kind == "hub" and not ask_hub
+    ]
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     """Each source and held-out set with its place in the recipe."""
     yield from ((f"data.sources[{number}]", source) for number, source in enumerate(data.sources))
-    yield from ((f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity))
+    yield from (
+        (f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity)
+    )
 
 
 def filters_of(data: Data, source: DocumentSource, key: str) -> FilterLists:
-    """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they are."""
+    """The filters that a source's documents pass, with their places in the recipe; held-out sets are taken as they
+    are."""
     return {"data.filters": data.filters, f"{key}.filters": source.filters} if isinstance(source, Source) else {}
 
 
 def transforms_of(data: Data, source: DocumentSource, key: str) -> TransformLists:
-    """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts stay equal."""
+    """The transforms that a source's documents pass; those for all sources pass held-out sets too, so that equal texts
+    stay equal."""
     own = {f"{key}.transforms": source.transforms} if isinstance(source, Source) else {}
     return {"data.transforms": data.transforms, **own}
 
@@ -65,7 +76,8 @@ def check_source(
     refuse_bad_rows: bool = True,
     ask_hub: bool = False,
 ) -> list[str]:
-    """The complaints about one source: its filters and transforms, their options, its template, its function, then its files."""
+    """The complaints about one source: its filters and transforms, their options, its template, its function, then its
+    files."""
     try:
         checks, changes = build_filters(filters), build_transforms(transforms)
         columns_of(source)
@@ -77,7 +89,10 @@ def check_source(
         return [str(problem)]
     written = source.model_copy(update={"chat": columns_named(source) or None})
     useless = options_without_effect(written, {format_of(file) for file, _ in files}) if files else []
-    complaints = [f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it." for option in useless]
+    complaints = [
+        f"`{key}.{option}` has no effect: {source.path} holds {kinds_in(files)} files. Remove it."
+        for option in useless
+    ]
     if on_hub:  # a file may be large, so only its first row is fetched
         files, source = files[:1], source.model_copy(update={"max_documents": 1})
     for number, (file, size) in enumerate(files):

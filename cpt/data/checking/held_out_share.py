@@ -24,7 +24,8 @@ REMEDY = "add documents, or name files of their own: `evaluation.perplexity`"
 
 
 def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
-    """Warnings about one huge document, and about what `held_out_share` holds out, for the sources that are quickly read.
+    """Warnings about one huge document, and about what `held_out_share` holds out, for the sources that are quickly
+    read.
 
     Args:
         few: held-out documents, below which an interval means little.
@@ -66,7 +67,9 @@ class Sizes:
         """A warning where one document is an absurd part of the source."""
         if not len(self.num_bytes):
             return None
-        return absurd_share(self.name, self.largest, int(self.num_bytes.max()), int(self.num_bytes.sum()), len(self.num_bytes), "bytes")
+        return absurd_share(
+            self.name, self.largest, int(self.num_bytes.max()), int(self.num_bytes.sum()), len(self.num_bytes), "bytes"
+        )
 
     def held_out(self, share: float) -> NDArray[np.int64] | None:
         """Bytes of each document that is held out."""
@@ -77,7 +80,8 @@ class Sizes:
 
 
 def sizes_of(data: Data, source: Source, key: str) -> Sizes | None:
-    """The sizes of a source's documents: of a small source all are read, of a large one of text files the files' sizes do; else None."""
+    """The sizes of a source's documents: of a small source all are read, of a large one of text files the files' sizes
+    do; else None."""
     if kind_of(source.path) != "local" or form_of_source(source) != "document":
         return None
     files = files_with_sizes(source, key)
@@ -108,8 +112,9 @@ def other_share(name: str, asked: float, held_out: int, total: int, num_document
         return None
     documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
-        f"{name}: `evaluation.held_out_share` asks for {asked:.2%}, but {share:.2%} of the text is held out, in {documents}. "
-        f"Documents are chosen by their hash, and very long ones never are. Split long documents, {REMEDY}"
+        f"{name}: `evaluation.held_out_share` asks for {asked:.2%}, but {share:.2%} of the text is held out, in"
+        f" {documents}. Documents are chosen by their hash, and very long ones never are. Split long documents,"
+        f" {REMEDY}"
     )
 
 
@@ -117,6 +122,7 @@ def nothing_held_out(share: float, num_documents: int) -> str:
     """What to say where no document of any source is held out."""
     enough = min(0.5, 50 / num_documents)
     return (
-        f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing can be evaluated. "
-        f"{f'Make it {enough:.2g}' if enough > share else 'Add documents'}, or name files of their own: `evaluation.perplexity`."
+        f"`evaluation.held_out_share` is {share:g}, and none of {num_documents:,} documents fell into it, so nothing"
+        f" can be evaluated. {f'Make it {enough:.2g}' if enough > share else 'Add documents'}, or name files of their"
+        " own: `evaluation.perplexity`."
     )

@@ -1,4 +1,5 @@
-"""The first documents of a source as a run would see them: bad, dropped for which reason, or kept and packed into rows."""
+"""The first documents of a source as a run would see them: bad, dropped for which reason, or kept and packed into
+rows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,14 +51,19 @@ class RowPart:
     ids: Ids
 
 
-def see_source(data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None) -> Seen:
+def see_source(
+    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
+) -> Seen:
     """Read the first documents and sort them; a bad row ends nothing here.
 
     Args:
         encoder: the source's; what it cannot encode is dropped too.
     """
     seen, encodable = Seen(reported_name(source)), {key: encoder.filters() if encoder else []}
-    transforms, filters = build_transforms(transforms_of(data, source, key)), build_filters({**filters_of(data, source, key), **encodable})
+    transforms, filters = (
+        build_transforms(transforms_of(data, source, key)),
+        build_filters({**filters_of(data, source, key), **encodable}),
+    )
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for _, item in zip(range(min(num_documents, source.max_documents or num_documents)), items, strict=False):
         if isinstance(item, BadRow):
@@ -79,9 +85,11 @@ def see_source(data: Data, source: DocumentSource, key: str, num_documents: int,
 def packed_rows(
     kept: Sequence[Example], encoder: DocumentEncoder, data: Data, seed: int, num_rows: int
 ) -> Iterator[tuple[int, list[RowPart]]]:
-    """Some of the rows that these documents are packed into, by number; the run's own rows hold documents of the whole source.
+    """Some of the rows that these documents are packed into, by number; the run's own rows hold documents of the whole
+    source.
 
-    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread evenly.
+    The first rows are the pieces of long documents, the last ones what was left over: the chosen ones are spread
+    evenly.
     """
     if not kept or not num_rows:
         return

@@ -79,8 +79,13 @@ def tell(report: SourceReport, rows: WindowedRows) -> None:
     is_whole = rows.layout.form == "document" and not report.is_estimate
     if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
         log.warning(giant)
-    about = f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
+    about = (
+        f"about, by the first {windows} of {len(rows.tokenized.plan.windows)} windows, " if report.is_estimate else ""
+    )
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
-    counts = f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%} padding)"
+    counts = (
+        f"{report.documents:,} documents, {report.tokens:,} tokens in {report.rows:,} rows ({report.padding:.2%}"
+        " padding)"
+    )
     bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
     log.info(f"{report.name}: {about}{counts}, {report.held_out:,} held out{dropped}{bad}")

@@ -1,9 +1,10 @@
-"""A chat as a document: its messages as one text that filters and transforms can read, and that gives the messages back.
+"""A chat as a document: its messages as one text that filters and transforms can read, and that gives the messages
+back.
 
-Each message is a line with its role, behind U+001E (the control character "record separator"), and then its content. What a message has
-besides (tool calls, a name, the reasoning) stands as JSON behind its role. So the text says the same for every tokenizer: its hash decides
-what is held out, its bytes are what bits per byte count. What the model reads is what the tokenizer's chat template makes of the messages
-(`chat_encoder.py`).
+Each message is a line with its role, behind U+001E (the control character "record separator"), and then its content.
+What a message has besides (tool calls, a name, the reasoning) stands as JSON behind its role. So the text says the
+same for every tokenizer: its hash decides what is held out, its bytes are what bits per byte count. What the model
+reads is what the tokenizer's chat template makes of the messages (`chat_encoder.py`).
 """
 
 import json
@@ -47,7 +48,13 @@ def message_of(message: object, column: str) -> tuple[str, str]:
         content = text_of_parts(content, column)
     if content is None and "tool_calls" in more:
         content, more = "", {"content": None, **more}
-    if not isinstance(role, str) or not isinstance(content, str) or not role.strip() or len(role.splitlines()) != 1 or " {" in role:
+    if (
+        not isinstance(role, str)
+        or not isinstance(content, str)
+        or not role.strip()
+        or len(role.splitlines()) != 1
+        or " {" in role
+    ):
         raise not_a_chat(f"`{column}` holds {shown(message)}")
     refuse_control(f"{role}{content}", f"a message of `{column}`")
     return f"{role} {as_json(more, f'a message of `{column}`')}" if more else role, content
@@ -60,9 +67,15 @@ def text_of_parts(parts: list[Any], column: str) -> str:
         BadValue: a part is no text.
     """
     for part in parts:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str) or part.get("type", "text") != "text":
+        if (
+            not isinstance(part, Mapping)
+            or not isinstance(part.get("text"), str)
+            or part.get("type", "text") != "text"
+        ):
             what = f"a part of type `{part['type']}`" if isinstance(part, Mapping) and "type" in part else shown(part)
-            raise BadValue("not a chat", f"`{column}` holds {what} in a message: only texts are learned from, no images or sounds")
+            raise BadValue(
+                "not a chat", f"`{column}` holds {what} in a message: only texts are learned from, no images or sounds"
+            )
     return "".join(part["text"] for part in parts)
 
 
@@ -72,7 +85,9 @@ def messages_of(text: str) -> list[Message]:
         return []
     parts = [part.partition("\n") for part in text[1:].split(MARK)]
     ends = [1] * (len(parts) - 1) + [0]  # the line break before the next message
-    return [as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)]
+    return [
+        as_message(head, content[: len(content) - end]) for (head, _, content), end in zip(parts, ends, strict=True)
+    ]
 
 
 def as_message(head: str, content: str) -> Message:

@@ -1,8 +1,9 @@
-"""Turn chats into ids as the tokenizer's own chat template writes them: transformers' `apply_chat_template`, id for id.
+"""Turn chats into ids as the tokenizer's own chat template writes them: transformers' `apply_chat_template`, id for
+id.
 
-What the template writes may be control tokens; what stands in a message may not. A special token in a message is encoded as the text that
-it is, as in every document, so that no message can end itself or speak for another. (transformers has this as `sanitize_control_tokens`,
-from a later version on than the oldest that we run with.)
+What the template writes may be control tokens; what stands in a message may not. A special token in a message is
+encoded as the text that it is, as in every document, so that no message can end itself or speak for another.
+(transformers has this as `sanitize_control_tokens`, from a later version on than the oldest that we run with.)
 """
 
 import logging
@@ -31,11 +32,12 @@ log = logging.getLogger("cpt")
 class ChatEncoder(DocumentEncoder):
     """Encodes the transcripts of chats (`chat.py`) as the chat template writes them.
 
-    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after it not counted).
+    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
+    it not counted).
 
-    There are two ways. Hugging Face's tokenizer reads at once all that the template wrote. Or the control tokens are taken out, and the
-    texts between them encoded like documents: gigatoken's way, taken where `proven_for` finds the ids equal, and that of each chat with a
-    special token's text in a message.
+    There are two ways. Hugging Face's tokenizer reads at once all that the template wrote. Or the control tokens are
+    taken out, and the texts between them encoded like documents: gigatoken's way, taken where `proven_for` finds the
+    ids equal, and that of each chat with a special token's text in a message.
 
     Args:
         key: where the source stands in the recipe, for messages.
@@ -48,12 +50,15 @@ class ChatEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder.chat_template is None:
             raise RecipeError(
-                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that has (that of the "
-                "model's chat version), or write the chat's text into a column and name it as `text_column`."
+                f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to one that"
+                " has (that of the model's chat version), or write the chat's text into a column and name it as"
+                " `text_column`."
             )
         self.template = same_every_day(encoder.chat_template)
         self.by_parts = False
-        self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.template} {sorted(self.named_tokens.items())}".encode())
+        self.fingerprint = xxh3_128_hexdigest(
+            f"{encoder.fingerprint} {self.template} {sorted(self.named_tokens.items())}".encode()
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("_whole", "_control")}
@@ -64,10 +69,17 @@ class ChatEncoder(DocumentEncoder):
         return [Component.model_validate({"name": "cpt.data.examples.chat_encoder:refused", **options})]
 
     def proven_for(self, documents: Sequence[str]) -> "ChatEncoder":
-        """An encoder of the same ids for chats like these: gigatoken's where all of them, and hard ones, come out the same."""
+        """An encoder of the same ids for chats like these: gigatoken's where all of them, and hard ones, come out the
+        same."""
         pairs = zip(HARD_STRINGS, HARD_STRINGS[1:], strict=False)
-        hard = [transcript([{"role": "user", "content": a}, {"role": "assistant", "content": b}], "") for a, b in pairs]
-        usable = [text for text in [*hard, *documents] if len(text) <= PIECE and not why_refused(text, self.template, self.named_tokens)]
+        hard = [
+            transcript([{"role": "user", "content": a}, {"role": "assistant", "content": b}], "") for a, b in pairs
+        ]
+        usable = [
+            text
+            for text in [*hard, *documents]
+            if len(text) <= PIECE and not why_refused(text, self.template, self.named_tokens)
+        ]
         chats = [self.written(text) for text in usable]
         faster = super().proven_for([part for chat in chats for part in self._split(chat)[::2]])
         if not isinstance(faster, ChatEncoder) or faster._gigatoken is None:
@@ -75,7 +87,8 @@ class ChatEncoder(DocumentEncoder):
         ordinary = [chat for chat in chats if NOT_TOKEN not in chat]
         if (chat := first_difference(ordinary, self._encode_whole, faster._encode_by_parts)) is not None:
             log.info(
-                f"{faster.engine} is not used for chats: the ids differ for {shortened(chat)!r}. Hugging Face's tokenizer does the work."
+                f"{faster.engine} is not used for chats: the ids differ for {shortened(chat)!r}. Hugging Face's"
+                " tokenizer does the work."
             )
             return self
         faster.by_parts = True
@@ -104,7 +117,8 @@ class ChatEncoder(DocumentEncoder):
         """As transformers does."""
         if self._slow is None:
             parts = [
-                np.array(encoding.ids, self.dtype) for encoding in self._whole.encode_batch_fast(list(chats), add_special_tokens=False)
+                np.array(encoding.ids, self.dtype)
+                for encoding in self._whole.encode_batch_fast(list(chats), add_special_tokens=False)
             ]
         else:
             parts = [np.array(self._slow(chat, add_special_tokens=False)["input_ids"], self.dtype) for chat in chats]
@@ -122,7 +136,9 @@ class ChatEncoder(DocumentEncoder):
         ids = np.empty(int(lengths.sum()), self.dtype)
         from_text = np.repeat(is_text, lengths)
         ids[from_text] = text_ids
-        ids[~from_text] = [self.control_tokens[piece] for piece, whether in zip(pieces, is_text.tolist(), strict=True) if not whether]
+        ids[~from_text] = [
+            self.control_tokens[piece] for piece, whether in zip(pieces, is_text.tolist(), strict=True) if not whether
+        ]
         chat_of = np.repeat(np.arange(len(chats)), [len(some) for some in split])
         return ids, np.bincount(chat_of, lengths, len(chats)).astype(np.int64)
 

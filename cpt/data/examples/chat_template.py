@@ -8,9 +8,20 @@ from typing import Any, NamedTuple
 
 from cpt.data.examples.chat import NOT_TOKEN, Message
 
-# Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024, which Llama 3's fall
-# back to.
-DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri", "%H": "00", "%M": "00"}
+# Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024,
+# which Llama 3's fall back to.
+DATE = {
+    "%Y": "2024",
+    "%y": "24",
+    "%m": "07",
+    "%d": "26",
+    "%B": "July",
+    "%b": "Jul",
+    "%A": "Friday",
+    "%a": "Fri",
+    "%H": "00",
+    "%M": "00",
+}
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
 SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -57,7 +68,8 @@ class ChatTemplate:
         return rendered(messages, tools, self.template, self.named_tokens, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
-        """What the model has read when the assistant's next words begin, also where the template has no prompt to write."""
+        """What the model has read when the assistant's next words begin, also where the template has no prompt to
+        write."""
         text = self.write(messages, tools, prompt=True)
         return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
 
@@ -66,16 +78,19 @@ class ChatTemplate:
         return rendered(messages, tools, self.template, self.named_tokens, return_assistant_tokens_mask=True)
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        """Where the words of each of the assistant's messages stand in what was written, with the token that ends them.
+        """Where the words of each of the assistant's messages stand in what was written, with the token that ends
+        them.
 
-        They stand between what the template writes before and after them, if control tokens mark it, as no message can write these. Or else
-        they begin where the prompt of the messages before ends. Or they are looked for.
+        They stand between what the template writes before and after them, if control tokens mark it, as no message can
+        write these. Or else they begin where the prompt of the messages before ends. Or they are looked for.
 
         Raises:
             Refused: they cannot be found, or a tool's words are among them.
         """
         spans = self._turns(messages, tools, text)
-        if any(message["role"] == TOOL for message in messages):  # Gemma 4 writes some tool results inside the assistant's turn
+        if any(
+            message["role"] == TOOL for message in messages
+        ):  # Gemma 4 writes some tool results inside the assistant's turn
             probe = [{**message, "content": PROBE} if message["role"] == TOOL else message for message in messages]
             written = self.write(probe, tools)
             if any(PROBE in written[start:end] for start, end in self._turns(probe, tools, written)):
@@ -103,13 +118,18 @@ class ChatTemplate:
         if at == last or not whole.startswith(first) or not prompted.startswith(first) or not whole.startswith(second):
             return None
         is_prompted = len(prompted) > len(first)
-        befores = [whole[len(first) : at], whole[len(second) : last], *([prompted[len(first) :]] if is_prompted else [])]
+        befores = [
+            whole[len(first) : at],
+            whole[len(second) : last],
+            *([prompted[len(first) :]] if is_prompted else []),
+        ]
         after = commonprefix([whole[at + len(ANSWERED) :], whole[last + len(ANSWERED) :]])
         ends = [found.end() for found in self.control.finditer(after)] or [0]
         return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
 
     def _framed_turns(self, text: str, number: int) -> list[Span] | None:
-        """By what stands around them; None where that is not told by control tokens, or found otherwise than once a message."""
+        """By what stands around them; None where that is not told by control tokens, or found otherwise than once a
+        message."""
         opens = self.control.search(self.frame.before) if self.frame is not None else None
         if self.frame is None or opens is None or not self.frame.after:
             return None
@@ -124,7 +144,9 @@ class ChatTemplate:
             spans.append((start, at))
         return spans if len(spans) == number else None
 
-    def _turns_one_by_one(self, messages: Sequence[Message], tools: Tools, text: str, numbers: Sequence[int]) -> list[Span]:
+    def _turns_one_by_one(
+        self, messages: Sequence[Message], tools: Tools, text: str, numbers: Sequence[int]
+    ) -> list[Span]:
         """By what is written of the messages up to each."""
         spans, at = list[Span](), 0
         for number in numbers:
@@ -137,12 +159,14 @@ class ChatTemplate:
         return spans
 
     def _behind_header(self, text: str, start: int) -> int:
-        """Past what the template writes before the assistant's words and left out of the prompt, as some do behind what a tool said."""
+        """Past what the template writes before the assistant's words and left out of the prompt, as some do behind
+        what a tool said."""
         before = self.frame.before if self.frame is not None else ""
         return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
-        """The content of a message that a template writes otherwise once others follow: behind its opening, or where nothing is like it.
+        """The content of a message that a template writes otherwise once others follow: behind its opening, or where
+        nothing is like it.
 
         It ends with what the template wrote behind it, or the control token that follows at once.
         """
@@ -157,7 +181,9 @@ class ChatTemplate:
         end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content, phi's and gpt-oss's do not
         after = upto[upto.rfind(content) + len(content) :]
         token = self.control.match(text, end)
-        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [len(token[0]) if token else 0]
+        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)] or [
+            len(token[0]) if token else 0
+        ]
         return begin if is_opened else start, end + ends[0]
 
 
@@ -190,8 +216,11 @@ def rendered(
 
     more: Any = {**options, **named_tokens}
     try:
-        written: Any = render_jinja_template([list(messages)], list(tools) if tools else None, chat_template=template, **more)  # type: ignore[arg-type]
+        tools = list(tools) if tools else None
+        written: Any = render_jinja_template([list(messages)], tools, chat_template=template, **more)  # type: ignore[arg-type]
     except (TemplateError, TypeError, ValueError) as problem:
-        raise Refused(f"the chat template says: {(str(problem).splitlines() or [type(problem).__name__])[0]}") from problem
+        raise Refused(
+            f"the chat template says: {(str(problem).splitlines() or [type(problem).__name__])[0]}"
+        ) from problem
     (text,), spans = written
     return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []

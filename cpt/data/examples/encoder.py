@@ -1,4 +1,5 @@
-"""Turn examples into ids, with the segment that each token belongs to: what is context, what is learned, what is chosen or rejected."""
+"""Turn examples into ids, with the segment that each token belongs to: what is context, what is learned, what is
+chosen or rejected."""
 
 import json
 import re
@@ -35,10 +36,11 @@ class Tokens(NamedTuple):
 
 
 class ExampleEncoder(DocumentEncoder):
-    """Encodes the texts of examples (`examples.py`): id for id what transformers makes of what the chat template writes.
+    """Encodes the texts of examples (`examples.py`): id for id what transformers makes of what the chat template
+    writes.
 
-    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after it not counted). A
-    token belongs to the segment in which its first character that is no blank stands.
+    BOS comes first where the tokenizer puts one, and EOS last, each unless the template wrote it there (blanks after
+    it not counted). A token belongs to the segment in which its first character that is no blank stands.
 
     Args:
         key: where the source stands in the recipe, for messages.
@@ -51,8 +53,9 @@ class ExampleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder._slow is not None:
             raise RecipeError(
-                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not tell which characters a token stands for, "
-                "so what is learned cannot be told. Set `tokenizer.path` to one with a tokenizer.json."
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not tell which characters"
+                " a token stands for, so what is learned cannot be told. Set `tokenizer.path` to one with a"
+                " tokenizer.json."
             )
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
@@ -70,7 +73,8 @@ class ExampleEncoder(DocumentEncoder):
         return writer_of(options["form"], options["template"], options["named_tokens"], options["control_tokens"])
 
     def filters(self) -> list[Component]:
-        """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last one."""
+        """Drops what is no example of the form, or what the template refuses, counted by reason; it must be the last
+        one."""
         return [Component.model_validate({"name": "cpt.data.examples.encoder:refused", **self._options_as_texts()})]
 
     def proven_for(self, documents: Sequence[str]) -> "ExampleEncoder":
@@ -86,16 +90,24 @@ class ExampleEncoder(DocumentEncoder):
         """The ids of all examples, how many each has, and the segment of each."""
         written = [self._write(text) for text in texts]
         tokens = iter(self._tokens([one for some in written for one in some]))
-        parts = [self._example(text, [(one, next(tokens)) for one in some]) for text, some in zip(texts, written, strict=True)]
+        parts = [
+            self._example(text, [(one, next(tokens)) for one in some])
+            for text, some in zip(texts, written, strict=True)
+        ]
         ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)]).astype(self.dtype, copy=False)
-        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)]).astype(np.uint8, copy=False)
+        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)]).astype(
+            np.uint8, copy=False
+        )
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> NDArray[np.int64]:
-        """Of a conversation the answers, as the template writes them, without control tokens; others are not judged by their bytes."""
+        """Of a conversation the answers, as the template writes them, without control tokens; others are not judged by
+        their bytes."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
-        return np.array([sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64)
+        return np.array(
+            [sum(num_bytes_learned(one, self.writer.control) for one in self._write(text)) for text in texts], np.int64
+        )
 
     def _write(self, text: str) -> list[Written]:
         try:
@@ -119,7 +131,9 @@ class ExampleEncoder(DocumentEncoder):
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
-    def _preference(self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]) -> tuple[Ids, Segments]:
+    def _preference(
+        self, chosen: tuple[Ids, NDArray[np.bool_]], rejected: tuple[Ids, NDArray[np.bool_]]
+    ) -> tuple[Ids, Segments]:
         """The prompt once, as far as both have the same ids, then what was chosen and what was rejected."""
         shortest = min(len(chosen[0]), len(rejected[0]))
         differ = np.flatnonzero(chosen[0][:shortest] != rejected[0][:shortest])
@@ -127,7 +141,9 @@ class ExampleEncoder(DocumentEncoder):
         begins = [int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in (chosen, rejected)]
         prompt = min(same, *begins)
         parts = [chosen[0][:prompt], chosen[0][prompt:], rejected[0][prompt:]]
-        return np.concatenate(parts), np.repeat(np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts])
+        return np.concatenate(parts), np.repeat(
+            np.array([CONTEXT, LEARNED, UNWANTED], np.uint8), [len(part) for part in parts]
+        )
 
     def _framed(self, written: Written, tokens: Tokens) -> tuple[Ids, NDArray[np.bool_]]:
         """With BOS and EOS, each once; and whether each token is learned."""
@@ -135,7 +151,9 @@ class ExampleEncoder(DocumentEncoder):
         text = written.text.replace(NOT_TOKEN, "")
         learned = overlapping(tokens, spans) if written.by_overlap else beginning_in(tokens, spans, text)
         before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
-        ends = self.form != "prompt" and not (written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"]))
+        ends = self.form != "prompt" and not (
+            written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
+        )
         after = [self.eos] if ends else []
         return (
             np.concatenate([np.array(before, self.dtype), ids, np.array(after, self.dtype)]),
@@ -150,8 +168,12 @@ class ExampleEncoder(DocumentEncoder):
         for number, encoding in zip(whole, encodings, strict=True):
             found[number] = self._as_tokens(encoding, 0)
         others = [number for number, tokens in enumerate(found) if tokens is None]
-        pieces = [self._pieces(written[number]) for number in others]  # text, control token, text, control token ... text
-        texts = iter(self._fast.encode_batch([piece for some in pieces for piece in some[::2]], add_special_tokens=False))
+        pieces = [
+            self._pieces(written[number]) for number in others
+        ]  # text, control token, text, control token ... text
+        texts = iter(
+            self._fast.encode_batch([piece for some in pieces for piece in some[::2]], add_special_tokens=False)
+        )
         for number, some in zip(others, pieces, strict=True):
             found[number] = self._joined(some, texts)
         return [tokens for tokens in found if tokens is not None]
@@ -248,7 +270,9 @@ def writer_of(form: str, template: str | None, named_tokens: str, control_tokens
     return ExampleWriter(form, template, json.loads(named_tokens), json.loads(control_tokens))
 
 
-def refused(document: DocumentView, *, form: str, template: str | None, named_tokens: str, control_tokens: str) -> str | None:
+def refused(
+    document: DocumentView, *, form: str, template: str | None, named_tokens: str, control_tokens: str
+) -> str | None:
     """The filter behind `ExampleEncoder.filters`."""
     try:
         writer_of(form, template, named_tokens, control_tokens).write(document["text"])

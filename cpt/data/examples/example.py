@@ -1,7 +1,8 @@
 """An example as a document: all of its parts as one text, and the parts back from it.
 
-Before each part stands U+001D (the control character "group separator") with the part's name; a part is a transcript (`chat.py`), a plain
-text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone, and a plain text is itself.
+Before each part stands U+001D (the control character "group separator") with the part's name; a part is a transcript
+(`chat.py`), a plain text, or JSON (`tools`, `columns`). A chat without tools is the transcript alone, and a plain text
+is itself.
 """
 
 import datetime
@@ -41,7 +42,9 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
         BadValue: they are not there.
     """
     form, named = form_of_source(source), columns_named(source)
-    tools = {"tools": named.get("tools", "tools")} if "tools" in named or "tools" in found and form != "document" else {}
+    tools = (
+        {"tools": named.get("tools", "tools")} if "tools" in named or "tools" in found and form != "document" else {}
+    )
     before = {name: named[name] for name in BEFORE if name in named}
     chosen = {name: column for name, column in named.items() if name not in BESIDE}
     if not chosen:
@@ -59,7 +62,9 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
     known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
-    for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):  # rather with what was asked
+    for columns in sorted(
+        known, key=lambda columns: set(columns) == {"chosen", "rejected"}
+    ):  # rather with what was asked
         if all(columns_in(written)[0] in found for written in columns.values()):
             return columns
     if form == "conversation" and source.text_column in found:
@@ -70,8 +75,8 @@ def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> di
     has = ", ".join(map(str, found)) or "none"
     raise BadValue(
         "missing columns",
-        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}. {what_text_is_for(source, found)}"
-        f"Say which they are: `chat: {say}`",
+        f"no column {wanted}, which stages that learn from a {form} read. It has: {has}."
+        f" {what_text_is_for(source, found)}Say which they are: `chat: {say}`",
     )
 
 
@@ -81,7 +86,10 @@ def what_text_is_for(source: DocumentSource, found: Sequence[str]) -> str:
     if column not in found and source.template is None:
         return ""
     if isinstance(source, Source):
-        return f"Plain text (`text_column: {column}`) is learned from in stage cpt, and beside conversations in sft; not here. "
+        return (
+            f"Plain text (`text_column: {column}`) is learned from in stage cpt, and beside conversations in sft; not"
+            " here. "
+        )
     return f"To measure the bits per byte of plain text, write `template: '{{{column}}}'`. "
 
 
@@ -104,18 +112,28 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     label = {"label": str(label_of(values.pop("label"), columns["label"])).lower()} if "label" in values else {}
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
     if len({text.startswith(MARK) for text in words.values()}) > 1:
-        kinds = ", ".join(f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items())
+        kinds = ", ".join(
+            f"`{columns[name]}` is {'messages' if text.startswith(MARK) else 'a text'}" for name, text in words.items()
+        )
         raise BadValue("texts and messages", f"{kinds}: all must be texts, or all lists of messages")
     more = {}
     if form_of_source(source) == "prompt":
-        others = {str(name): plain(value, name) for name, value in row.items() if name not in ("prompt", *columns_in(columns["prompt"]))}
+        others = {
+            str(name): plain(value, name)
+            for name, value in row.items()
+            if name not in ("prompt", *columns_in(columns["prompt"]))
+        }
         more["columns"] = as_json(others, "a column")
     return joined({**parts, **words, **label, **more})
 
 
 def unpacked(value: object) -> object:
     """Messages that are written as JSON in a text, as in csv files; anything else as it is."""
-    if not isinstance(value, str) or not value.lstrip().startswith("[") or not ('"role"' in value or '"from"' in value):
+    if (
+        not isinstance(value, str)
+        or not value.lstrip().startswith("[")
+        or not ('"role"' in value or '"from"' in value)
+    ):
         return value
     try:
         messages = json.loads(value)
@@ -145,7 +163,9 @@ def label_of(value: object, column: str) -> bool:
     """Whether a completion is wanted: true or false, 1 or 0, also as texts, as in csv files."""
     label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
     if label is None:
-        raise BadValue("no value" if value is None else "wrong value", f"`{column}` is {shown(value)}, expected true or false")
+        raise BadValue(
+            "no value" if value is None else "wrong value", f"`{column}` is {shown(value)}, expected true or false"
+        )
     return label
 
 
@@ -155,7 +175,9 @@ def parsed(tools: object, column: str) -> list[dict[str, Any]]:
         try:
             tools = json.loads(tools)
         except ValueError as problem:
-            raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}") from problem
+            raise BadValue(
+                "wrong value", f"`{column}` is {shown(tools)}, expected a list of tools: {problem}"
+            ) from problem
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
     return tools
@@ -171,11 +193,15 @@ def plain(value: object, column: str) -> object:
         return {str(key): plain(item, column) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise BadValue("wrong value", f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out")
+    raise BadValue(
+        "wrong value",
+        f"`{column}` is of type {type(value).__name__}, which a reward cannot be given. Leave the column out",
+    )
 
 
 def example_of(text: str) -> Example | None:
-    """The example that a text says; None for a text that a transform broke. A text without parts is a chat or a plain text."""
+    """The example that a text says; None for a text that a transform broke. A text without parts is a chat or a plain
+    text."""
     if not text.startswith(PART):
         return Example(messages=messages_of(text) or text)
     parts: dict[str, str] = {}
@@ -183,8 +209,15 @@ def example_of(text: str) -> Example | None:
         name, _, value = part.partition("\n")
         parts[name] = value
     try:
-        tools, columns = (json.loads(parts.pop(name), strict=False) if name in parts else None for name in ("tools", "columns"))
+        tools, columns = (
+            json.loads(parts.pop(name), strict=False) if name in parts else None for name in ("tools", "columns")
+        )
         label = parts.pop("label", "false") == "true"
-        return Example(**{name: messages_of(value) or value for name, value in parts.items()}, label=label, tools=tools, columns=columns)
+        return Example(
+            **{name: messages_of(value) or value for name, value in parts.items()},
+            label=label,
+            tools=tools,
+            columns=columns,
+        )
     except (ValueError, TypeError):
         return None

@@ -1,4 +1,5 @@
-"""What is wrong with examples before a run spends its time on them: every row is written and encoded as the run would do it."""
+"""What is wrong with examples before a run spends its time on them: every row is written and encoded as the run would
+do it."""
 
 import re
 from collections import Counter
@@ -100,13 +101,21 @@ class Inspector:
     def __call__(self, piece: Piece) -> Findings:
         """What is found in a piece."""
         found = Findings()
-        for batch in batches(self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)):
-            self.inspect([text for text, _ in batch], [(document.origin, document.number) for _, document in batch], found)
+        for batch in batches(
+            self.examples(islice(read_piece(self.source, piece, self.key), self.source.max_documents), found)
+        ):
+            self.inspect(
+                [text for text, _ in batch], [(document.origin, document.number) for _, document in batch], found
+            )
         return found
 
     def examples(self, items: Iterator[object], found: Findings) -> Iterator[tuple[str, Document]]:
         """What the run would train on; examples that the template does not take are counted."""
-        transforms, filters, name = build_transforms(self.transforms), build_filters(self.filters), reported_name(self.source)
+        transforms, filters, name = (
+            build_transforms(self.transforms),
+            build_filters(self.filters),
+            reported_name(self.source),
+        )
         refusals = build_filters({f"{self.key}.chat": self.encoder.filters()})
         for item in items:
             if not isinstance(item, Document):
@@ -212,17 +221,28 @@ def unended(lengths: NDArray[np.int64], segments: Segments, is_control: NDArray[
     return sorted({int(np.searchsorted(bounds, place, "right")) for place in at[~ended].tolist()})
 
 
-def faults_of_length(lengths: NDArray[np.int64], segments: Segments, form: str, sequence_length: int) -> dict[str, list[int]]:
+def faults_of_length(
+    lengths: NDArray[np.int64], segments: Segments, form: str, sequence_length: int
+) -> dict[str, list[int]]:
     """Examples that are cut, or of which nothing is left to learn."""
     begins = lengths.cumsum() - lengths
-    context, learned, unwanted = (np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED))
+    context, learned, unwanted = (
+        np.add.reduceat(segments == one, begins, dtype=np.int64) for one in (CONTEXT, LEARNED, UNWANTED)
+    )
     if form == "conversation":
         first = np.array(
-            [np.argmax(segments[begin + 1 : begin + size] == LEARNED) + 1 for begin, size in zip(begins, lengths, strict=True)]
+            [
+                np.argmax(segments[begin + 1 : begin + size] == LEARNED) + 1
+                for begin, size in zip(begins, lengths, strict=True)
+            ]
         )
         learned -= segments[begins] == LEARNED  # of the first token nothing is predicted
         lost = (learned > 0) & (first >= sequence_length)
-        kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: (lengths > sequence_length) & ~lost & (learned > 0)}
+        kinds = {
+            MASKED: learned == 0,
+            NOTHING_LEARNED: lost,
+            TRUNCATED: (lengths > sequence_length) & ~lost & (learned > 0),
+        }
     else:
         lost = context > sequence_length if form == "prompt" else context >= sequence_length
         kinds = {LONG_PROMPT: lost, TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost}

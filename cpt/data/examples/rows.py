@@ -14,11 +14,14 @@ from cpt.data.store.token_files import StoredDocuments
 class ExampleRows(PackedRows):
     """Row r of a source, by number.
 
-    preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids", "label"}. Prompt and
-    completion are cut at their end to `sequence_length` ids together. prompt: the columns of the file's row, with the prompt as "prompt".
+    preference: {"prompt_ids", "chosen_ids", "rejected_ids"}, lists of ids. judged: {"prompt_ids", "completion_ids",
+    "label"}. Prompt and completion are cut at their end to `sequence_length` ids together. prompt: the columns of the
+    file's row, with the prompt as "prompt".
     """
 
-    def __init__(self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int, form: str) -> None:
+    def __init__(
+        self, documents: StoredDocuments, packing_folder: Path, sequence_length: int, pad: int, form: str
+    ) -> None:
         super().__init__(documents, packing_folder, sequence_length, pad)
         self.form = form
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from cpt.data.store.token_files import StoredDocuments
 
 CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3
-"""Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of the row."""
+"""Read and not learned; learned (the assistant's words, what was chosen or wanted); rejected or unwanted; a byte of
+the row."""
 Segments = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
@@ -32,7 +33,8 @@ class Fitting(NamedTuple):
 def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int) -> Fitting:
     """Which of the chosen documents fit, and how much of each: a document all of it, an example cut at its end.
 
-    A conversation needs a token to learn behind its first one; others need room for a completion behind their prompt, or for the prompt.
+    A conversation needs a token to learn behind its first one; others need room for a completion behind their prompt,
+    or for the prompt.
     """
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
@@ -51,11 +53,14 @@ def fitting(documents: StoredDocuments, chosen: Int64, form: str, sequence_lengt
 
 def context_of(documents: StoredDocuments) -> Int64:
     """How many tokens of context each document has."""
-    return of_each(documents, lambda segments, begins, ends: np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64))
+    return of_each(
+        documents, lambda segments, begins, ends: np.add.reduceat(segments == CONTEXT, begins, dtype=np.int64)
+    )
 
 
 def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bool_]:
-    """Whether each document has a token to learn among its first `sequence_length`, but for the very first, which nothing stands before."""
+    """Whether each document has a token to learn among its first `sequence_length`, but for the very first, which
+    nothing stands before."""
 
     def learns(segments: Segments, begins: Int64, ends: Int64) -> Int64:
         lasts = np.minimum(ends, begins + sequence_length)
@@ -68,5 +73,9 @@ def learns_of(documents: StoredDocuments, sequence_length: int) -> NDArray[np.bo
 
 def of_each(documents: StoredDocuments, function: Callable[[Segments, Int64, Int64], NDArray[Any]]) -> NDArray[Any]:
     """What a function gives for the segments of each folder, and where in them its documents begin and end."""
-    found = [function(part.segments, part.offsets[:-1], part.offsets[1:]) for part in documents.parts if part.description.documents]
+    found = [
+        function(part.segments, part.offsets[:-1], part.offsets[1:])
+        for part in documents.parts
+        if part.description.documents
+    ]
     return np.concatenate([np.empty(0, np.int64), *found])

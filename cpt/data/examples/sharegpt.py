@@ -13,7 +13,12 @@ CALLS = "function_call"
 
 def usual_message(message: object) -> object:
     """A message with `value` instead of `content` as chat templates want it; anything else as it is."""
-    if not isinstance(message, Mapping) or "value" not in message or "content" in message or not {"from", "role"} & set(message):
+    if (
+        not isinstance(message, Mapping)
+        or "value" not in message
+        or "content" in message
+        or not {"from", "role"} & set(message)
+    ):
         return message
     said = message.get("from", message.get("role"))
     more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}

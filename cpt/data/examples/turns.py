@@ -14,7 +14,9 @@ SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejec
 """Columns that are one message each where `chat` names a `user`, and which part of an example they are."""
 
 
-def with_turns(values: dict[str, Any], columns: Mapping[str, str], *, whole: bool) -> tuple[dict[str, Any], dict[str, str]]:
+def with_turns(
+    values: dict[str, Any], columns: Mapping[str, str], *, whole: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The parts of an example, those that are turns as lists of messages, and the column of each.
 
     Args:
@@ -25,13 +27,20 @@ def with_turns(values: dict[str, Any], columns: Mapping[str, str], *, whole: boo
     Raises:
         BadValue: earlier turns are no pairs, or there is a system prompt and no messages that it could stand before.
     """
-    system, history = system_turn(values.pop("system", None)), earlier_turns(values.pop("history", None), columns.get("history", ""))
+    system, history = (
+        system_turn(values.pop("system", None)),
+        earlier_turns(values.pop("history", None), columns.get("history", "")),
+    )
     values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
     named = dict(columns)
     if "user" in values:
-        values = {SIDES.get(name, name): as_turn(name, value) if name in SIDES else value for name, value in values.items()}
+        values = {
+            SIDES.get(name, name): as_turn(name, value) if name in SIDES else value for name, value in values.items()
+        }
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif "messages" in values and "label" in values and isinstance(values["messages"], list):  # the last turn is what was judged
+    elif (
+        "messages" in values and "label" in values and isinstance(values["messages"], list)
+    ):  # the last turn is what was judged
         talk = values.pop("messages")
         values |= {"prompt": talk[:-1], "completion": talk[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
@@ -44,7 +53,9 @@ def with_turns(values: dict[str, Any], columns: Mapping[str, str], *, whole: boo
     return (with_beginning(values, named, system, history) if system or history else values), named
 
 
-def with_beginning(values: dict[str, Any], named: Mapping[str, str], system: list[Message], history: list[Message]) -> dict[str, Any]:
+def with_beginning(
+    values: dict[str, Any], named: Mapping[str, str], system: list[Message], history: list[Message]
+) -> dict[str, Any]:
     """A system prompt, unless there is one, and earlier turns before the messages of an example."""
     first = next(name for name in ("messages", "prompt", "chosen") if name in values)
     for side in (first, "rejected") if first == "chosen" else (first,):

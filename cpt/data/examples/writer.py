@@ -22,7 +22,8 @@ class Written(NamedTuple):
     spans: list[Span]
     """The characters that are learned."""
     by_overlap: bool = False
-    """A token is learned if any of its characters is, as transformers has it, and not by its first one that is no blank."""
+    """A token is learned if any of its characters is, as transformers has it, and not by its first one that is no
+    blank."""
     learns_end: bool = True
     """Whether an EOS behind the text is learned."""
 
@@ -34,7 +35,9 @@ class ExampleWriter:
         template: the tokenizer's chat template, None where it has none.
     """
 
-    def __init__(self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
+    def __init__(
+        self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
+    ) -> None:
         self.template = None if template is None else ChatTemplate(template, named_tokens, control_tokens)
         self.control: re.Pattern[str] = control_pattern(control_tokens)
         ways: dict[str, Callable[[Example], list[Written]]] = {
@@ -86,7 +89,9 @@ class ExampleWriter:
     def prompt(self, example: Example) -> list[Written]:
         """The prompt, up to where the model goes on."""
         if isinstance(example.prompt, list):
-            return [Written(self.chats().opening(example.prompt, example.tools), is_chat=True, spans=[], learns_end=False)]
+            return [
+                Written(self.chats().opening(example.prompt, example.tools), is_chat=True, spans=[], learns_end=False)
+            ]
         if example.prompt is None:
             raise Refused("no prompt: a plain text or a chat, not a row with columns")
         return [Written(example.prompt, is_chat=False, spans=[], learns_end=False)]
@@ -113,10 +118,21 @@ class ExampleWriter:
             spans = [span for span in spans if span[0] >= begin]
         else:
             text = chats.write(messages, tools)
-            spans = chats.turns(messages, tools, text)[sum(message["role"] == ASSISTANT for message in messages[:first]) :]
+            spans = chats.turns(messages, tools, text)[
+                sum(message["role"] == ASSISTANT for message in messages[:first]) :
+            ]
             if messages[-1]["role"] == ASSISTANT and not chats.ends_turn(text, spans[-1]):
-                spans[-1] = spans[-1][0], len(text)  # blanks and all, so that it is learned how the EOS behind it is come to
-        return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=messages[-1]["role"] == ASSISTANT)
+                spans[-1] = (
+                    spans[-1][0],
+                    len(text),
+                )  # blanks and all, so that it is learned how the EOS behind it is come to
+        return Written(
+            text,
+            is_chat=True,
+            spans=spans,
+            by_overlap=chats.tells_generated,
+            learns_end=messages[-1]["role"] == ASSISTANT,
+        )
 
     def completion(self, prompt: list[Message], completion: list[Message], tools: Tools) -> Written:
         """All that comes after the prompt is learned."""
@@ -139,13 +155,14 @@ class ExampleWriter:
         """
         if self.template is None:
             raise RecipeError(
-                "`tokenizer.path`: the data has messages, and the tokenizer has no chat template. Take the tokenizer of the model's chat "
-                "version, or give this one a template: tokenizer.chat_template = ..."
+                "`tokenizer.path`: the data has messages, and the tokenizer has no chat template. Take the tokenizer"
+                " of the model's chat version, or give this one a template: tokenizer.chat_template = ..."
             )
         return self.template
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much two texts, or two lists of messages, have in common from the beginning on, so that something is left of both."""
+    """How much two texts, or two lists of messages, have in common from the beginning on, so that something is left of
+    both."""
     most = max(0, min(len(one), len(other)) - 1)
     return next((at for at in range(most) if one[at] != other[at]), most)

@@ -9,14 +9,16 @@ Stretch = tuple[int, int]
 
 @dataclass
 class RowsOfSteps:
-    """Step s reads `rows_per_step` rows from `first(s)` on; all is arithmetic, so resuming needs the stretches and nothing else."""
+    """Step s reads `rows_per_step` rows from `first(s)` on; all is arithmetic, so resuming needs the stretches and
+    nothing else."""
 
     rows_per_step: int
     left_out: list[Stretch] = field(default_factory=list)
     """Ascending; each begins where a step would begin."""
 
     def first(self, step: int) -> int:
-        """Global number of the step's first row: also how many rows the run went through before it, those left out included."""
+        """Global number of the step's first row: also how many rows the run went through before it, those left out
+        included."""
         return moved_on(step * self.rows_per_step, self.left_out)
 
     def of(self, step: int) -> Stretch:

@@ -1,7 +1,9 @@
-"""A curriculum of lengths: documents that are longer than a phase reads at once come as pieces that do not see each other.
+"""A curriculum of lengths: documents that are longer than a phase reads at once come as pieces that do not see each
+other.
 
-Rows, and with them steps, memory and the order of the data, stay what they are from the first step to the last, so a run resumes as ever.
-What grows is how far a token looks back, and with attention that leaves the other pieces out, what a step costs.
+Rows, and with them steps, memory and the order of the data, stay what they are from the first step to the last, so a
+run resumes as ever. What grows is how far a token looks back, and with attention that leaves the other pieces out,
+what a step costs.
 """
 
 from bisect import bisect_right
@@ -35,7 +37,8 @@ def length_at(number: int, lengths: Sequence[tuple[int, int]]) -> int | None:
 
 
 def cut_documents(position_ids: Int64, labels: Int64, length: int) -> None:
-    """Cut the documents of a row, in place: positions begin anew in each piece, and a piece's first token is predicted from nothing."""
+    """Cut the documents of a row, in place: positions begin anew in each piece, and a piece's first token is predicted
+    from nothing."""
     if len(position_ids) <= length:
         return
     position_ids %= length

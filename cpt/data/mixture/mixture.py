@@ -1,4 +1,5 @@
-"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of nothing else."""
+"""The order of training: which row of which source is global row i, a function of (sources, weights, seed, i) and of
+nothing else."""
 
 import math
 from bisect import bisect_right
@@ -22,7 +23,8 @@ class SourceRows(Protocol):
     """What the mixture needs of a source: endless turns, each of which is a row."""
 
     def place(self, turn: int, seed: str) -> tuple[int, int]:
-        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn from the seed."""
+        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
+        from the seed."""
         ...
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
@@ -33,11 +35,12 @@ class SourceRows(Protocol):
 class Turns:
     """Whose turn each global row is: arithmetic, exact, and as fast at row 10**11 as at row 0.
 
-    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed is made up for
-    after the next change, and turns are counted on, so that a source goes on where it was left.
+    Weights may change at given rows. Between two changes each source has its share to within two rows; what it is owed
+    is made up for after the next change, and turns are counted on, so that a source goes on where it was left.
 
     Args:
-        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A weight may be 0.
+        changes: (row, weights of the sources from this row on), in the order of rows, the first from row 0 on. A
+            weight may be 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]) -> None:
@@ -72,8 +75,9 @@ class Turns:
 class MixtureRows(Dataset[Row]):
     """Endless rows of a weighted mixture, by global number.
 
-    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order, also where the weights
-    change in between. Among the first n rows each source has its share of n, to within one row per source.
+    Each source is gone through completely, in an order drawn from the seed, before it begins anew in another order,
+    also where the weights change in between. Among the first n rows each source has its share of n, to within one row
+    per source.
 
     Args:
         weights: of rows.
@@ -160,7 +164,8 @@ def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float])
     """Rows of each source among `rows`, and what each is owed after them.
 
     Args:
-        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a weight.
+        owed: rows that a source had too few before, below 0 too many; forgotten when other sources than these have a
+            weight.
     """
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
@@ -179,8 +184,9 @@ def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float])
 def share_out(number: int, proportions: Sequence[int]) -> tuple[int, int]:
     """The source whose turn it is, and how many turns it had before.
 
-    Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same way. This is what
-    grain's MapDataset.mix does, but for its rounding of weights to 1/100 of the smallest one, which turns 1.009 : 1 into 1 : 1.
+    Of the first n rows, the first source takes ceil(n * p / total) and leaves the others to be shared out in the same
+    way. This is what grain's MapDataset.mix does, but for its rounding of weights to 1/100 of the smallest one, which
+    turns 1.009 : 1 into 1 : 1.
     """
     before, upto, total = number, number + 1, sum(proportions)
     for source, proportion in enumerate(proportions):

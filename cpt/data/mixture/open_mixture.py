@@ -1,4 +1,5 @@
-"""Look at a mixture alone: `DataLoader(open_mixture("recipes/mixtures/domain/code.yaml", tokenizer), batch_size=4)`."""
+"""Look at a mixture alone: `DataLoader(open_mixture("recipes/mixtures/domain/code.yaml", tokenizer),
+batch_size=4)`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,18 @@ from cpt.recipe.load import load_mixture
 
 
 def open_mixture(
-    path: str | Path, tokenizer: PreTrainedTokenizerBase, overrides: Sequence[str] = (), *, cache_dir: Path | None = None
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    overrides: Sequence[str] = (),
+    *,
+    cache_dir: Path | None = None,
 ) -> MixtureRows:
-    """The rows of a mixture file or of a recipe, in the order of training: a torch dataset that a plain DataLoader takes.
+    """The rows of a mixture file or of a recipe, in the order of training: a torch dataset that a plain DataLoader
+    takes.
 
-    It has no end (its length is 10**12 rows), so leave the DataLoader's `shuffle` off: the rows are shuffled already. For some of them:
-    `torch.utils.data.Subset(rows, range(1000))`. Of a recipe nothing is held out here; a run's own rows are `build_data(...).rows`.
+    It has no end (its length is 10**12 rows), so leave the DataLoader's `shuffle` off: the rows are shuffled already.
+    For some of them: `torch.utils.data.Subset(rows, range(1000))`. Of a recipe nothing is held out here; a run's own
+    rows are `build_data(...).rows`.
 
     Args:
         tokenizer: a Hugging Face tokenizer with an end-of-sequence token.

@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-SMALL = 2**16  # rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 ms of 1,000, 0.004 ms from 65,536 on)
+SMALL = (
+    2**16
+)  # rows; below it grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 ms of 1,000, 0.004 ms from 65,536 on)  # noqa: E501
 
 
 def seed_of(*parts: object) -> int:
@@ -16,7 +18,8 @@ def seed_of(*parts: object) -> int:
 
 
 def shuffled(place: int, size: int, seed: int) -> int:
-    """Where a permutation of `size` rows, drawn from the seed, puts `place`; without storing it where it would be large."""
+    """Where a permutation of `size` rows, drawn from the seed, puts `place`; without storing it where it would be
+    large."""
     if size < SMALL:
         return int(permutation(size, seed)[place])
     return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
@@ -40,6 +43,7 @@ def index_shuffle() -> Callable[..., int]:
 
 
 def endless(turn: int, size: int, seed: str) -> tuple[int, int]:
-    """How often `size` rows were gone through before turn `turn`, and the row whose turn it is, each time in another order."""
+    """How often `size` rows were gone through before turn `turn`, and the row whose turn it is, each time in another
+    order."""
     epoch, place = divmod(turn, size)
     return epoch, shuffled(place, size, seed_of(seed, epoch))

@@ -10,7 +10,9 @@ from cpt.recipe.schema import Data, Phase
 from cpt.recipe.sense_data import reported_name
 
 Shares = NDArray[np.float64]
-Changes = list[tuple[int, Shares]]  # (row, shares of the sources from this row on), in the order of rows, the first from row 0 on
+Changes = list[
+    tuple[int, Shares]
+]  # (row, shares of the sources from this row on), in the order of rows, the first from row 0 on
 
 LINEAR_BLOCKS = 64  # of a linear change; weights stand still inside a block, so that its quotas are exact
 
@@ -35,18 +37,20 @@ def normalised(weights: NDArray[np.float64]) -> Shares:
 
 
 def shares_of_phases(phases: Sequence[Phase], names: Sequence[str], sequence_length: int) -> Changes:
-    """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that is nearest.
+    """Each phase's shares; of a linear one, those in the middle of each of its blocks. A phase ends with the row that
+    is nearest.
 
     Raises:
-        RecipeError: a phase still ends at a learning rate, which `cpt.optim.schedules.phases_in_tokens` puts in tokens.
+        RecipeError: a phase still ends at a learning rate, which `cpt.optim.schedules.phases_in_tokens` puts in
+        tokens.
     """
     changes: Changes = []
     first, before = 0, np.empty(0)
     for number, phase in enumerate(phases):
         if phase.until_learning_rate is not None:
             raise RecipeError(
-                f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone does not have. "
-                "Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
+                f"`data.phases[{number}].until_learning_rate` follows from a run's schedule, which a mixture alone"
+                " does not have. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
             )
         shares = normalised(np.array([phase.weights.get(name, 0.0) for name in names]))
         after = first if phase.until is None else round(phase.until / sequence_length)

@@ -16,7 +16,8 @@ log = logging.getLogger("cpt")
 
 
 def rows_of_run(budget: Budget, num_tokens: int, sequence_length: int) -> int:
-    """Rows of the whole run. Without `global_batch_tokens` it may be up to one step longer: how long a step is, only the launch says.
+    """Rows of the whole run. Without `global_batch_tokens` it may be up to one step longer: how long a step is, only
+    the launch says.
 
     Args:
         num_tokens: of all sources once: `tokens_of_epoch`.
@@ -27,9 +28,11 @@ def rows_of_run(budget: Budget, num_tokens: int, sequence_length: int) -> int:
 
 
 def tokens_of_epoch(reports: Sequence[SourceReport], layout: Layout) -> int:
-    """What a budget of one epoch is in tokens: those of all documents once; of examples, as many as all of their rows could hold.
+    """What a budget of one epoch is in tokens: those of all documents once; of examples, as many as all of their rows
+    could hold.
 
-    So an epoch of examples goes through each of them, however long they are; a row counts as `sequence_length` tokens, as everywhere.
+    So an epoch of examples goes through each of them, however long they are; a row counts as `sequence_length` tokens,
+    as everywhere.
     """
     if layout.form == "document":
         return sum(report.tokens for report in reports)
@@ -38,7 +41,9 @@ def tokens_of_epoch(reports: Sequence[SourceReport], layout: Layout) -> int:
 
 def allowed_epochs(data: Data, source: Source) -> float | None:
     """How often a run may go through a source; None for any number of times."""
-    limits = [limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None]
+    limits = [
+        limit for limit in (source.max_epochs, 1.0 if data.when_exhausted == "stop" else None) if limit is not None
+    ]
     return min(limits, default=None)
 
 
@@ -62,7 +67,8 @@ def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepor
     told = list(zip(reports, epochs, strict=True))
     if lacking := [why for report, times in told if (why := refused(data, report.name, times, report.tokens))]:
         raise RecipeError(
-            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or allow more: `data.when_exhausted`, `max_epochs`."
+            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or allow more:"
+            " `data.when_exhausted`, `max_epochs`."
         )
     repeated = [f"{report.name} {times:.2f} times ({report.tokens:,} tokens)" for report, times in told if times > 1]
     if repeated and is_main_process():

@@ -1,4 +1,5 @@
-"""The rules of C4 (arxiv.org/abs/1910.10683, section 2.2) that drop whole pages; those that drop lines are the transform `c4_lines`."""
+"""The rules of C4 (arxiv.org/abs/1910.10683, section 2.2) that drop whole pages; those that drop lines are the
+transform `c4_lines`."""
 
 import re
 from collections.abc import Sequence
@@ -18,12 +19,12 @@ def c4(
 ) -> str | None:
     """Drop pages of C4's kinds: placeholder text, code, too few sentences, words of a list.
 
-    The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). A sentence ends with `.`, `!` or `?` before
-    whitespace. Code always has curly brackets: set `drop_curly_brackets: false` where code is wanted.
+    The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). A sentence ends with `.`, `!`
+    or `?` before whitespace. Code always has curly brackets: set `drop_curly_brackets: false` where code is wanted.
 
     Args:
-        bad_words: whole words, upper and lower case alike. C4's own list: LDNOOBW/List-of-Dirty-Naughty-Obscene-and-Otherwise-Bad-Words
-            on GitHub.
+        bad_words: whole words, upper and lower case alike. C4's own list:
+            LDNOOBW/List-of-Dirty-Naughty-Obscene-and-Otherwise-Bad-Words on GitHub.
     """
     text = document["text"]
     lower = text.lower()

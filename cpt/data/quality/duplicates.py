@@ -1,7 +1,7 @@
 """Which documents of a source were there before: the same text, or nearly the same.
 
-The stored documents are compared, not the stream while it is read, so the answer is the same however many processes tokenised them. The
-first of equal documents stays, in the order of the source.
+The stored documents are compared, not the stream while it is read, so the answer is the same however many processes
+tokenised them. The first of equal documents stays, in the order of the source.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +17,10 @@ from cpt.data.store.token_files import StoredDocuments, TokenFiles
 from cpt.errors import ResourceError
 
 FORMAT = 2  # of what is kept of a comparison; counts up when it is made another way
-SHINGLE = 5  # tokens; the numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %
+SHINGLE = 5  # tokens; the numbers are FineWeb's (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find a likeness of 0.75 with 77 %  # noqa: E501
 BANDS, ROWS = 14, 8
-LIKENESS = 0.75  # share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
+# share of shingles in common (Jaccard) from which on documents are nearly the same, as estimated by the 112 hashes
+LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
 
@@ -49,15 +50,20 @@ class Repeated:
     def of_shards(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
         """For the documents of some shards, one after the other; at most one reason each."""
         bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
-        return {reason: np.concatenate([mask[first:after] for first, after in bounds]) for reason, mask in self._masks.items()}
+        return {
+            reason: np.concatenate([mask[first:after] for first, after in bounds])
+            for reason, mask in self._masks.items()
+        }
 
 
-def repeated_documents(sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path) -> list[Repeated]:
+def repeated_documents(
+    sources: Sequence[Callable[[bool], StoredDocuments]], deduplicate: str, cache_dir: Path
+) -> list[Repeated]:
     """Which documents of each source are left out; worked out once and kept in `cache_dir`.
 
     Args:
-        sources: open each source's documents, verified or not. They are compared with each other too: of equal documents, the one of
-            the first source stays.
+        sources: open each source's documents, verified or not. They are compared with each other too: of equal
+            documents, the one of the first source stays.
         deduplicate: exact, or near, which finds equal ones too.
 
     Raises:
@@ -75,7 +81,11 @@ def repeated_documents(sources: Sequence[Callable[[bool], StoredDocuments]], ded
             np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
 
     numbers = [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else []
-    what = {"format": FORMAT, "parts": [part.description.digest for documents in opened for part in documents.parts], "numbers": numbers}
+    what = {
+        "format": FORMAT,
+        "parts": [part.description.digest for documents in opened for part in documents.parts],
+        "numbers": numbers,
+    }
     folder = publish_derived(cache_dir / "duplicates" / key_of(what), fill)
     bounds = [0, *accumulate(part.description.documents for documents in opened for part in documents.parts)]
     last = [0, *accumulate(len(documents.parts) for documents in opened)]
@@ -83,7 +93,8 @@ def repeated_documents(sources: Sequence[Callable[[bool], StoredDocuments]], ded
 
 
 def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """True for the first document of each text; hashes of 64 bits confuse two of 10^8 texts with a probability of 0.03 %."""
+    """True for the first document of each text; hashes of 64 bits confuse two of 10^8 texts with a probability of 0.03
+    %."""
     is_first = np.zeros(len(hashes), bool)
     is_first[np.unique(hashes, return_index=True)[1]] = True
     return is_first
@@ -92,8 +103,9 @@ def first_of_each(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
 def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> NDArray[np.bool_]:
     """True for documents much like an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900).
 
-    An earlier document is found where one of `BANDS` groups of hashes is the same. What is like a document that is itself left out is left
-    out too. The hashes lie in a file meanwhile, 448 bytes a document; the memory needed is some 100 bytes a document (estimated).
+    An earlier document is found where one of `BANDS` groups of hashes is the same. What is like a document that is
+    itself left out is left out too. The hashes lie in a file meanwhile, 448 bytes a document; the memory needed is
+    some 100 bytes a document (estimated).
     """
     file = folder / "hashes.bin"
     hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
@@ -122,8 +134,11 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
         first = after
 
 
-def shingles(tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """A hash of each run of `SHINGLE` tokens inside a document, and where each document's begin; a shorter document is one run."""
+def shingles(
+    tokens: NDArray[np.unsignedinteger], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """A hash of each run of `SHINGLE` tokens inside a document, and where each document's begin; a shorter document is
+    one run."""
     padded = np.concatenate([tokens.astype(np.uint64), np.zeros(SHINGLE, np.uint64)])
     lengths = np.diff(offsets)
     counts = np.maximum(1, lengths - SHINGLE + 1)

@@ -20,7 +20,8 @@ def fineweb(
 
     Args:
         min_punctuated_lines: drop where at most this share of lines ends with punctuation.
-        max_duplicate_line_characters: drop where at least this share of characters stands in lines that stood there before.
+        max_duplicate_line_characters: drop where at least this share of characters stands in lines that stood there
+            before.
         max_short_lines: drop where at least this share of lines has fewer than `short_line_characters` characters.
     """
     lines = [line for line in map(str.strip, document["text"].splitlines()) if line]

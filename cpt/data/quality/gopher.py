@@ -1,4 +1,5 @@
-"""The rules of MassiveText, Gopher's corpus (arxiv.org/abs/2112.11446, appendix A.1.1): is it prose, and does it repeat itself?
+"""The rules of MassiveText, Gopher's corpus (arxiv.org/abs/2112.11446, appendix A.1.1): is it prose, and does it
+repeat itself?
 
 Words are what whitespace separates, so the rules about words suit languages that write spaces between them.
 """
@@ -34,7 +35,8 @@ def gopher_quality(
     Args:
         max_symbols_per_word: `#` and ellipses, each kind by itself.
         min_alphabetic_words: share of words that must have a letter.
-        min_stop_words: how many different ones of `stop_words` must be there; they are English, give others or 0 for another language.
+        min_stop_words: how many different ones of `stop_words` must be there; they are English, give others or 0 for
+            another language.
     """
     text = document["text"]
     words = text.split()
@@ -72,8 +74,10 @@ def gopher_repetition(
     """Drop what repeats itself; the defaults are the paper's table A1.
 
     Args:
-        max_top_n_grams: share of characters in the most frequent repeated 2-, 3-, 4-gram of words, and so on as far as the list goes.
-        max_duplicate_n_grams: share of characters in 5-, 6-, ... 10-grams that were there before, each character counted once.
+        max_top_n_grams: share of characters in the most frequent repeated 2-, 3-, 4-gram of words, and so on as far as
+            the list goes.
+        max_duplicate_n_grams: share of characters in 5-, 6-, ... 10-grams that were there before, each character
+            counted once.
     """
     text = document["text"]
     limits = {
@@ -96,7 +100,8 @@ def gopher_repetition(
 
 
 def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float, float]]:
-    """For n = 2 to `last_n`: n, the share of characters in the most frequent repeated n-gram, the share in n-grams seen before."""
+    """For n = 2 to `last_n`: n, the share of characters in the most frequent repeated n-gram, the share in n-grams
+    seen before."""
     vocabulary: dict[str, int] = {}
     ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int64)
     sizes = np.array([len(word) for word in words], np.int64)

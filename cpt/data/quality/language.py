@@ -9,11 +9,13 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.extend import did_you_mean
 
 
-def language(document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000) -> str | None:
+def language(
+    document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000
+) -> str | None:
     """Drop what is not in one of the languages `keep`, or is so only without confidence.
 
-    py3langid's naive Bayes over byte n-grams, 97 languages, about 10 MB/s on one core (github.com/adbar/py3langid; arxiv.org/abs/1107.3765
-    is the method). Its answer for code or tables means nothing: use it on prose.
+    py3langid's naive Bayes over byte n-grams, 97 languages, about 10 MB/s on one core (github.com/adbar/py3langid;
+    arxiv.org/abs/1107.3765 is the method). Its answer for code or tables means nothing: use it on prose.
 
     Args:
         keep: ISO 639-1 codes: `[en, de]`.
@@ -25,7 +27,8 @@ def language(document: DocumentView, *, keep: Sequence[str], min_confidence: flo
         if code not in identifier.labels:
             known = ", ".join(sorted(identifier.labels))
             raise RecipeError(
-                f"the filter `language` knows no language `{code}`.{did_you_mean(code, identifier.labels)} It knows: {known}."
+                f"the filter `language` knows no language `{code}`.{did_you_mean(code, identifier.labels)} It knows:"
+                f" {known}."
             )
     found, confidence = identifier.classify(document["text"][:max_characters])
     if found not in keep:

@@ -1,6 +1,7 @@
 """Mask what tells who somebody is: email addresses, phone numbers, IP addresses, numbers of credit cards.
 
-Patterns find what is written in a usual way, not names or street addresses, and now and then something that only looks the same.
+Patterns find what is written in a usual way, not names or street addresses, and now and then something that only looks
+the same.
 """
 
 import ipaddress
@@ -13,7 +14,9 @@ from cpt.data.documents import DocumentView
 Kind = Literal["email", "card", "ip", "phone"]
 
 
-def mask_pii(document: DocumentView, *, kinds: Sequence[Kind] = ("email", "card", "ip", "phone"), mask: str = "<{kind}>") -> DocumentView:
+def mask_pii(
+    document: DocumentView, *, kinds: Sequence[Kind] = ("email", "card", "ip", "phone"), mask: str = "<{kind}>"
+) -> DocumentView:
     """Put `<email>`, `<card>`, `<ip>`, `<phone>` in the place of each.
 
     Args:
@@ -23,7 +26,10 @@ def mask_pii(document: DocumentView, *, kinds: Sequence[Kind] = ("email", "card"
     for kind, (candidate, is_real) in PATTERNS.items():  # in our order: the digits of a card look like a phone number
         if kind in kinds:
             replacement = mask.replace("{kind}", kind)
-            text = candidate.sub(lambda match, is_real=is_real, new=replacement: new if is_real(match[0]) else match[0], text)  # type: ignore[misc]
+            text = candidate.sub(
+                lambda match, is_real=is_real, new=replacement: new if is_real(match[0]) else match[0],  # type: ignore[misc]
+                text,
+            )
     return {**document, "text": text}
 
 
@@ -35,12 +41,16 @@ def always(_: str) -> bool:
 def is_card(candidate: str) -> bool:
     """True for 13 to 19 digits that end with the right check digit (Luhn, ISO/IEC 7812-1) and begin as cards do."""
     digits = [int(character) for character in candidate if character.isdigit()]
-    doubled = [digit if place % 2 == 0 else (digit * 2 - 9 if digit > 4 else digit * 2) for place, digit in enumerate(reversed(digits))]
+    doubled = [
+        digit if place % 2 == 0 else (digit * 2 - 9 if digit > 4 else digit * 2)
+        for place, digit in enumerate(reversed(digits))
+    ]
     return digits[0] in range(2, 7) and sum(doubled) % 10 == 0
 
 
 def is_public_address(candidate: str) -> bool:
-    """True for an address that belongs to somebody: not 127.0.0.1 or 192.168.0.1, and of IPv6 only what is given out (2000::/3)."""
+    """True for an address that belongs to somebody: not 127.0.0.1 or 192.168.0.1, and of IPv6 only what is given out
+    (2000::/3)."""
     try:
         address = ipaddress.ip_address(candidate)
     except ValueError:

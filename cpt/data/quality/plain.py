@@ -42,15 +42,17 @@ def pattern(document: DocumentView, *, drop: str | None = None, require: str | N
         if require is not None and not re.search(require, document["text"]):
             return f"does not match {require}"
     except re.error as problem:
-        raise RecipeError(f"the filter `pattern` was given no regular expression: `{problem.pattern!s}`: {problem.msg}.") from problem
+        raise RecipeError(
+            f"the filter `pattern` was given no regular expression: `{problem.pattern!s}`: {problem.msg}."
+        ) from problem
     return None
 
 
 def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | None:
     """Keep a sample: about `share` of the documents, chosen by the hash of their text.
 
-    An equal text has the same fate in every source and run, and a smaller share is a part of a larger one. The choice has nothing to do
-    with `evaluation.held_out_share`, which hashes without our prefix.
+    An equal text has the same fate in every source and run, and a smaller share is a part of a larger one. The choice
+    has nothing to do with `evaluation.held_out_share`, which hashes without our prefix.
     """
     if not 0 < share <= 1:
         raise RecipeError(f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}.")

@@ -33,10 +33,20 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
     except (pa.ArrowException, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno:
             raise
-        yield BadRow("damaged file", f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost", whole, 1)
+        yield BadRow(
+            "damaged file",
+            f"cannot be read as arrow ({first_line(problem)}); what follows row {num_rows} is lost",
+            whole,
+            1,
+        )
     else:
         if not num_rows and piece.start == 0 and not any(batch.num_rows for *_, batch in batches_of(piece.path)):
-            yield BadRow("no rows", f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`", whole, 1)
+            yield BadRow(
+                "no rows",
+                f"an arrow file without rows. Expected documents in the column `{columns_of(source)[0]}`",
+                whole,
+                1,
+            )
 
 
 def of_piece(piece: Piece, batches: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -52,7 +62,8 @@ def of_piece(piece: Piece, batches: Batches) -> Iterator[tuple[int, pa.RecordBat
 def batches_of(path: str) -> Batches:
     """All batches, in order; of a local file nothing is copied.
 
-    A stream begins otherwise than a file. Where a file's batches begin is not to be had from pyarrow: they are taken as equally long.
+    A stream begins otherwise than a file. Where a file's batches begin is not to be had from pyarrow: they are taken
+    as equally long.
     """
     found = open_random(path)
     file = pa.memory_map(found) if isinstance(found, str) else found

@@ -17,8 +17,8 @@ LONGEST_RECORD = 64 * 2**20  # a quote that is never closed makes one of the res
 class Records:
     """The records of a file, and the lines that each was made of.
 
-    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its record and no other:
-    it is read with its bad bytes marked.
+    Quotes may hold line breaks, so a file can be read only from its beginning. A line that is not UTF-8 spoils its
+    record and no other: it is read with its bad bytes marked.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -42,7 +42,10 @@ class Records:
             self._size += len(line)
             if self._size > LONGEST_RECORD:
                 self.raw = [b"".join(self.raw)[:KEPT_OF_LONG_LINE] + b"...", *[b""] * (len(self.raw) - 1)]
-                raise BadValue("not valid CSV", f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?)")
+                raise BadValue(
+                    "not valid CSV",
+                    f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; is a quote never closed?)",
+                )
             try:
                 refuse_long(line)
                 yield decode(line)
@@ -101,7 +104,9 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 raise BadValue("wrong number of fields", what)
-            yield document_of({columns[place]: record[place] for place in places}, source, records.origin, records.number)
+            yield document_of(
+                {columns[place]: record[place] for place in places}, source, records.origin, records.number
+            )
         except BadValue as bad:
             is_empty = False
             yield records.bad(bad)

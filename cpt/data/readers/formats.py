@@ -37,7 +37,8 @@ class Range:
 
 
 def ranges_of(path: str, size: int, source: DocumentSource, piece_bytes: int) -> list[Range]:
-    """How a file is cut, so that processes can read it together: by its size alone, and not at all where it can be read only as a whole."""
+    """How a file is cut, so that processes can read it together: by its size alone, and not at all where it can be
+    read only as a whole."""
     if size <= piece_bytes or compression_of(path) or not can_be_cut(path, source):
         return [Range()]
     starts = [*range(0, size, piece_bytes)]

@@ -39,7 +39,10 @@ def call_function(source: DocumentSource, key: str) -> Iterable[object]:
     """
     rows: object = find_function(source, key)(**source.options)
     if isinstance(rows, str | Mapping) or not (isinstance(rows, Iterable) or hasattr(rows, "__getitem__")):
-        raise RecipeError(f"`{key}.path`: {source.path} gave {kind(rows)}. It must give texts or rows to go through: a list, a generator.")
+        raise RecipeError(
+            f"`{key}.path`: {source.path} gave {kind(rows)}. It must give texts or rows to go through: a list, a"
+            " generator."
+        )
     return rows  # type: ignore[return-value]
 
 
@@ -58,8 +61,14 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
             raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
         try:
             if not isinstance(row, str | Mapping):
-                raise BadValue("wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`")
-            document = Document(clean(row, "text"), origin, number) if isinstance(row, str) else document_of(row, source, origin, number)
+                raise BadValue(
+                    "wrong type", f"{kind(row)}, expected a text or a row with the key `{source.text_column}`"
+                )
+            document = (
+                Document(clean(row, "text"), origin, number)
+                if isinstance(row, str)
+                else document_of(row, source, origin, number)
+            )
             refuse_surrogates(document.text)
             yield document
         except BadValue as bad:

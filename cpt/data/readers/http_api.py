@@ -1,4 +1,5 @@
-"""Rows of an HTTP service that gives JSON page by page: `path: cpt.data.readers.http_api:pages` with the service in `options`."""
+"""Rows of an HTTP service that gives JSON page by page: `path: cpt.data.readers.http_api:pages` with the service in
+`options`."""
 
 import os
 import socket
@@ -33,13 +34,15 @@ def pages(
     timeout_seconds: float = 60.0,
     cache: str | None = None,
 ) -> Iterator[object]:
-    """The rows of all pages, in order. Pages are kept, so that a second reading asks the service for nothing; delete them to ask anew.
+    """The rows of all pages, in order. Pages are kept, so that a second reading asks the service for nothing; delete
+    them to ask anew.
 
     Args:
         url: of the first page.
         items: where the rows stand in a page: `data.rows`; empty where the page is the list itself.
         next_page: where the next page's URL stands, null or absent in the last one: `links.next`.
-        page_parameter: or else the name of the query's part that counts 1, 2, 3 ... until a page is empty. Neither: there is one page.
+        page_parameter: or else the name of the query's part that counts 1, 2, 3 ... until a page is empty. Neither:
+            there is one page.
         token_variable: environment variable that holds the token for `Authorization: Bearer`.
         tries: how often a page is asked for before giving up.
         cache: folder of the pages; by default `pages` in $CPT_CACHE or ~/.cache/cpt.
@@ -52,22 +55,31 @@ def pages(
     if next_page and page_parameter:
         raise RecipeError("the source `pages`: give `next_page` or `page_parameter`, not both.")
     if token_variable and token_variable not in os.environ:
-        raise RecipeError(f"the source `pages`: the environment variable {token_variable} (`token_variable`) is not set.")
+        raise RecipeError(
+            f"the source `pages`: the environment variable {token_variable} (`token_variable`) is not set."
+        )
     token = os.environ[token_variable] if token_variable else None
     folder = Path(cache) if cache else default_cache_dir() / "pages"
     seen: set[str] = set()
     address: str | None = with_page(url, page_parameter, 1)
     while address:
         if address in seen:
-            raise DataError(f"{address}: this page names itself, or one before it, as the next. Set the source's `next_page`.")
+            raise DataError(
+                f"{address}: this page names itself, or one before it, as the next. Set the source's `next_page`."
+            )
         seen.add(address)
         request = Request(address, headers={"Accept": "application/json"})
-        if token and urlsplit(address).netloc == urlsplit(url).netloc:  # and never to whom a page or a redirection sends us
+        if (
+            token and urlsplit(address).netloc == urlsplit(url).netloc
+        ):  # and never to whom a page or a redirection sends us
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         page = kept_page(request, folder, tries, timeout_seconds)
         rows = part_of(page, items)
         if not isinstance(rows, list):
-            raise DataError(f"{address}: `{items or 'the page'}` is {kind(rows)}, expected a list of rows. Set the source's `items`.")
+            raise DataError(
+                f"{address}: `{items or 'the page'}` is {kind(rows)}, expected a list of rows. Set the source's"
+                " `items`."
+            )
         yield from rows
         following = part_of(page, next_page) if next_page else None
         address = urljoin(address, following) if isinstance(following, str) and following else None
@@ -118,7 +130,9 @@ def fetch(request: Request, tries: int, timeout_seconds: float) -> bytes:
                 return bytes(answer.read())
         except HTTPError as problem:
             if problem.code < 500 and problem.code not in TRY_AGAIN:
-                raise DataError(f"{url}: the service refuses ({problem.code} {problem.reason}). Set the source's `url`.") from problem
+                raise DataError(
+                    f"{url}: the service refuses ({problem.code} {problem.reason}). Set the source's `url`."
+                ) from problem
             asked = problem.headers.get("Retry-After", "")
             last, wait = problem, min(LONGEST_WAIT_SECONDS, float(asked)) if asked.isdecimal() else wait
         except (OSError, HTTPException) as problem:  # no connection, none in time, or one that broke

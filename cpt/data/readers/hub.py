@@ -13,8 +13,9 @@ from cpt.recipe.schema import DocumentSource
 def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document | BadRow]:
     """The rows of a dataset, streamed where only the first are wanted.
 
-    They come in the order of the files and of the rows in them, the same each time and for any number of processes, because one process
-    reads them all from the beginning. With `streaming: true` nothing is kept but tokens; a reading that breaks off begins anew.
+    They come in the order of the files and of the rows in them, the same each time and for any number of processes,
+    because one process reads them all from the beginning. With `streaming: true` nothing is kept but tokens; a reading
+    that breaks off begins anew.
 
     Raises:
         DataError: there is no such dataset, split or file, or it cannot be read.
@@ -41,8 +42,8 @@ def read_hub(source: DocumentSource, key: str, commit: str) -> Iterator[Document
                 yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row, default=str))
     except (FileNotFoundError, ValueError, RuntimeError) as problem:
         raise DataError(
-            f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`: {first_line(problem)} "
-            f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
+            f"{source.path}: neither a local path nor a dataset that the Hub gives us with split `{source.split}`:"
+            f" {first_line(problem)} Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
         ) from problem
     except OSError as problem:  # ConnectionError among them
         raise ResourceError(

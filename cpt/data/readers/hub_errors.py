@@ -1,4 +1,5 @@
-"""What it means when the Hub does not give what was asked of it: it refuses, it has no such thing, or it is not there."""
+"""What it means when the Hub does not give what was asked of it: it refuses, it has no such thing, or it is not
+there."""
 
 import re
 from typing import TYPE_CHECKING
@@ -35,10 +36,12 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
     if isinstance(meant, CptError):
         return meant
     if isinstance(problem, OSError) and problem.errno:
-        return ResourceError(f"{path}: cannot be kept ({problem.strerror}). Make room, or set HF_HOME to another disk.")
+        return ResourceError(
+            f"{path}: cannot be kept ({problem.strerror}). Make room, or set HF_HOME to another disk."
+        )
     return ResourceError(
-        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there is a network run: "
-        f"hf download {dataset} {file} --repo-type dataset --revision {commit}"
+        f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). Where there"
+        f" is a network run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
     )
 
 
@@ -55,13 +58,17 @@ def broken() -> tuple[type[Exception], ...]:
     return ConnectionError, TimeoutError, EntryNotFoundError, httpx_error
 
 
-def what_it_means(problem: BaseException | None, dataset: str, revision: str | None, key: str) -> CptError | Unreachable | None:
+def what_it_means(
+    problem: BaseException | None, dataset: str, revision: str | None, key: str
+) -> CptError | Unreachable | None:
     """The first error in a chain that tells whether the Hub refuses or is not there."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     if isinstance(problem, HfHubHTTPError):
         return refused(dataset, revision, key, problem)
-    while problem is not None and not isinstance(problem, EntryNotFoundError):  # `datasets` looks for files that need not be there
+    while problem is not None and not isinstance(
+        problem, EntryNotFoundError
+    ):  # `datasets` looks for files that need not be there
         if isinstance(problem, HfHubHTTPError):
             return refused(dataset, revision, key, problem)
         if isinstance(problem, broken()):
@@ -77,15 +84,17 @@ def refused(dataset: str, revision: str | None, key: str, problem: "HfHubHTTPErr
     status = problem.response.status_code
     if isinstance(problem, GatedRepoError):
         page = f"https://huggingface.co/datasets/{dataset}"
-        return ResourceError(f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}, then run: hf auth login, or set HF_TOKEN.")
+        return ResourceError(
+            f"{dataset} (`{key}.path`) is gated. Accept its terms at {page}, then run: hf auth login, or set HF_TOKEN."
+        )
     if isinstance(problem, RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
     if isinstance(problem, RemoteEntryNotFoundError):
         return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
     if status in (401, 403):
         return ResourceError(
-            f"{dataset}: no such local path, and on the Hub no such dataset or a private one that we may not see ({status}). "
-            f"Run: hf auth login, or set HF_TOKEN, with a token that may read it; or set `{key}.path`."
+            f"{dataset}: no such local path, and on the Hub no such dataset or a private one that we may not see"
+            f" ({status}). Run: hf auth login, or set HF_TOKEN, with a token that may read it; or set `{key}.path`."
         )
     if status == 404:
         return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")

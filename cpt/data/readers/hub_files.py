@@ -1,4 +1,5 @@
-"""Which files a dataset on the Hub is made of, at which commit: found as `datasets` finds them, to be read like any others."""
+"""Which files a dataset on the Hub is made of, at which commit: found as `datasets` finds them, to be read like any
+others."""
 
 import json
 import logging
@@ -14,7 +15,15 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.data.documents import File
 from cpt.data.readers.formats import READERS
-from cpt.data.readers.hub_errors import HUB_FILE, Unreachable, cannot_fetch, failures, parts_of, unreachable, what_it_means
+from cpt.data.readers.hub_errors import (
+    HUB_FILE,
+    Unreachable,
+    cannot_fetch,
+    failures,
+    parts_of,
+    unreachable,
+    what_it_means,
+)
 from cpt.data.readers.opening import format_of
 from cpt.data.store.folder import cannot_keep, default_cache_dir, write_once
 from cpt.errors import DataError, ResourceError
@@ -38,7 +47,8 @@ class HubDataset(NamedTuple):
 
     commit: str
     files: list[File] | None
-    """`hf://datasets/owner/name@commit/file` with its size and what git calls its content; None of what only `datasets` can read."""
+    """`hf://datasets/owner/name@commit/file` with its size and what git calls its content; None of what only
+    `datasets` can read."""
 
 
 class Asked(NamedTuple):
@@ -55,12 +65,12 @@ class Asked(NamedTuple):
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
     """The files of a source on the Hub, at one commit as long as this process lives.
 
-    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files, from what the dataset's card says
-    or else by their names. They are ours to read where each is of a kind we know and the card sets no options for the reading (another
-    separator, a field of a JSON file). A txt file is what `text_documents` says.
+    They are those that `datasets.load_dataset` would read for the source's subset, split and data_files, from what the
+    dataset's card says or else by their names. They are ours to read where each is of a kind we know and the card sets
+    no options for the reading (another separator, a field of a JSON file). A txt file is what `text_documents` says.
 
-    What was found is remembered in the cache: where the Hub cannot be reached the dataset is taken as it was last, and one whose revision
-    is a commit is asked for only once.
+    What was found is remembered in the cache: where the Hub cannot be reached the dataset is taken as it was last, and
+    one whose revision is a commit is asked for only once.
 
     Raises:
         DataError: there is no such dataset, revision, subset, split or file.
@@ -68,7 +78,9 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
     """
     from huggingface_hub import constants
 
-    asked = Asked(constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision)
+    asked = Asked(
+        constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
+    )
     return find(asked, key)
 
 
@@ -147,17 +159,22 @@ def build(asked: Asked, commit: str) -> "DatasetBuilder":
 def files_at(builder: "DatasetBuilder", asked: Asked, key: str) -> Sequence[str] | None:
     """The files of the split; None where they are not ours to read."""
     splits = builder.config.data_files
-    if not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split):  # `train[:10%]`, `train+test`: for `datasets` to find
+    if (
+        not splits or asked.split == "all" or not SPLIT.fullmatch(asked.split)
+    ):  # `train[:10%]`, `train+test`: for `datasets` to find
         return None
     if asked.split not in splits:
-        raise DataError(f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`.")
+        raise DataError(
+            f"{asked.path}: no split `{asked.split}`. It has: {', '.join(map(str, splits))}. Set `{key}.split`."
+        )
     files = list(splits[asked.split])
     readable = all(HUB_FILE.fullmatch(file) and "::" not in file and format_of(file) in READERS for file in files)
     return files if readable and not has_options(builder.config, files) else None
 
 
 def has_options(config: "BuilderConfig", files: Sequence[str]) -> bool:
-    """True where the dataset's card says how to read the files; tabs between the fields of tsv files go without saying."""
+    """True where the dataset's card says how to read the files; tabs between the fields of tsv files go without
+    saying."""
     plain = vars(type(config)())
     if {format_of(file) for file in files} == {".tsv"}:
         plain["sep"] = "\t"
@@ -193,8 +210,12 @@ def fetch(path: str, key: str) -> str:
     while True:
         try:
             return str(hf_hub_download(dataset, file, repo_type="dataset", revision=commit))
-        except failures() as problem:  # it resumes by itself what breaks off, and waits where there are too many requests
-            is_for_now = isinstance(what_it_means(problem, dataset, commit, key), Unreachable) and not constants.HF_HUB_OFFLINE
+        except (
+            failures()
+        ) as problem:  # it resumes by itself what breaks off, and waits where there are too many requests
+            is_for_now = (
+                isinstance(what_it_means(problem, dataset, commit, key), Unreachable) and not constants.HF_HUB_OFFLINE
+            )
             wait = next(waits, None) if is_for_now else None
             if wait is None:
                 raise cannot_fetch(path, problem, key) from problem

@@ -32,7 +32,9 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
     for number, row in enumerate(rows, start=1):
         try:
             if not isinstance(row, dict):
-                raise BadValue("not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`")
+                raise BadValue(
+                    "not an object", f"{kind(row)}, expected a JSON object with the key `{columns_of(source)[0]}`"
+                )
             yield document_of(row, source, origin, number)
         except BadValue as bad:
             yield BadRow(bad.reason, bad.detail, origin, number, raw=orjson.dumps(row))

@@ -15,7 +15,11 @@ from cpt.recipe.schema import DocumentSource
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """The rows of a piece."""
     origin, lines = lines_of(piece)
-    column = source.text_column if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None else None
+    column = (
+        source.text_column
+        if columns_of(source) == (source.text_column,) and source.template is None and source.chat is None
+        else None
+    )
     is_empty = True
     for number, byte, line in lines:
         try:  # most rows are good, and there are billions of them
@@ -64,7 +68,9 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
     what = f"not valid JSON: {{}}, at character {problem.pos}"
     if "surrogate" in problem.msg:
         return BadValue("lone surrogate", what.format("a lone surrogate (half of a character)"), byte)
-    if text[problem.pos :].lstrip("-").startswith(("NaN", "Infinity")) or text[max(0, problem.pos - 1) :].startswith(("-Infinity", "-NaN")):
+    if text[problem.pos :].lstrip("-").startswith(("NaN", "Infinity")) or text[max(0, problem.pos - 1) :].startswith(
+        ("-Infinity", "-NaN")
+    ):
         return BadValue("NaN or Infinity", what.format("NaN and Infinity are no JSON (write null)"), byte)
     if not raw.endswith((b"\n", b"}", b"]")):
         return BadValue("cut off", what.format(f"{problem.msg} (the file ends in the middle of the row)"), byte)

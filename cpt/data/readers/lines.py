@@ -9,7 +9,9 @@ from cpt.data.readers.opening import BOM, BUFFER, open_file
 
 LONGEST_LINE = 64 * 2**20
 KEPT_OF_LONG_LINE = 1000
-Lines = Iterator[tuple[int, int, bytes]]  # number, counted from the origin; first byte in the file; the line with its end
+Lines = Iterator[
+    tuple[int, int, bytes]
+]  # number, counted from the origin; first byte in the file; the line with its end
 
 
 class LongLine(bytes):
@@ -18,7 +20,9 @@ class LongLine(bytes):
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte lies in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # what stands there is the end of a line, or part of one that began before this piece
+    before = max(
+        0, piece.start - 1
+    )  # what stands there is the end of a line, or part of one that began before this piece
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
@@ -39,7 +43,8 @@ def read_lines(piece: Piece, at: int) -> Lines:
 
 
 def pass_over(file: BinaryIO, at: int, stop: int) -> int:
-    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins before it either."""
+    """The byte after the end of a line, or one after `stop` where it does not end before: then nothing more begins
+    before it either."""
     while at < stop and (part := file.readline(BUFFER)):
         at += len(part)
         if part.endswith(b"\n"):

@@ -15,7 +15,9 @@ BOM = b"\xef\xbb\xbf"
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # what stands before the damage of a compressed file is read, all but the last buffer
-REMOTE_BUFFER = 1 << 23  # what is asked of a server at once: an answer of the Hub takes a good part of a second to begin
+REMOTE_BUFFER = (
+    1 << 23
+)  # what is asked of a server at once: an answer of the Hub takes a good part of a second to begin
 
 
 def is_url(path: str) -> bool:

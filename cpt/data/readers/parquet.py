@@ -1,4 +1,5 @@
-"""parquet: one row, one document; only the columns that the text is made of are read, and row groups can be read apart."""
+"""parquet: one row, one document; only the columns that the text is made of are read, and row groups can be read
+apart."""
 
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,9 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
     """The row groups that begin in the piece."""
     begins, at = [], 0
     for group in range(metadata.num_row_groups):
-        at = max(at, first_byte(metadata.row_group(group)))  # in order, as their rows are, even if a writer had them lie otherwise
+        at = max(
+            at, first_byte(metadata.row_group(group))
+        )  # in order, as their rows are, even if a writer had them lie otherwise
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
     return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))

@@ -20,7 +20,8 @@ Result = TypeVar("Result")
 class RemoteFile(io.RawIOBase):
     """Reads through fsspec. To be wrapped in a buffer, whose size is what one request asks for.
 
-    An HTTP server that gives files only from their beginning is read like that: what stands before is fetched and passed over.
+    An HTTP server that gives files only from their beginning is read like that: what stands before is fetched and
+    passed over.
 
     Args:
         begin: the byte to start at.
@@ -133,7 +134,9 @@ def open_stream(system: fsspec.AbstractFileSystem, name: str) -> Any:
     """The file from its beginning, for as long as the server goes on giving."""
     import aiohttp  # as fsspec has it
 
-    patience = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS)  # its own ends a request after five minutes
+    patience = aiohttp.ClientTimeout(
+        total=None, sock_read=SILENCE_SECONDS
+    )  # its own ends a request after five minutes
     return system.open(name, "rb", block_size=0, size=1, timeout=patience)  # a size, so that it does not ask for one
 
 
@@ -155,7 +158,11 @@ def persistently(function: Callable[[], Result]) -> Result:
             last = problem
             cause = problem if isinstance(problem, aiohttp.ClientResponseError) else problem.__cause__
             if isinstance(cause, aiohttp.ClientResponseError):
-                last = FileNotFoundError(2, "no such file") if cause.status in (404, 410) else OSError(f"{cause.status} {cause.message}")
+                last = (
+                    FileNotFoundError(2, "no such file")
+                    if cause.status in (404, 410)
+                    else OSError(f"{cause.status} {cause.message}")
+                )
                 if cause.status < 500 and cause.status not in TRY_AGAIN:
                     raise last from problem
     raise OSError(f"asked {TRIES} times: {last or type(last).__name__}") from last

@@ -9,7 +9,9 @@ from cpt.data.readers.values import columns_of, document_of
 from cpt.recipe.schema import DocumentSource
 
 
-def read_batch(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
+def read_batch(
+    batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
+) -> Iterator[Document | BadRow]:
     """The documents of a batch; its rows are numbered from `rows_before` + 1 on."""
     names = columns_of(source, batch.schema.names)
     try:
@@ -26,7 +28,9 @@ def read_batch(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, ro
             yield bad_row(bad, origin, number, dict(zip(names, values, strict=True)))
 
 
-def read_one_by_one(batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int) -> Iterator[Document | BadRow]:
+def read_one_by_one(
+    batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
+) -> Iterator[Document | BadRow]:
     """As `read_batch`, where some text is no UTF-8, which arrow does not check before this."""
     columns = {name: batch.column(name) for name in columns_of(source, batch.schema.names)}
     for row in range(batch.num_rows):
@@ -34,7 +38,9 @@ def read_one_by_one(batch: pa.RecordBatch, source: DocumentSource, origin: Origi
         values: dict[str, object] = {}
         try:
             for name, column in columns.items():
-                values[name] = without_nulls(as_python(column[row])) if source.chat is not None else as_python(column[row])
+                values[name] = (
+                    without_nulls(as_python(column[row])) if source.chat is not None else as_python(column[row])
+                )
             yield document_of(values, source, origin, number)
         except BadValue as bad:
             raw = {name: as_bytes(column[row]) for name, column in columns.items()}
@@ -64,7 +70,14 @@ def as_bytes(value: pa.Scalar) -> object:
 
 
 def bad_row(bad: BadValue, origin: Origin, number: int, values: dict[str, object]) -> BadRow:
-    """A row of a table has no bytes of its own in the file; its values are kept as they print, a single text as it is."""
+    """A row of a table has no bytes of its own in the file; its values are kept as they print, a single text as it
+    is."""
     only = next(iter(values.values())) if len(values) == 1 else values
-    raw = only if isinstance(only, bytes) else only.encode("utf-8", "surrogatepass") if isinstance(only, str) else repr(only).encode()
+    raw = (
+        only
+        if isinstance(only, bytes)
+        else only.encode("utf-8", "surrogatepass")
+        if isinstance(only, str)
+        else repr(only).encode()
+    )
     return BadRow(bad.reason, bad.detail, origin, number, raw=raw)

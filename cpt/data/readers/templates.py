@@ -19,7 +19,9 @@ def template_columns(template: str) -> tuple[str, ...]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as problem:
-        raise RecipeError(f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{.") from problem
+        raise RecipeError(
+            f"the template {template!r} is none ({problem}). Write a column as {{title}}, a brace as {{{{."
+        ) from problem
     names = [name for _, name, _, _ in parts if name is not None]
     odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
     if odd or not names or any(form or conversion for _, _, form, conversion in parts):
@@ -33,7 +35,8 @@ def columns_in(written: str) -> tuple[str, ...]:
 
 
 def filled_lines(template: str, row: Mapping[str, object]) -> str:
-    """A template filled in, without paragraphs and lines whose columns are all empty, null or not there; the first column's always stays.
+    """A template filled in, without paragraphs and lines whose columns are all empty, null or not there; the first
+    column's always stays.
 
     Raises:
         BadValue: a column holds neither a text nor a number, or the first one is not there.

@@ -27,8 +27,14 @@ def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
 
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """What stands between separators, with where each part begins, without a byte order mark; of the file no more is held than one part."""
-    held, at, dropped, searched = bytearray(), 0, 0, 0  # the part so far; where it begins; what of it is held no more; what is no separator
+    """What stands between separators, with where each part begins, without a byte order mark; of the file no more is
+    held than one part."""
+    held, at, dropped, searched = (
+        bytearray(),
+        0,
+        0,
+        0,
+    )  # the part so far; where it begins; what of it is held no more; what is no separator
     while block := file.read(BUFFER):
         held += block
         while (end := held.find(separator, searched)) >= 0:

@@ -20,7 +20,9 @@ def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origi
         BadValue: its text is not there, or is no text; or what it is ordered by is no number.
     """
     column = score_column(source)
-    return Document(text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column))
+    return Document(
+        text_of(row, source), origin, number, math.nan if column is None else score_of(value_of(row, column), column)
+    )
 
 
 def score_column(source: DocumentSource) -> str | None:
@@ -36,7 +38,9 @@ def score_of(value: object, column: str) -> float:
     except ValueError:
         score = math.nan
     if math.isnan(score):
-        raise BadValue("null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a number to order by")
+        raise BadValue(
+            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a number to order by"
+        )
     return score
 
 
@@ -74,7 +78,10 @@ def written_text(row: Mapping[str, object], source: DocumentSource) -> str:
     if source.template is None:
         return clean(value_of(row, source.text_column), source.text_column)
     values = {column: value_of(row, column) for column in template_columns(source.template)}
-    return clean(source.template.format(**{column: filled_in(value, column) for column, value in values.items()}), "the template's text")
+    return clean(
+        source.template.format(**{column: filled_in(value, column) for column, value in values.items()}),
+        "the template's text",
+    )
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:
@@ -98,14 +105,18 @@ def refuse_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as problem:
-        raise BadValue("lone surrogate", f"a lone surrogate (half of a character) at character {problem.start}") from problem
+        raise BadValue(
+            "lone surrogate", f"a lone surrogate (half of a character) at character {problem.start}"
+        ) from problem
     return text
 
 
 def filled_in(value: object, column: str) -> str:
     """A value inside a template; numbers are fine there."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadValue("null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number")
+        raise BadValue(
+            "null" if value is None else "wrong type", f"`{column}` is {kind(value)}, expected a string or a number"
+        )
     return str(value)
 
 
@@ -132,7 +143,9 @@ def columns_of_examples(source: DocumentSource, found: Sequence[str] | None) -> 
         return named or (NAMED[form][0][0],)
     if form == "prompt":  # a reward may want any
         return tuple(dict.fromkeys([*named, *found]))
-    usual = [name for names in NAMED[form] for name in names] + list(text_columns(source) if form == "conversation" else ())
+    usual = [name for names in NAMED[form] for name in names] + list(
+        text_columns(source) if form == "conversation" else ()
+    )
     usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
     wanted = dict.fromkeys([*(named or usual), "tools"])
     return tuple(name for name in wanted if name in found or name in needed_columns(source))
@@ -179,7 +192,15 @@ def decode(raw: bytes) -> str:
 
 def kind(value: object) -> str:
     """What a value is, in JSON's words."""
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    names = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a string",
+    }
     return names.get(type(value), f"of type {type(value).__name__}")
 
 

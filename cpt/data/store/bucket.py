@@ -1,12 +1,13 @@
-"""A store in a bucket: what one machine made, kept where all others find it. $CPT_STORE is its place, any URL that fsspec opens.
+"""A store in a bucket: what one machine made, kept where all others find it. $CPT_STORE is its place, any URL that
+fsspec opens.
 
     tokens/SOURCE/SHARD.tar       a shard's arrays and their description
-    tokens/SOURCE/description.json    its manifest, written when all shards are there: without it there is nothing to be seen
-    rows/SOURCE/windows.npy, total.json    where which rows are
-    duplicates/COMPARED.tar       which documents were there before
+    tokens/SOURCE/description.json    its manifest, written when all shards are there: without it there is nothing to
+    be seen rows/SOURCE/windows.npy, total.json    where which rows are duplicates/COMPARED.tar       which documents
+    were there before
 
-Names are those of the store on a disk (`store.py`), and tell all that decides the content. Objects are never changed, only written anew
-with the same content, so that it does not matter how many machines write at once.
+Names are those of the store on a disk (`store.py`), and tell all that decides the content. Objects are never changed,
+only written anew with the same content, so that it does not matter how many machines write at once.
 """
 
 import errno
@@ -52,7 +53,9 @@ def bucket() -> "Bucket | None":
 def opened(url: str) -> "Bucket":
     """A bucket by its URL."""
     if "://" not in url:
-        raise ResourceError(f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE.")
+        raise ResourceError(
+            f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."
+        )
     try:
         system, root = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as problem:
@@ -123,12 +126,15 @@ class Bucket:
 
     def damaged(self, name: str) -> DataError:
         """What to say of an object that is not what was written."""
-        return DataError(f"{self.url}/{name}: not what was written, its digest is another. Delete it, and run `cpt prepare` again.")
+        return DataError(
+            f"{self.url}/{name}: not what was written, its digest is another. Delete it, and run `cpt prepare` again."
+        )
 
     def missing(self, name: str) -> DataError:
         """What to say of an object that the manifest lists."""
         return DataError(
-            f"{self.url}/{name}: not there, though the manifest lists it. Run `cpt prepare` again where {VARIABLE} is the same."
+            f"{self.url}/{name}: not there, though the manifest lists it. Run `cpt prepare` again where {VARIABLE} is"
+            " the same."
         )
 
     def _pipe(self, name: str, content: bytes) -> None:
@@ -169,7 +175,10 @@ class Bucket:
                 last = problem
                 if number + 1 < TRIES:
                     wait = FIRST_WAIT_SECONDS * 2**number
-                    log.info(f"{self.url}/{name}: {first_line(problem) or type(problem).__name__}; asked again in {wait:g} s")
+                    log.info(
+                        f"{self.url}/{name}: {first_line(problem) or type(problem).__name__}; asked again in"
+                        f" {wait:g} s"
+                    )
                     time.sleep(wait)
         what = first_line(last) or type(last).__name__
         raise ResourceError(

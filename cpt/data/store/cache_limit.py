@@ -1,7 +1,8 @@
 """How much the store on this machine's disk may hold where a bucket has the whole of it: $CPT_CACHE_LIMIT.
 
-A run keeps the windows that it comes to and removes those behind it (`read_ahead.py`); what else is in the folder goes first, what was not
-used for longest before the rest, and never what a running process holds. Several runs at once each count what all of them have there.
+A run keeps the windows that it comes to and removes those behind it (`read_ahead.py`); what else is in the folder goes
+first, what was not used for longest before the rest, and never what a running process holds. Several runs at once each
+count what all of them have there.
 """
 
 import os
@@ -33,8 +34,8 @@ def cache_limit() -> int | None:
         raise ResourceError(f"{VARIABLE} is `{words}`, expected a size: 200GB, 1.5TB, 500GiB.")
     if not os.environ.get(STORE):
         raise ResourceError(
-            f"{VARIABLE} is set and {STORE} is not: what is removed could not be fetched again. Set {STORE} to a bucket, or bound "
-            "the store of streamed sources with `data.disk_bytes`."
+            f"{VARIABLE} is set and {STORE} is not: what is removed could not be fetched again. Set {STORE} to a"
+            " bucket, or bound the store of streamed sources with `data.disk_bytes`."
         )
     return round(float(found[1]) * UNITS[found[2]])
 

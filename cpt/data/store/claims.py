@@ -1,9 +1,9 @@
 """Claims on work that many machines share: who makes what, as small files on a file system that all of them see.
 
-A claim is a file that only one process can make. Its owner touches it while it lives; one that nobody touched for some minutes is of a dead
-owner, and whoever comes next takes it over. Times are those of the file system's own clock, for machines disagree. Locks are not needed.
-Where two take a claim over in the same moment both do the work: what they make is the same, and the first one's stays
-(`store.publish_once`).
+A claim is a file that only one process can make. Its owner touches it while it lives; one that nobody touched for some
+minutes is of a dead owner, and whoever comes next takes it over. Times are those of the file system's own clock, for
+machines disagree. Locks are not needed. Where two take a claim over in the same moment both do the work: what they
+make is the same, and the first one's stays (`store.publish_once`).
 """
 
 import os
@@ -23,7 +23,8 @@ class Claims:
     """What one worker has claimed; to be used in a `with`, at whose end everything is let go.
 
     Args:
-        owner: the worker's name. A worker that is started again under the same name goes on with the claims of its dead self.
+        owner: the worker's name. A worker that is started again under the same name goes on with the claims of its
+            dead self.
     """
 
     def __init__(self, owner: str) -> None:
@@ -36,7 +37,9 @@ class Claims:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
         for claim in list(self._held):

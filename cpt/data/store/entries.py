@@ -60,7 +60,11 @@ def entry_of(folder: Path, kind: Kind) -> Entry:
 def complaint(entry: Entry) -> str | None:
     """What is wrong with stored tokens, after reading all of them; None where they are what was written."""
     if entry.description is None:
-        return f"{entry.folder}: its description is damaged. Delete the folder; it is made again." if entry.state == "damaged" else None
+        return (
+            f"{entry.folder}: its description is damaged. Delete the folder; it is made again."
+            if entry.state == "damaged"
+            else None
+        )
     for name, digest in entry.description.shards.items():
         try:
             files = TokenFiles(entry.folder / name)
@@ -71,7 +75,9 @@ def complaint(entry: Entry) -> str | None:
     return None
 
 
-def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None, leftovers: bool) -> list[Entry]:
+def to_prune(
+    found: Sequence[Entry], *, unused_days: float | None, keep_bytes: int | None, leftovers: bool
+) -> list[Entry]:
     """Which entries go.
 
     Args:
@@ -93,7 +99,10 @@ def to_prune(found: Sequence[Entry], *, unused_days: float | None, keep_bytes: i
 
 def remove(entry: Entry) -> bool:
     """Remove an entry; False if a running process reads or makes it."""
-    with alone(entry.folder) as nobody_reads, alone(lock_file(entry.folder.with_name(made_of(entry.folder)))) as nobody_makes:
+    with (
+        alone(entry.folder) as nobody_reads,
+        alone(lock_file(entry.folder.with_name(made_of(entry.folder)))) as nobody_makes,
+    ):
         if not (nobody_reads and nobody_makes):
             return False
         removed = entry.folder.with_name(f"{entry.folder.stem}.removed")

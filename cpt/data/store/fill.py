@@ -46,8 +46,8 @@ def make_shards(wanted: Sequence[Wanted], workers: int | None = None) -> None:
     """Make those of the shards that are not there yet.
 
     Args:
-        workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores, where there is
-            enough to do. What is stored does not depend on it.
+        workers: processes that share the work; 0 for none but this one. By default CPT_WORKERS or the number of cores,
+            where there is enough to do. What is stored does not depend on it.
 
     Raises:
         DataError: a row is bad, or a file cannot be read.
@@ -108,4 +108,10 @@ def progress_bars(sizes: dict[TokenizedSource, int]) -> Iterator[tuple[Progress,
     console = open_console(stderr=True)
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        yield progress, {source: progress.add_task(reported_name(source.work.source), total=size or None) for source, size in sizes.items()}
+        yield (
+            progress,
+            {
+                source: progress.add_task(reported_name(source.work.source), total=size or None)
+                for source, size in sizes.items()
+            },
+        )

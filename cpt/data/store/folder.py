@@ -1,4 +1,5 @@
-"""Keep arrays in a folder that is either complete or not there, however many processes want it and whenever they die."""
+"""Keep arrays in a folder that is either complete or not there, however many processes want it and whenever they
+die."""
 
 import errno
 import fcntl
@@ -42,8 +43,8 @@ def publish_once(
 ) -> Path:
     """Make `folder` by calling `fill` on a folder beside it, then rename; where it exists already, do nothing.
 
-    One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file system without locks
-    between machines two may fill at once, each a folder of its own, and the first one's stays.
+    One process fills, others wait for it. What a killed process left behind is removed by the next one. On a file
+    system without locks between machines two may fill at once, each a folder of its own, and the first one's stays.
 
     Args:
         durable: wait for the disk, so that it stands a power cut; without, only the death of processes.
@@ -112,7 +113,8 @@ def locked(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 def begin_unfinished(folder: Path, lock: IO[str], *, is_locked: bool) -> Path:
     """An empty folder of this process's own to fill, after those that dead ones left are removed.
 
-    The lock's file names them. One of another machine may still be being filled, for its lock may not reach here; it is dead after a day.
+    The lock's file names them. One of another machine may still be being filled, for its lock may not reach here; it
+    is dead after a day.
     """
     unfinished = folder.with_name(f"{folder.name}.{machine()}-{os.getpid()}-{threading.get_ident()}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -143,7 +145,8 @@ def lock_file(folder: Path) -> Path:
 
 
 def hold(folder: Path, holder: object) -> Callable[[], object]:
-    """Keep `cpt store prune` away from a folder, made if it is not there, as long as `holder` lives or until what is returned is called.
+    """Keep `cpt store prune` away from a folder, made if it is not there, as long as `holder` lives or until what is
+    returned is called.
 
     The folder's time says when it was last used.
 

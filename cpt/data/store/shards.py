@@ -1,4 +1,5 @@
-"""A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small token store."""
+"""A shard: some pieces of a source, read, transformed, filtered and tokenised by one process, and kept as a small
+token store."""
 
 import math
 from collections import Counter
@@ -123,7 +124,11 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     if bad:
         write_bad_rows(bad, folder)
     writer.close(
-        dropped, bad_rows=count_reasons(bad), longest=longest, made_by=(encoder.engine, work.on_bad_row), texts=text_digest.hexdigest()
+        dropped,
+        bad_rows=count_reasons(bad),
+        longest=longest,
+        made_by=(encoder.engine, work.on_bad_row),
+        texts=text_digest.hexdigest(),
     )
 
 
@@ -146,8 +151,13 @@ def scorer(source: DocumentSource) -> Callable[[str, Document], float] | None:
 
 
 def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) -> Iterator[tuple[str, Document]]:
-    """The texts that transforms make and every filter lets pass, each with the document it comes from; others are counted by reason."""
-    transforms, filters, name = build_transforms(work.transforms), build_filters(work.filters), reported_name(work.source)
+    """The texts that transforms make and every filter lets pass, each with the document it comes from; others are
+    counted by reason."""
+    transforms, filters, name = (
+        build_transforms(work.transforms),
+        build_filters(work.filters),
+        reported_name(work.source),
+    )
     if not transforms and not filters:  # as fast as it can be said
         for document in documents:
             if document.text.isspace() or not document.text:
@@ -196,7 +206,11 @@ def batches(documents: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[st
     """Groups large enough to keep an encoder busy, small enough for the memory."""
     for first in documents:
         batch, characters = [first], len(first[0])
-        while characters < BATCH_CHARACTERS and len(batch) < BATCH_DOCUMENTS and (document := next(documents, None)) is not None:
+        while (
+            characters < BATCH_CHARACTERS
+            and len(batch) < BATCH_DOCUMENTS
+            and (document := next(documents, None)) is not None
+        ):
             batch.append(document)
             characters += len(document[0])
         yield batch

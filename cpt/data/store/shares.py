@@ -56,10 +56,14 @@ def make_share(
     """Make the shards of a share, then those that no other worker has claimed, in a store that all workers see.
 
     Raises:
-        DataError, RecipeError, ResourceError: as `build_data`; or the recipe bounds its store, which is for a run to fill.
+        DataError, RecipeError, ResourceError: as `build_data`; or the recipe bounds its store, which is for a run to
+        fill.
     """
     if data.disk_bytes is not None:
-        raise RecipeError("`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare in shares.")
+        raise RecipeError(
+            "`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare in"
+            " shares."
+        )
     cache = cache_dir or default_cache_dir()
     data, evaluation, form = as_asked(data, evaluation, form)
     clean = with_decontamination(data, evaluation, cache)
@@ -82,11 +86,14 @@ def make_share(
 def to_do(shards: Sequence[Wanted], share: Share, claims: Claims) -> Iterator[Wanted]:
     """The shards that this worker makes: asked for the next one whenever it is free, so that faster workers make more.
 
-    With a bucket, workers need not see each other's disks, and so not each other's claims: then each makes its own part only.
+    With a bucket, workers need not see each other's disks, and so not each other's claims: then each makes its own
+    part only.
     """
     for turn in range(share.of if bucket() is None else 1):
         part = shards[(share.part - 1 + turn) % share.of :: share.of]
-        missing = {source: set(source.unmade([number for _, number in some])) for source, some in by_source(part).items()}
+        missing = {
+            source: set(source.unmade([number for _, number in some])) for source, some in by_source(part).items()
+        }
         for source, number in part:
             if number in missing[source] and claims.take(claim_of(source, number)):
                 if source.missing([number]):

@@ -59,8 +59,8 @@ def as_description(text: str | bytes, folder: Path | str) -> SourceDescription:
     content = json.loads(text)
     if content.get("format") != FORMAT:
         raise DataError(
-            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is not read. Remove it: "
-            "cpt store prune --leftovers."
+            f"{folder}: made by another version of cpt (format {content.get('format', 1)}, ours is {FORMAT}); it is"
+            " not read. Remove it: cpt store prune --leftovers."
         )
     content = unsealed(text)
     return SourceDescription(**{**content, "longest": tuple(content["longest"])})

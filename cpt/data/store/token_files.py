@@ -1,4 +1,5 @@
-"""Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was written."""
+"""Tokenised documents as files: written one batch after the other, read memory-mapped, and always known to be what was
+written."""
 
 import mmap
 from bisect import bisect_right
@@ -70,7 +71,12 @@ class TokenWriter:
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, scored: bool = False, segmented: bool = False) -> None:
-        self.folder, self.dtypes, self.scored, self.segmented = folder, {**ARRAYS, "tokens": dtype.name}, scored, segmented
+        self.folder, self.dtypes, self.scored, self.segmented = (
+            folder,
+            {**ARRAYS, "tokens": dtype.name},
+            scored,
+            segmented,
+        )
         self.num_documents = self.num_tokens = 0
         self._digests = {name: xxh3_128() for name in arrays(scored, segmented)}
         self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(scored, segmented)}
@@ -85,7 +91,8 @@ class TokenWriter:
         scores: NDArray[np.float64] | None = None,
         segments: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and its score."""
+        """Add documents: all their ids and segments, and of each its length, the hash of its text, the text's size and
+        its score."""
         self._write("tokens", ids)
         self._write("offsets", self.num_tokens + lengths.cumsum())
         self._write("hashes", hashes)
@@ -153,14 +160,21 @@ class TokenFiles:
             self.hashes: NDArray[np.uint64] = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: NDArray[np.int64] = open_raw(folder / "num_bytes.bin", "int64", documents)
             scores = documents if self.description.scored else 0
-            self.scores: NDArray[np.float64] = open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
+            self.scores: NDArray[np.float64] = (
+                open_raw(folder / "scores.bin", "float64", scores) if scores else np.empty(0)
+            )
             segments = tokens if self.description.segmented else 0
-            self.segments: NDArray[np.uint8] = open_raw(folder / "segments.bin", "uint8", segments) if segments else np.empty(0, np.uint8)
+            self.segments: NDArray[np.uint8] = (
+                open_raw(folder / "segments.bin", "uint8", segments) if segments else np.empty(0, np.uint8)
+            )
         except (OSError, ValueError, TypeError) as problem:
-            raise DataError(f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again.") from problem
+            raise DataError(
+                f"{folder}: the stored tokens are damaged ({problem}). Delete the folder; it is made again."
+            ) from problem
 
     def is_sound(self) -> bool:
-        """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in memory."""
+        """Whether the arrays are what was written, after reading all of them; past the mapping, which would stay in
+        memory."""
         names = arrays(self.description.scored, self.description.segmented)
         return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
 
@@ -285,5 +299,7 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
         ValueError: the file has another length.
     """
     if path.stat().st_size != length * np.dtype(dtype).itemsize:
-        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}")
+        raise ValueError(
+            f"{path.name} has {path.stat().st_size:,} bytes, expected {length * np.dtype(dtype).itemsize:,}"
+        )
     return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)

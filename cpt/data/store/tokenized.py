@@ -1,4 +1,5 @@
-"""A source's tokens in the store: a folder of shards, each made by whoever needs it first and found by everybody after."""
+"""A source's tokens in the store: a folder of shards, each made by whoever needs it first and found by everybody
+after."""
 
 import json
 import logging
@@ -24,7 +25,13 @@ from cpt.data.sources import hash_file, kind_of, states_of
 from cpt.data.store.bucket import bucket
 from cpt.data.store.folder import CLAIMS, hold, key_of, write_once
 from cpt.data.store.shards import ShardWork, object_of, sample
-from cpt.data.store.source_description import SourceDescription, as_text, fetch_description, manifest_of, read_description
+from cpt.data.store.source_description import (
+    SourceDescription,
+    as_text,
+    fetch_description,
+    manifest_of,
+    read_description,
+)
 from cpt.data.store.token_files import DESCRIPTION, FORMAT, StoredDocuments, TokenFiles
 from cpt.data.tokenization import DocumentEncoder
 from cpt.data.transforms import transform_content
@@ -34,7 +41,8 @@ from cpt.recipe.schema import DocumentSource, Source
 
 Result = TypeVar("Result")
 log = logging.getLogger("cpt")
-FEW = 100  # shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
+# shards; of more, one listing of the folder is faster than asking for each, far faster on a file system of the network
+FEW = 100
 TRIES = 2  # to find a shard as it should be; it is made anew after each
 PROOF_BYTES = 2**20  # below, proving gigatoken takes longer than doing without
 # What changes how documents are used, and not their tokens.
@@ -44,7 +52,8 @@ NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_to
 class TokenizedSource:
     """The shards of a source, by number.
 
-    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while others wait for it.
+    What is there may be used by any process; what is not is made when it is asked for, by the process that asks, while
+    others wait for it.
 
     Args:
         work: what is done to each shard; its folder holds them.
@@ -57,7 +66,9 @@ class TokenizedSource:
         self._release = hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._has_asked = False  # a bucket
-        self._verified = set[tuple[int, int]]()  # shards that this process has compared with their digests, and when these were written
+        self._verified = set[
+            tuple[int, int]
+        ]()  # shards that this process has compared with their digests, and when these were written
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes hold the folder themselves."""
@@ -73,8 +84,11 @@ class TokenizedSource:
         return {name: (size, version) for name, size, version in self.states}
 
     def shard_folder(self, number: int) -> Path:
-        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own anew."""
-        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]]
+        """Where a shard lies once it is made; the name tells its files as they are: a changed one makes only its own
+        anew."""
+        pieces = [
+            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in self.plan.shards[number]
+        ]
         return self.folder / key_of({"pieces": pieces})
 
     @cached_property
@@ -106,7 +120,8 @@ class TokenizedSource:
         """A shard, made now if it is not there.
 
         Args:
-            verified: compare it with its digest, unless this process has done so before, and make it again if it is damaged.
+            verified: compare it with its digest, unless this process has done so before, and make it again if it is
+                damaged.
 
         Raises:
             DataError: a row is bad, or the files are not those that the plan was made from.
@@ -123,7 +138,10 @@ class TokenizedSource:
             self.check_files(number)
             is_made_again = True
         else:
-            raise DataError(f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to another.")
+            raise DataError(
+                f"{folder}: what is written there does not come back the same. Is the disk failing? Set CPT_CACHE to"
+                " another."
+            )
         self.check_digest(files)
         if is_made_again:
             self.refuse_other_tokens(files)
@@ -140,9 +158,9 @@ class TokenizedSource:
         if self.description is not None and self.digests.get(shard.folder.name) != shard.description.digest:
             rmtree(shard.folder, ignore_errors=True)
             raise DataError(
-                f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than before. What "
-                f"reads it has changed since ({self.work.key}: libraries, or code of yours). Bring it back, or delete {self.folder} and "
-                "begin a new run: another `name`."
+                f"{self.work.source.path}: a damaged part of its stored tokens was made again, with other tokens than"
+                f" before. What reads it has changed since ({self.work.key}: libraries, or code of yours). Bring it"
+                f" back, or delete {self.folder} and begin a new run: another `name`."
             )
 
     def check_digest(self, shard: TokenFiles) -> None:
@@ -169,7 +187,9 @@ class TokenizedSource:
             return replace(self.work, prove_on_the_way=True)
         if sum(self.plan.num_bytes) < PROOF_BYTES:
             return self.work
-        return replace(self.work, encoder=self.work.encoder.proven_for(sample(self.work.source, self.plan.shards, self.work.key)))
+        return replace(
+            self.work, encoder=self.work.encoder.proven_for(sample(self.work.source, self.plan.shards, self.work.key))
+        )
 
     def check_files(self, number: int) -> None:
         """Refuse a shard whose files changed since the plan was made.
@@ -193,7 +213,12 @@ class TokenizedSource:
                 self._description = self.if_ours(read_description(self.folder))
             except FileNotFoundError:
                 pass
-            except (DataError, OSError, ValueError, TypeError):  # the folder's name tells the version: no other wrote it
+            except (
+                DataError,
+                OSError,
+                ValueError,
+                TypeError,
+            ):  # the folder's name tells the version: no other wrote it
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
                     (self.folder / DESCRIPTION).unlink()  # else each look at it would report the damage
@@ -206,9 +231,12 @@ class TokenizedSource:
         return self._description
 
     def if_ours(self, found: SourceDescription) -> SourceDescription | None:
-        """The description, if it is of these files, cut and read as now; without the list of shards, which may be half a million."""
+        """The description, if it is of these files, cut and read as now; without the list of shards, which may be half
+        a million."""
         cut = self.plan.shards
-        is_cut_so = len(found.shards) == len(cut) and all(self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1))
+        is_cut_so = len(found.shards) == len(cut) and all(
+            self.shard_folder(number).name in found.shards for number in (0, len(cut) - 1)
+        )
         is_ours = found.name == self.name and found.on_bad_row == self.work.on_bad_row and is_cut_so
         return replace(found, shards={}) if is_ours else None
 
@@ -231,8 +259,18 @@ class TokenizedSource:
 
     def describe(self) -> SourceDescription:
         """Go through all shards and write down what they are."""
-        hashes = beside(lambda: {name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states})
-        dropped, bad_rows, longest, bad, engines = Counter[str](), Counter[str](), ("", 0), list[Listed](), dict[str, None]()
+        hashes = beside(
+            lambda: {
+                name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states
+            }
+        )
+        dropped, bad_rows, longest, bad, engines = (
+            Counter[str](),
+            Counter[str](),
+            ("", 0),
+            list[Listed](),
+            dict[str, None](),
+        )
         documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
         for number in range(len(self.plan.shards)):
             part = self.shard(number).description
@@ -250,7 +288,11 @@ class TokenizedSource:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
         files = hashes.result() or {f"{source.path}@{source.revision or 'main'}": texts}
-        made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": ", ".join(filter(None, engines))}
+        made_from = {
+            "source": source.path,
+            "tokenizer": self.work.encoder.name,
+            "engine": ", ".join(filter(None, engines)),
+        }
         counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
         description = SourceDescription(self.name, *counts, longest, files, made_from, self.work.on_bad_row)
         write_once(self.folder / DESCRIPTION, as_text(description))
@@ -267,11 +309,17 @@ class TokenizedSource:
 
 def changed(work: ShardWork) -> DataError:
     """What to say of files that are not what they were."""
-    return DataError(f"{work.source.path}: files changed while they were being read. Start again when they are complete ({work.key}.path).")
+    return DataError(
+        f"{work.source.path}: files changed while they were being read. Start again when they are complete"
+        f" ({work.key}.path)."
+    )
 
 
-def key_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder) -> dict[str, Any]:
-    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for they are the same."""
+def key_content(
+    source: DocumentSource, filters: FilterLists, transforms: ComponentLists, encoder: DocumentEncoder
+) -> dict[str, Any]:
+    """All that decides the tokens, but for the files; how they are found (workers, gigatoken) is not among it, for
+    they are the same."""
     return {**reading_content(source, filters, transforms), "tokenizer": encoder.fingerprint}
 
 
@@ -285,7 +333,9 @@ def reading_content(source: DocumentSource, filters: FilterLists, transforms: Co
         "source": source.model_dump(exclude=NEUTRAL),
         "order": module_text("score", order, {}) if order is not None and ":" in order else None,
         "filters": [
-            [one.name, key_options(one.name, one.options), source_text(one.name)] for components in filters.values() for one in components
+            [one.name, key_options(one.name, one.options), source_text(one.name)]
+            for components in filters.values()
+            for one in components
         ],
         "transforms": transform_content(transforms),
     }

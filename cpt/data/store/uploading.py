@@ -26,9 +26,13 @@ def upload(prepared: PreparedData, store: Bucket) -> int:
         ResourceError: the bucket refuses, or is not reached.
     """
     for rows in prepared.windowed:
-        if rows.selection.repeated is not None and not store.has(name := f"duplicates/{rows.selection.repeated.folder.name}.tar"):
+        if rows.selection.repeated is not None and not store.has(
+            name := f"duplicates/{rows.selection.repeated.folder.name}.tar"
+        ):
             store.put_folder(rows.selection.repeated.folder, name)
-    number = sum(upload_source(source, store) for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed)))
+    number = sum(
+        upload_source(source, store) for source in (*prepared.judges, *(rows.tokenized for rows in prepared.windowed))
+    )
     for rows in prepared.windowed:
         upload_rows(rows, store)
     return number

@@ -1,4 +1,5 @@
-"""What a bounded disk has room for: some windows of each large source, and nothing that needs all of one before the first row."""
+"""What a bounded disk has room for: some windows of each large source, and nothing that needs all of one before the
+first row."""
 
 from collections.abc import Sequence
 
@@ -11,7 +12,8 @@ WINDOWS_ON_DISK = 4  # of each source: read, made next, kept for slower readers,
 
 
 def disk_limit(data: Data, sources: Sequence[TokenizedSource]) -> int | None:
-    """Bytes that large sources may take on this machine's disk: as the recipe says, and what a bucket has, as $CPT_CACHE_LIMIT says."""
+    """Bytes that large sources may take on this machine's disk: as the recipe says, and what a bucket has, as
+    $CPT_CACHE_LIMIT says."""
     limit = cache_limit() if any(source.is_kept for source in sources) else None
     given = [number for number in (data.disk_bytes, limit) if number is not None]
     return min(given, default=None)
@@ -27,11 +29,14 @@ def why_all(data: Data, budget: Budget | None) -> str | None:
 
 
 def is_ready(data: Data, source: TokenizedSource) -> bool:
-    """Whether a bucket knows of a source all that is needed before the first row, so that its windows are fetched one by one."""
+    """Whether a bucket knows of a source all that is needed before the first row, so that its windows are fetched one
+    by one."""
     return source.is_kept and source.plan.is_streamed and data.deduplicate is None
 
 
-def refuse_small_disk(data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], limit: int | None, *, needs_all: bool) -> None:
+def refuse_small_disk(
+    data: Data, budget: Budget | None, sources: Sequence[TokenizedSource], limit: int | None, *, needs_all: bool
+) -> None:
     """A bounded disk needs room for some windows, and has none for all of a source.
 
     Raises:
@@ -49,6 +54,6 @@ def refuse_small_disk(data: Data, budget: Budget | None, sources: Sequence[Token
     least = WINDOWS_ON_DISK * len(large) * data.window_bytes
     if limit < least:
         raise error(
-            f"{bound} is {limit:,}, but {len(large)} source(s), read in windows of {data.window_bytes:,} bytes, need {least:,}. Raise it, "
-            "or lower `data.window_bytes`."
+            f"{bound} is {limit:,}, but {len(large)} source(s), read in windows of {data.window_bytes:,} bytes, need"
+            f" {least:,}. Raise it, or lower `data.window_bytes`."
         )

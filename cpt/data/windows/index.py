@@ -1,4 +1,5 @@
-"""Where the rows of a source are: in which window, whatever was read before, and also where most windows are not there."""
+"""Where the rows of a source are: in which window, whatever was read before, and also where most windows are not
+there."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -40,7 +41,9 @@ class WindowIndex(ABC):
         self._near = 0  # a window whose entry is known, to search from
         self._total: Total | None = None
         self._has_asked = False  # a bucket
-        self._sum: WindowEntry | None = None  # of the windows known when this process kept its first one, and of those kept since
+        self._sum: WindowEntry | None = (
+            None  # of the windows known when this process kept its first one, and of those kept since
+        )
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
     @abstractmethod
@@ -86,7 +89,8 @@ class WindowIndex(ABC):
         return AFTER_MAX_TOKENS in entry.left_out or window + 1 == len(self.tokenized.plan.windows)
 
     def known_so_far(self) -> tuple[WindowEntry, int]:
-        """What is known of the windows from the first on, as many as there are without a gap, as one; and how many these are."""
+        """What is known of the windows from the first on, as many as there are without a gap, as one; and how many
+        these are."""
         if self.total is not None and self.total.everything is not None:
             return self.total.everything, self.total.windows
         entries: list[WindowEntry] = []
@@ -134,7 +138,9 @@ class WindowIndex(ABC):
             windows = list(range(self.total.windows))
             return windows, list(accumulate(self.rows_of(windows[:-1]), initial=0))
         if epoch not in self._orders:
-            windows = np.random.default_rng(seed_of(self.seed, "windows", epoch)).permutation(self.total.windows).tolist()
+            windows = (
+                np.random.default_rng(seed_of(self.seed, "windows", epoch)).permutation(self.total.windows).tolist()
+            )
             self._orders = {epoch: (windows, list(accumulate(self.rows_of(windows[:-1]), initial=0)))}
         return self._orders[epoch]
 
@@ -191,7 +197,8 @@ class WindowIndex(ABC):
                 write_total(self.folder, entry.end, window + 1)
 
     def state(self, turn: int) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a run goes on at turn `turn` where the store is empty: the window and what is in front of it."""
+        """What a checkpoint keeps, so that a run goes on at turn `turn` where the store is empty: the window and what
+        is in front of it."""
         _, window, _ = self.find(turn)
         return {"window": window, "entry": asdict(self.entry(window))}
 

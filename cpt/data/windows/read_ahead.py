@@ -1,4 +1,5 @@
-"""Make or fetch the windows that a run reads next before it gets there, and remove those behind it where the disk is bounded."""
+"""Make or fetch the windows that a run reads next before it gets there, and remove those behind it where the disk is
+bounded."""
 
 import atexit
 import heapq
@@ -85,7 +86,9 @@ class ReadAhead:
     def run(self) -> None:
         """The thread's work. An error ends it: the reader who needs the window meets the same one and raises it."""
         cores = num_workers()
-        shards = made(self.wanted(), cores and max(1, cores - 1), [rows.tokenized for rows in self.rows])  # one is left to the run itself
+        shards = made(
+            self.wanted(), cores and max(1, cores - 1), [rows.tokenized for rows in self.rows]
+        )  # one is left to the run itself
         try:
             for _ in shards:
                 self.close_windows()
@@ -123,7 +126,8 @@ class ReadAhead:
                 return
 
     def stops(self) -> Iterator[Stop]:
-        """The windows of all sources as a run comes to them, from where it begins; once through, or for ever where windows are removed."""
+        """The windows of all sources as a run comes to them, from where it begins; once through, or for ever where
+        windows are removed."""
         upcoming: list[tuple[float, Stop]] = []  # rows of the run before it, estimated by files' sizes
         for number, turn in enumerate(self.first_turns):
             epoch, window, _ = self.rows[number].find(turn)
@@ -132,7 +136,9 @@ class ReadAhead:
             position, stop = heapq.heappop(upcoming)
             yield stop
             rows, share = self.rows[stop.source], max(self.shares[stop.source], 1e-9)
-            position += sum(rows.tokenized.plan.num_bytes[shard] for shard in rows.tokenized.plan.windows[stop.window]) / share
+            position += (
+                sum(rows.tokenized.plan.num_bytes[shard] for shard in rows.tokenized.plan.windows[stop.window]) / share
+            )
             epoch, place = stop.epoch, stop.place + 1
             if place == (rows.total.windows if rows.total else len(rows.tokenized.plan.windows)):
                 if self.disk_bytes is None:
@@ -151,11 +157,14 @@ class ReadAhead:
                 if rows.tokenized.missing(rows.tokenized.plan.windows[stop.window]):
                     return
                 rows.prepare(stop.window)
-                self.present[stop.source, stop.window] = rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
+                self.present[stop.source, stop.window] = (
+                    rows.num_bytes(stop.window) if self.disk_bytes is not None else 0
+                )
                 self.begun.pop(0)
 
     def has_room(self) -> bool:
-        """Whether the windows that were begun have room, after those that all readers have left were removed as far as that is needed."""
+        """Whether the windows that were begun have room, after those that all readers have left were removed as far as
+        that is needed."""
         if self.disk_bytes is None:
             return True
         self.close_windows()
@@ -164,7 +173,11 @@ class ReadAhead:
         used = sum(list(self.present.values()))
         begun = {(stop.source, stop.window) for stop in list(self.begun)} - self.present.keys()
         used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, list(self.present)))))
-        limit = self.disk_bytes if self.room is None else min(self.disk_bytes, self.room.left(sum(list(self.present.values())), used))
+        limit = (
+            self.disk_bytes
+            if self.room is None
+            else min(self.disk_bytes, self.room.left(sum(list(self.present.values())), used))
+        )
         for source, window in list(self.present):
             if used > limit and (source, window) not in needed:
                 self.rows[source].remove(window)

@@ -1,7 +1,8 @@
 """The rows of a source, window by window: each is packed and shuffled by itself, when it is needed or a little before.
 
-What is known of a window once it was made stays in a small file, also when its tokens are removed to save disk. So any place of the source
-is found at once, whatever was read before: the file of window w says how many rows there are in front of it.
+What is known of a window once it was made stays in a small file, also when its tokens are removed to save disk. So any
+place of the source is found at once, whatever was read before: the file of window w says how many rows there are in
+front of it.
 """
 
 import threading
@@ -50,8 +51,8 @@ class Here:
 class WindowedRows(WindowIndex):
     """The rows of one source, by turn and by number.
 
-    Row numbers count through the windows in the order of the first time through; in each further time the windows come in another order,
-    and the pieces of a window in other rows of it.
+    Row numbers count through the windows in the order of the first time through; in each further time the windows come
+    in another order, and the pieces of a window in other rows of it.
 
     Args:
         max_epochs: how often the source may be gone through.
@@ -70,7 +71,13 @@ class WindowedRows(WindowIndex):
         is_bounded: bool = False,
     ) -> None:
         self.selection, self.layout, self.cache_dir, self.is_bounded = selection, layout, cache_dir, is_bounded
-        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.windows, "seed": seed, **layout.content()}
+        content = {
+            "format": FORMAT,
+            "tokens": tokenized.name,
+            "plan": tokenized.plan.windows,
+            "seed": seed,
+            **layout.content(),
+        }
         super().__init__(tokenized, cache_dir / "rows" / key_of({**content, **selection.content()}), seed, max_epochs)
         self._lock = threading.RLock()  # micro-batches may be made by several threads
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
@@ -79,25 +86,36 @@ class WindowedRows(WindowIndex):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes open the files themselves."""
-        values = (self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs, self.is_bounded)
+        values = (
+            self.tokenized,
+            self.selection,
+            self.layout,
+            self.seed,
+            self.cache_dir,
+            self.max_epochs,
+            self.is_bounded,
+        )
         return reopen, values
 
     @property
     def fingerprint(self) -> str:
         """Of the documents and how they are packed; moving files changes nothing.
 
-        Of several windows: of the first, of the plan and of the rules by which documents are chosen; each further window is held against
-        what a checkpoint knows of it.
+        Of several windows: of the first, of the plan and of the rules by which documents are chosen; each further
+        window is held against what a checkpoint knows of it.
         """
         plan = self.tokenized.plan
         what = {"format": FORMAT, "documents": self.entry(0).own_digest, "seed": self.seed}
         return key_of(
-            {**what, "plan": "", "rules": {}} if plan.is_whole else {**what, "plan": plan.fingerprint, "rules": self.selection.content()}
+            {**what, "plan": "", "rules": {}}
+            if plan.is_whole
+            else {**what, "plan": plan.fingerprint, "rules": self.selection.content()}
         )
 
     @property
     def filled(self) -> float:
-        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read, and never another.
+        """Share of `sequence_length` that tokens fill, in the first window that has rows: known before all is read,
+        and never another.
 
         An example that is a row by itself counts as one that fills it: shares are then of examples.
         """
@@ -129,7 +147,8 @@ class WindowedRows(WindowIndex):
         return self.folder / f"{window:06}"
 
     def place(self, turn: int, seed: str) -> tuple[int, int]:
-        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn from the seed.
+        """How often the source was gone through before turn `turn`, and the row whose turn it is, in an order drawn
+        from the seed.
 
         Raises:
             DataError: the source is used up and may not be repeated, or a window cannot be made.
@@ -187,9 +206,17 @@ class WindowedRows(WindowIndex):
         """
         known = self.known_entry(window)
         before = START if window == 0 else self.entry(window - 1) if known is None else None
-        tokens_before = before.tokens_before + before.tokens if before is not None else known.tokens_before if known is not None else 0
+        tokens_before = (
+            before.tokens_before + before.tokens
+            if before is not None
+            else known.tokens_before
+            if known is not None
+            else 0
+        )
         documents, chosen = self.choose(window, tokens_before)
-        numbers, lengths, read, unfit = fitting(documents, chosen.documents, self.layout.form, self.layout.sequence_length)
+        numbers, lengths, read, unfit = fitting(
+            documents, chosen.documents, self.layout.form, self.layout.sequence_length
+        )
         starts = documents.offsets[numbers]
         own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
         if known is not None and known.own_digest != own_digest:
@@ -252,7 +279,9 @@ class WindowedRows(WindowIndex):
     def own_folders(self, window: int) -> list[Path]:
         """Of a window's shards, without those that the held-out set is read from."""
         kept = set(self.tokenized.plan.held_out) if self.selection.held_out_share is not None else set()
-        return [self.tokenized.shard_folder(shard) for shard in self.tokenized.plan.windows[window] if shard not in kept]
+        return [
+            self.tokenized.shard_folder(shard) for shard in self.tokenized.plan.windows[window] if shard not in kept
+        ]
 
 
 def reopen(*values: Any) -> WindowedRows:

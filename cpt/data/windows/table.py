@@ -1,7 +1,8 @@
-"""What is known of all windows of a source in one table, once the last one was made, so that a start reads two files and not one a window.
+"""What is known of all windows of a source in one table, once the last one was made, so that a start reads two files
+and not one a window.
 
-The table is memory-mapped: a process that looks for a row touches as much of it as a search does. What is only told, and never searched by
-(documents left out, lengths, bad rows), is kept as a sum over all windows beside it.
+The table is memory-mapped: a process that looks for a row touches as much of it as a search does. What is only told,
+and never searched by (documents left out, lengths, bad rows), is kept as a sum over all windows beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_total(folder: Path) -> Total | None:
-    """What one time through is; None where its last window was not made yet, or where the total or the table is damaged."""
+    """What one time through is; None where its last window was not made yet, or where the total or the table is
+    damaged."""
     content = read_sealed(folder / TOTAL)
     digest = None if content is None else content.get("table")
     if digest is not None and not is_table(folder / TABLE, digest):
@@ -61,7 +63,9 @@ def read_total(folder: Path) -> Total | None:
             (folder / TOTAL).unlink()  # else each look at it would report the damage
         return None
     everything = content.get("sum")
-    return Total(content["rows"], content["windows"], digest is not None, None if everything is None else entry_of(everything))
+    return Total(
+        content["rows"], content["windows"], digest is not None, None if everything is None else entry_of(everything)
+    )
 
 
 def is_table(path: Path, digest: str) -> bool:

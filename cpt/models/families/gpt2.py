@@ -22,14 +22,16 @@ class CptGPT2Config(GPT2Config):
         if self.add_cross_attention:
             raise ValueError("add_cross_attention: there is no encoder to attend to. Remove it.")
         if self.unpadded_vocab_size > self.vocab_size:
-            raise ValueError(f"unpadded_vocab_size ({self.unpadded_vocab_size}) is larger than vocab_size ({self.vocab_size}).")
+            raise ValueError(
+                f"unpadded_vocab_size ({self.unpadded_vocab_size}) is larger than vocab_size ({self.vocab_size})."
+            )
 
 
 class PaddedVocabularyHead(nn.Linear):
     """A language model head whose rows past `num_tokens` always give the smallest number of the dtype.
 
-    Loss, argmax and sampling then never see them, and their gradient is zero. Code that multiplies with `lm_head.weight` itself
-    (chunked or fused losses) must cut the weight to `num_tokens` rows.
+    Loss, argmax and sampling then never see them, and their gradient is zero. Code that multiplies with
+    `lm_head.weight` itself (chunked or fused losses) must cut the weight to `num_tokens` rows.
     """
 
     def __init__(self, width: int, rows: int, num_tokens: int) -> None:
@@ -49,7 +51,9 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
     config: CptGPT2Config
 
     def __init__(self, config: CptGPT2Config) -> None:
-        super(GPT2LMHeadModel, self).__init__(config)  # GPT2LMHeadModel's own __init__ would build the plain head first
+        super(GPT2LMHeadModel, self).__init__(
+            config
+        )  # GPT2LMHeadModel's own __init__ would build the plain head first
         self.transformer = GPT2Model(config)
         self.lm_head = PaddedVocabularyHead(config.n_embd, config.vocab_size, config.unpadded_vocab_size)
         self.post_init()
@@ -57,7 +61,8 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Make room for `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known ones."""
+        """Make room for `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known
+        ones."""
         known = self.config.unpadded_vocab_size
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         if new_num_tokens is None:

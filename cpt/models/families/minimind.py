@@ -1,4 +1,5 @@
-"""MiniMind's dense models: MiniMind2 is a Llama, MiniMind-3 a Qwen3, each under its own name and with its own sizes."""
+"""MiniMind's dense models: MiniMind2 is a Llama, MiniMind-3 a Qwen3, each under its own name and with its own
+sizes."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM

@@ -10,7 +10,11 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM, LlamaModel, Qwen3
 from transformers import initialization as init
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaPreTrainedModel
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeSparseMoeBlock, Qwen3MoeTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (
+    Qwen3MoeExperts,
+    Qwen3MoeSparseMoeBlock,
+    Qwen3MoeTopKRouter,
+)
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -18,8 +22,8 @@ from transformers.utils.output_capturing import OutputRecorder
 def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
     """How unevenly the experts are used, without a coefficient: 1 for each layer that uses them evenly.
 
-    Per layer: experts x sum over the experts of (share of the choices x mean score), as in MiniMind's code. MiniMind2 counts within
-    each sequence (`seq_aux`) and then takes the mean, MiniMind-3 counts over the whole batch.
+    Per layer: experts x sum over the experts of (share of the choices x mean score), as in MiniMind's code. MiniMind2
+    counts within each sequence (`seq_aux`) and then takes the mean, MiniMind-3 counts over the whole batch.
 
     Args:
         router_logits: per layer [B x T, E].
@@ -28,14 +32,17 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
-        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])  # B sequences, T tokens, E experts
+        scores = (
+            logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])
+        )  # B sequences, T tokens, E experts
         chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
         total = total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
     return total
 
 
 class BalancedForCausalLM:
-    """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers' MoEs have it."""
+    """The forward pass of both: while training, `loss` includes `router_aux_loss_coef * aux_loss`, as transformers'
+    MoEs have it."""
 
     config: Any
     model: nn.Module
@@ -49,7 +56,8 @@ class BalancedForCausalLM:
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        return True  # transformers searches this file for the decorator of its experts, which Qwen3MoeExperts has in its own file
+        # transformers searches this file for the decorator of its experts, which Qwen3MoeExperts has in its own file
+        return True
 
     @can_return_tuple
     def forward(
@@ -66,7 +74,9 @@ class BalancedForCausalLM:
         **kwargs: Any,
     ) -> MoeCausalLMOutputWithPast:
         """Arguments and outputs are those of transformers' Qwen3MoeForCausalLM."""
-        wants_router_logits = self.config.output_router_logits if output_router_logits is None else output_router_logits
+        wants_router_logits = (
+            self.config.output_router_logits if output_router_logits is None else output_router_logits
+        )
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -181,7 +191,8 @@ class MiniMind2MoEConfig(LlamaConfig):
 
 
 class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
-    """Routed experts as Qwen3-MoE has them (softmax, top-k, renormalised), plus the experts that every token passes."""
+    """Routed experts as Qwen3-MoE has them (softmax, top-k, renormalised), plus the experts that every token
+    passes."""
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]  # the names that it reads are there
@@ -240,7 +251,9 @@ class MiniMind2MoEForCausalLM(BalancedForCausalLM, MiniMind2MoEPreTrainedModel, 
     _tp_plan: dict[str, str] = {}  # see base_model_tp_plan
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
-        super(LlamaForCausalLM, self).__init__(config)  # LlamaForCausalLM's own __init__ would build Llama's layers first
+        super(LlamaForCausalLM, self).__init__(
+            config
+        )  # LlamaForCausalLM's own __init__ would build Llama's layers first
         self.model = MiniMind2MoEModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

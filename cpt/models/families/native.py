@@ -1,4 +1,5 @@
-"""Each of our families under the transformers architecture that it equals: for export, and to start from published weights."""
+"""Each of our families under the transformers architecture that it equals: for export, and to start from published
+weights."""
 
 import dataclasses
 import json
@@ -26,7 +27,8 @@ from cpt.models.families.minimind_moe import MiniMind2MoEConfig, MiniMind3MoECon
 
 StateDict = dict[str, torch.Tensor]
 
-# Our model type -> the model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls itself.
+# Our model type -> the model types of checkpoints that it can start from. `minimind` is what MiniMind's own code calls
+# itself.
 ACCEPTS = {
     "cpt-gpt2": ("gpt2",),
     "minimind2": ("llama", "minimind"),
@@ -37,7 +39,8 @@ ACCEPTS = {
 
 
 def native_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
-    """The config of the transformers architecture with the same logits; None when `config` is not one of our families."""
+    """The config of the transformers architecture with the same logits; None when `config` is not one of our
+    families."""
     match config:
         case CptGPT2Config():
             native = _same_fields(config, GPT2Config, "GPT2LMHeadModel")
@@ -95,7 +98,9 @@ CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
 }
 
 
-def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str) -> PreTrainedConfig:
+def _same_fields(
+    config: PreTrainedConfig, native_class: type[PreTrainedConfig], architecture: str
+) -> PreTrainedConfig:
     values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(native_class)}
     values |= {"architectures": [architecture], "use_cache": True}
     return native_class(**values)
@@ -103,7 +108,9 @@ def _same_fields(config: PreTrainedConfig, native_class: type[PreTrainedConfig],
 
 def _qwen2_moe_config(config: MiniMind2MoEConfig) -> PreTrainedConfig:
     """Qwen2-MoE without biases computes what MiniMind2's mixture does."""
-    shared = {field.name for field in dataclasses.fields(Qwen2MoeConfig)} & {field.name for field in dataclasses.fields(config)}
+    shared = {field.name for field in dataclasses.fields(Qwen2MoeConfig)} & {
+        field.name for field in dataclasses.fields(config)
+    }
     values: dict[str, Any] = {name: vars(config)[name] for name in shared}
     values |= {
         "architectures": ["Qwen2MoeForCausalLM"],
@@ -124,17 +131,22 @@ def _qwen2_moe_state_dict(config: MiniMind2MoEConfig, state_dict: StateDict) -> 
     for layer in range(config.num_hidden_layers):
         mlp = f"model.layers.{layer}.mlp"
         gate = state_dict[f"{mlp}.gate.weight"]
-        # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size undo it exactly.
+        # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make that 1/2, and weights of twice the size undo
+        # it exactly.
         renamed[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
         for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
-            shared = [state_dict[f"{mlp}.shared_experts.{index}.{part}_proj.weight"] for index in range(config.n_shared_experts)]
+            shared = [
+                state_dict[f"{mlp}.shared_experts.{index}.{part}_proj.weight"]
+                for index in range(config.n_shared_experts)
+            ]
             empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
             renamed[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*shared, empty], dim=dim)
     return renamed
 
 
 def _rewrite_weights(folder: Path, convert: Callable[[StateDict], StateDict]) -> None:
-    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest size."""
+    """Replace the folder's safetensors (one file or shards with an index) by the converted ones, of the same largest
+    size."""
     old_files = sorted(folder.glob("model*.safetensors"))
     tensors: StateDict = {}
     for file in old_files:

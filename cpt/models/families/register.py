@@ -27,5 +27,8 @@ def register_families() -> None:
         AutoConfig.register(model_type, config_class, exist_ok=True)
         AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
     for model_type in ("minimind2_moe", "minimind3_moe"):
-        # On disk each expert has its own tensors (MiniMind's names), in memory they are one: the conversion is Qwen3-MoE's.
-        register_checkpoint_conversion_mapping(model_type, get_checkpoint_conversion_mapping("qwen3_moe"), overwrite=True)
+        # On disk each expert has its own tensors (MiniMind's names), in memory they are one: the conversion is
+        # Qwen3-MoE's.
+        register_checkpoint_conversion_mapping(
+            model_type, get_checkpoint_conversion_mapping("qwen3_moe"), overwrite=True
+        )

@@ -24,7 +24,9 @@ class DataPosition(TrainerCallback):
         self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """On each machine one process begins to make what comes next."""
         self.began_at = state.global_step
         if args.local_process_index == 0:
@@ -32,13 +34,17 @@ class DataPosition(TrainerCallback):
             if self.ahead is not None:
                 self.ahead.start()
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The same anew where the run went back to a checkpoint on its way: then the Trainer's loop begins anew."""
         if state.global_step != self.began_at:
             self.on_train_end(args, state, control)
             self.on_train_begin(args, state, control)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Nothing more is needed."""
         if self.ahead is not None:
             self.ahead.stop()

@@ -1,4 +1,5 @@
-"""Go on from a checkpoint by the names of parameters: what FSDP2 wrote, and what any other way to share the model wrote."""
+"""Go on from a checkpoint by the names of parameters: what FSDP2 wrote, and what any other way to share the model
+wrote."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ class OtherWays(FullySharded):
         return self.way == FSDP or written is not None and written != self.way
 
     def is_of_other_kernel(self, checkpoint: Path, *, trust: bool = False) -> bool:
-        """Whether ZeRO's parts, of this run's stage, were made with the optimizer on the host and go on without that, or the reverse."""
+        """Whether ZeRO's parts, of this run's stage, were made with the optimizer on the host and go on without that,
+        or the reverse."""
         if not is_zero(self.way) or way_written(checkpoint) != self.way or self.recipe.optimizer.name not in OF_ZERO:
             return False
         from cpt.checkpoints.into_zero import written_by_host_kernel
@@ -127,8 +129,8 @@ class OtherWays(FullySharded):
             has_zero, is_fsdp = (checkpoint / "latest").exists(), self.way == FSDP
             if has_zero != is_zero(self.way) or is_fsdp and way_written(checkpoint) != FSDP:
                 raise CheckpointError(
-                    f"{checkpoint} was written {'with' if has_zero else 'without'} DeepSpeed, by no version of cpt, and this run shares "
-                    f"the model by {in_words(self.way)}. Start it as before, or anew with --new."
+                    f"{checkpoint} was written {'with' if has_zero else 'without'} DeepSpeed, by no version of cpt,"
+                    f" and this run shares the model by {in_words(self.way)}. Start it as before, or anew with --new."
                 )
             return
         written = way_of(manifest)
@@ -137,13 +139,18 @@ class OtherWays(FullySharded):
         if why is not None:
             was, now = in_words(written), f"{in_words(self.way)}{self.said_of_states}"
             raise CheckpointError(
-                f"{checkpoint} was written with {was}, and this run has {now}: {why}. Start it as before, or anew with --new."
+                f"{checkpoint} was written with {was}, and this run has {now}: {why}. Start it as before, or anew with"
+                " --new."
             )
 
     @property
     def said_of_states(self) -> str:
         """Where they lie from now on, if they move."""
-        return f" and its optimizer {'on the host' if self.offloads_optimizer else 'no longer on the host'}" if self.moves_states else ""
+        return (
+            f" and its optimizer {'on the host' if self.offloads_optimizer else 'no longer on the host'}"
+            if self.moves_states
+            else ""
+        )
 
     def why_not_from(self, written: str) -> str | None:
         """Why what that way keeps cannot be made into what this one needs; None where it can."""
@@ -151,11 +158,17 @@ class OtherWays(FullySharded):
             return "fp16's scale of the loss is not carried from one to the other"
         for way in (written, self.way):
             if way == zero_way(0):
-                return "DeepSpeed without ZeRO keeps its states in a form of its own; a profile of stage 1, 2 or 3 can be converted"
+                return (
+                    "DeepSpeed without ZeRO keeps its states in a form of its own; a profile of stage 1, 2 or 3 can be"
+                    " converted"
+                )
         if not (is_zero(written) or is_zero(self.way)):
             return None
         if self.recipe.optimizer.name not in OF_ZERO:
-            return f"ZeRO's parts are converted for {', '.join(OF_ZERO)} only, and `optimizer.name` is {self.recipe.optimizer.name}"
+            return (
+                f"ZeRO's parts are converted for {', '.join(OF_ZERO)} only, and `optimizer.name` is"
+                f" {self.recipe.optimizer.name}"
+            )
         section = self.zero_section or {}
         if any((section.get(key) or {}).get("device") == "nvme" for key in ("offload_optimizer", "offload_param")):
             return "tensors on NVMe are not filled from outside; offload to the CPU can be"

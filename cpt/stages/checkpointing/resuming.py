@@ -1,4 +1,5 @@
-"""Go on from a checkpoint exactly: the same rows, weights, moments and random numbers, or in words what is not the same."""
+"""Go on from a checkpoint exactly: the same rows, weights, moments and random numbers, or in words what is not the
+same."""
 
 import os
 from importlib import import_module
@@ -44,11 +45,17 @@ class ExactResume(OtherWays):
         said = exactness(self.resume_point, self.way, deterministic=repeats)
         before = self.resume_point.manifest
         if self.moves_states and before is not None and before.exactness == BIT_EXACT:
-            return f"converted: from step {before.step} with {in_words(self.way)}{self.said_of_states}: its AdamW rounds otherwise"
+            return (
+                f"converted: from step {before.step} with {in_words(self.way)}{self.said_of_states}: its AdamW rounds"
+                " otherwise"
+            )
         asked = int(self.recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
         fits = self.args.per_device_train_batch_size
         if said == BIT_EXACT and fits < asked:
-            return f"rounding: {fits} rows at a time instead of {asked} since memory ran out, so sums come in another order"
+            return (
+                f"rounding: {fits} rows at a time instead of {asked} since memory ran out, so sums come in another"
+                " order"
+            )
         return said
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
@@ -102,14 +109,18 @@ class ExactResume(OtherWays):
             replay_step_counter(self.kernel, steps_made(self.kernel))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """The random numbers of each process; those of another number of processes cannot be continued, so new ones begin."""
+        """The random numbers of each process; those of another number of processes cannot be continued, so new ones
+        begin."""
         if checkpoint is None:
             return
         if written_for(Path(checkpoint)) in (None, self.args.world_size):
             with only_data(Path(checkpoint), trust=self.resume_point.trusted):
                 super()._load_rng_state(checkpoint)
         else:
-            set_seed(xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode()) % 2**32)
+            set_seed(
+                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
+                % 2**32
+            )
 
 
 def steps_made(optimizer: torch.optim.Optimizer) -> int:
@@ -120,7 +131,8 @@ def steps_made(optimizer: torch.optim.Optimizer) -> int:
 def separate_groups(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     """Mend what DeepSpeed 0.19 makes of a universal checkpoint under ZeRO-3.
 
-    It gives all groups the weight decay and the learning rate of the first, and one step counter, which each of them then counts up.
+    It gives all groups the weight decay and the learning rate of the first, and one step counter, which each of them
+    then counts up.
     """
     tag = (checkpoint / "latest_universal").read_text().strip()
     kept = load_data(checkpoint / tag / "zero" / "optimizer_state.pt", mmap=True)["param_groups"]
@@ -143,9 +155,9 @@ def exactness(point: ResumePoint, way: str, *, deterministic: bool) -> str:
         return before.exactness
     if before is not None and way_of(before) != way:
         return (
-            f"converted: from step {before.step} with {in_words(way)} instead of {in_words(way_of(before))}"
-            f"{'' if before.world_size == world_size() else f', and {counted(world_size())} instead of {before.world_size}'}: "
-            "the same rows in the same steps, sums in another order"
+            f"converted: from step {before.step} with {in_words(way)} instead of"
+            f" {in_words(way_of(before))}{'' if before.world_size == world_size() else f', and {counted(world_size())} instead of {before.world_size}'}:"  # noqa: E501
+            " the same rows in the same steps, sums in another order"
         )
     if before is not None and before.world_size != world_size():
         return (
@@ -155,14 +167,18 @@ def exactness(point: ResumePoint, way: str, *, deterministic: bool) -> str:
     if point.checkpoint is not None and before is None:
         return f"unproven: it went on from {point.checkpoint}, which has no manifest"
     if not deterministic:
-        return "rounding: GPU kernels add in any order; `training: {full_determinism: true}` makes them repeat, at a price"
+        return (
+            "rounding: GPU kernels add in any order; `training: {full_determinism: true}` makes them repeat, at a"
+            " price"
+        )
     return BIT_EXACT
 
 
 def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
     """The recipe for as many processes as run now, with as many rows in a step as before.
 
-    A recipe that states its global batch does so by itself; one that states accumulation means what it came to when the run began.
+    A recipe that states its global batch does so by itself; one that states accumulation means what it came to when
+    the run began.
     """
     manifest = point.manifest
     if manifest is None or not manifest.step or recipe.budget.global_batch_tokens is not None:
@@ -174,13 +190,20 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
 
 
 def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
-    """The recipe with the weights' type of the checkpoint in the place of `model.dtype: auto`, which may mean another one on this machine.
+    """The recipe with the weights' type of the checkpoint in the place of `model.dtype: auto`, which may mean another
+    one on this machine.
 
     Weights of an engine and adapters are in fp32 in any case.
     """
     plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
     manifest = point.manifest
-    if point.checkpoint is None or manifest is None or way_of(manifest) != PLAIN or recipe.model.dtype != "auto" or not plain:
+    if (
+        point.checkpoint is None
+        or manifest is None
+        or way_of(manifest) != PLAIN
+        or recipe.model.dtype != "auto"
+        or not plain
+    ):
         return recipe
     stored = set(Tensors(point.checkpoint).dtypes.values())
     if stored not in ({torch.bfloat16}, {torch.float32}):
@@ -192,7 +215,11 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
 def tokens_of_step(recipe: Recipe) -> int:
     """What the stated accumulation comes to for the processes that run now."""
     micro_batch = int(recipe.training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
-    rows = micro_batch * int(recipe.training.get("gradient_accumulation_steps", 1)) * groups_of_rows(recipe.training, world_size())
+    rows = (
+        micro_batch
+        * int(recipe.training.get("gradient_accumulation_steps", 1))
+        * groups_of_rows(recipe.training, world_size())
+    )
     return rows * recipe.data.sequence_length
 
 
@@ -241,19 +268,21 @@ def prepare_conversion() -> None:
         import_module("deepspeed")  # whose classes are in what is read
     except ImportError as problem:
         raise ResourceError(
-            f"the checkpoint was written with DeepSpeed, which is needed to convert it: {problem}. Install it: pip install deepspeed"
+            f"the checkpoint was written with DeepSpeed, which is needed to convert it: {problem}. Install it: pip"
+            " install deepspeed"
         ) from problem
 
 
 def tell_converted(folder: Path, manifest: Manifest, way: str, states: str = "") -> None:
-    """Say that the processes share the model in another way from now on, or that states move (`states` says where to)."""
+    """Say that the processes share the model in another way from now on, or that states move (`states` says where
+    to)."""
     if is_main_process():
         was, now = in_words(way_of(manifest)), f"{in_words(way)}{states}"
         record_event(
             folder,
             "converted",
-            f"The run goes on with {now} instead of {was} from step {manifest.step}, with {counted(world_size())}: the same rows in the "
-            "same steps, weights, moments and schedule as they were; sums come in another order.",
+            f"The run goes on with {now} instead of {was} from step {manifest.step}, with {counted(world_size())}: the"
+            " same rows in the same steps, weights, moments and schedule as they were; sums come in another order.",
             step=manifest.step,
             way=way,
             way_before=way_of(manifest),
@@ -264,10 +293,17 @@ def tell_elastic(folder: Path, manifest: Manifest) -> None:
     """Say what another number of processes changes."""
     if is_main_process():
         message = (
-            f"The run goes on with {counted(world_size())} instead of {manifest.world_size} from step {manifest.step}: "
-            "the same rows in the same steps, equal up to rounding; dropout draws other numbers."
+            f"The run goes on with {counted(world_size())} instead of {manifest.world_size} from step {manifest.step}:"
+            " the same rows in the same steps, equal up to rounding; dropout draws other numbers."
         )
-        record_event(folder, "elastic", message, step=manifest.step, processes=world_size(), processes_before=manifest.world_size)
+        record_event(
+            folder,
+            "elastic",
+            message,
+            step=manifest.step,
+            processes=world_size(),
+            processes_before=manifest.world_size,
+        )
 
 
 def counted(processes: int) -> str:

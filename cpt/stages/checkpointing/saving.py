@@ -1,7 +1,9 @@
-"""Save so that nothing is ever lost: what all processes do together comes first, then each writes, then one rename publishes.
+"""Save so that nothing is ever lost: what all processes do together comes first, then each writes, then one rename
+publishes.
 
-A checkpoint holds what the Trainer would have written, and a manifest. No write stands between what processes do together, so a disk that
-fails on one of them leaves all of them in step: the save is given up on all, and training goes on.
+A checkpoint holds what the Trainer would have written, and a manifest. No write stands between what processes do
+together, so a disk that fails on one of them leaves all of them in step: the save is given up on all, and training
+goes on.
 """
 
 import logging
@@ -42,7 +44,8 @@ SECONDS_BEFORE_RETRIES = (2.0, 8.0)  # of the last save of a run, which no later
 
 
 class TransactionalSaves(Snapshots):
-    """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training waits."""
+    """The Trainer's saving, as transactions; `recipe.checkpoints` says how often, how many stay, and whether training
+    waits."""
 
     recipe: Recipe
     length: RunLength
@@ -90,7 +93,7 @@ class TransactionalSaves(Snapshots):
         """None where a program of the user's own built the trainer."""
         return [callback for callback in self.callback_handler.callbacks if isinstance(callback, DataPosition)]
 
-    # --- when to save ------------------------------------------------------------------------------------------------------------------
+    # --- when to save ------------------------------------------------------------------------------------------------
 
     def train(self, *arguments: Any, **options: Any) -> TrainOutput:
         """Train; no save is in flight when it returns or raises."""
@@ -98,7 +101,9 @@ class TransactionalSaves(Snapshots):
             log.info("%s: removed what a stopped run left unfinished: %s.", self.run_folder, ", ".join(names))
         if self.archive is not None:
             self.archive.add_missing([checkpoint.folder for checkpoint in published_in(self.run_folder)])
-        self.agreement.gather(None)  # connected now: where the launcher is killed later, nobody is left who could introduce the processes
+        self.agreement.gather(
+            None
+        )  # connected now: where the launcher is killed later, nobody is left who could introduce the processes
         hook = register_optimizer_step_pre_hook(self.wait_for_copies)
         try:
             output = super().train(*arguments, **options)
@@ -157,10 +162,13 @@ class TransactionalSaves(Snapshots):
         """A run whose last save failed has not done what it was started for."""
         newest = published_in(self.run_folder)[-1:]
         where = f"The newest checkpoint is {newest[0].folder}; " if newest else "There is no checkpoint; "
-        text = f"step {self.state.global_step} could not be saved ({failure}). {where}when this is mended, start the run again."
+        text = (
+            f"step {self.state.global_step} could not be saved ({failure}). {where}when this is mended, start the run"
+            " again."
+        )
         return TrainingError(text) if failure.reason == "not finite" else CheckpointError(text)
 
-    # --- one save ----------------------------------------------------------------------------------------------------------------------
+    # --- one save ----------------------------------------------------------------------------------------------------
 
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and have it written: now, or while training goes on."""
@@ -171,12 +179,16 @@ class TransactionalSaves(Snapshots):
         in_background = beside and self.detach(contents)
         moment = mark() if in_background and self.args.device.type != "cpu" else None
         copy = partial(self.copy_to_host, contents, moment) if in_background else None
-        save = partial(self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy)
+        save = partial(
+            self.write_out, kind, step, contents, partial(self.describe, kind, step, self.rows_trained), copy
+        )
         self.in_flight.run(save, in_background=in_background)
         if not in_background:
             self.push()
 
-    def write_out(self, kind: Kind, step: int, contents: Contents, describe: Describe, copy: Callable[[], None] | None) -> None:
+    def write_out(
+        self, kind: Kind, step: int, contents: Contents, describe: Describe, copy: Callable[[], None] | None
+    ) -> None:
         """Publish, then tidy up; on a failure say so, and let training go on where a later save may do better."""
         name = f"{PREFIXES[kind]}{step}"
         check = None if kind in self.kinds_read_back else partial(read_back, model=self.saved_model)
@@ -187,7 +199,13 @@ class TransactionalSaves(Snapshots):
         except SaveFailed as failure:
             self.save_failure = failure
             if self.args.should_save:
-                record_event(self.run_folder, "save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason)
+                record_event(
+                    self.run_folder,
+                    "save_failed",
+                    f"{name} was not saved: {failure}.",
+                    step=step,
+                    reason=failure.reason,
+                )
             if failure.reason == "error":
                 raise
             return
@@ -199,7 +217,13 @@ class TransactionalSaves(Snapshots):
             self.not_pushed = self.run_folder / name
         if self.args.should_save:
             if before is not None:  # the event of the failure may have found no place on a full disk
-                record_event(self.run_folder, "saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
+                record_event(
+                    self.run_folder,
+                    "saved_again",
+                    f"{name} was saved; before it: {before}.",
+                    step=step,
+                    reason=before.reason,
+                )
             self.tidy_up(kind, self.run_folder / name)
 
     def tidy_up(self, kind: Kind, published: Path) -> None:
@@ -209,8 +233,14 @@ class TransactionalSaves(Snapshots):
         spared = self.archive.in_use() if self.archive is not None else set()
         try:
             rotate(self.run_folder, self.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
-        except Exception as problem:  # of the disk, or of a rule of the user's own: this process alone must not end for it
-            record_event(self.run_folder, "not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
+        except (
+            Exception
+        ) as problem:  # of the disk, or of a rule of the user's own: this process alone must not end for it
+            record_event(
+                self.run_folder,
+                "not_removed",
+                f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.",
+            )
 
     def describe(self, kind: Kind, step: int, rows: int, files: dict[str, FileEntry]) -> Manifest:
         """The manifest."""

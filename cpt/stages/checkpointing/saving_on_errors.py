@@ -21,21 +21,27 @@ class StepBoundary(TrainerCallback):
     def __init__(self) -> None:
         self.is_within = False
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A step's first micro-batch comes."""
         self.is_within = True
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Weights are updated and the step is counted."""
         self.is_within = False
 
 
 @contextmanager
 def saved_on_errors(trainer: TransactionalSaves) -> Iterator[None]:
-    """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the run goes on from.
+    """While it is open: an exception between two steps saves what was trained; any other names the checkpoint that the
+    run goes on from.
 
-    With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of the next step.
-    A mistake that the user can mend (CptError) is expected, and passes. Which processes were lost is said by `lost_processes_named`.
+    With several processes nothing is saved: the others do not know that this one has failed, and wait for its part of
+    the next step. A mistake that the user can mend (CptError) is expected, and passes. Which processes were lost is
+    said by `lost_processes_named`.
     """
     boundary = StepBoundary()
     trainer.add_callback(boundary)

@@ -1,4 +1,5 @@
-"""One moment of a run, held still for a checkpoint: what the Trainer and DeepSpeed would write, put together and not written."""
+"""One moment of a run, held still for a checkpoint: what the Trainer and DeepSpeed would write, put together and not
+written."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +18,14 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from cpt.checkpoints.agreement import Agreement
 from cpt.checkpoints.fsdp_parts import file_of_part, gathered_later, part_here
 from cpt.checkpoints.read_back import saved_parameters
-from cpt.checkpoints.snapshot import HostCopies, changed_by_steps, copy_beside_training, memory_of, refuse_non_finite, tensors_in
+from cpt.checkpoints.snapshot import (
+    HostCopies,
+    changed_by_steps,
+    copy_beside_training,
+    memory_of,
+    refuse_non_finite,
+    tensors_in,
+)
 from cpt.checkpoints.transaction import Contents, Weights
 from cpt.checkpoints.zero_parts import parts_of
 from cpt.runs.events import record_event
@@ -30,8 +38,9 @@ MOST_OF_THE_MEMORY = 0.8  # that copies may take of what the machine has free
 class Snapshots(ExactResume):
     """The Trainer's saving, up to the point where it would write.
 
-    Forward and backward pass only read what a checkpoint holds, but for buffers. So the copies of a save in the background are made beside
-    the next step, and training waits for them where that step would first change something: in front of the optimizer.
+    Forward and backward pass only read what a checkpoint holds, but for buffers. So the copies of a save in the
+    background are made beside the next step, and training waits for them where that step would first change something:
+    in front of the optimizer.
     """
 
     snapshot: Contents | None = None
@@ -102,7 +111,8 @@ class Snapshots(ExactResume):
         return taken
 
     def plan_gathering(self, taken: Contents, *, beside_training: bool) -> Weights | None:
-        """How ZeRO-3's weights will be put together; what there is already: none, where only its parts are to be saved.
+        """How ZeRO-3's weights will be put together; what there is already: none, where only its parts are to be
+        saved.
 
         DeepSpeed's way uses the connections and the parameters of the training, which has to wait for it.
         """
@@ -120,12 +130,16 @@ class Snapshots(ExactResume):
         return None
 
     def detach(self, taken: Contents) -> bool:
-        """Copy what the next forward pass may change, and see that there is memory for the rest; False where training has to wait."""
+        """Copy what the next forward pass may change, and see that there is memory for the rest; False where training
+        has to wait."""
         weights, parts = taken.weights, taken.parts
         if taken.write_model is not None and weights is None and parts is None:
             weights = self.saved_model.state_dict()
         changing = changed_by_steps(self.saved_model)
-        copied = [taken.states, [tensor for tensor in tensors_in([weights, parts and parts.parts]) if memory_of(tensor) in changing]]
+        copied = [
+            taken.states,
+            [tensor for tensor in tensors_in([weights, parts and parts.parts]) if memory_of(tensor) in changing],
+        ]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if parts is not None and taken.write_model is not None:
             needed += parts.bytes_of_whole()
@@ -156,7 +170,10 @@ class Snapshots(ExactResume):
         """Once."""
         if self.args.should_save and not self.copies_are_too_large:
             size = f"{needed / 2**30:.1f} GiB"
-            message = f"Copies of what a checkpoint holds would take {size} of host memory, which is not free: training waits for saves."
+            message = (
+                f"Copies of what a checkpoint holds would take {size} of host memory, which is not free: training"
+                " waits for saves."
+            )
             record_event(Path(str(self.args.output_dir)), "saves_block", message, step=self.state.global_step)
         self.copies_are_too_large = True
 
@@ -167,7 +184,7 @@ class Snapshots(ExactResume):
         offload = zero.get("offload_optimizer", {})
         return offload.get("device") == "nvme" or bool(offload.get("super_offload")) or "zenflow" in zero
 
-    # --- where the Trainer would write -------------------------------------------------------------------------------------------------
+    # --- where the Trainer would write -------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """The model, its config and the tokenizer."""
@@ -177,7 +194,9 @@ class Snapshots(ExactResume):
             self.snapshot.weights = state_dict
             self.snapshot.write_model = self.write_model_files
             self.snapshot.check = self.refuse_broken_weights
-            self.snapshot.model_bytes = sum(numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model))
+            self.snapshot.model_bytes = sum(
+                numbers * parameter.element_size() for parameter, numbers in saved_parameters(self.saved_model)
+            )
 
     def write_model_files(self, folder: Path, weights: Weights | None) -> None:
         """What `_save` writes; it empties what it is given."""
@@ -187,7 +206,9 @@ class Snapshots(ExactResume):
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
         """Only finite weights are published; frozen ones do not change."""
-        trained = {name: parameter for name, parameter in self.saved_model.named_parameters() if parameter.requires_grad}
+        trained = {
+            name: parameter for name, parameter in self.saved_model.named_parameters() if parameter.requires_grad
+        }
         if weights is None:
             refuse_non_finite(trained.items())
         else:
@@ -217,7 +238,9 @@ class Snapshots(ExactResume):
 
         engine: Any = self.model_wrapped
         with kept_states(engine, Path(folder)) as kept:
-            engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=isinstance(self.model, PeftModel))
+            engine.save_checkpoint(
+                folder, save_latest=False, exclude_frozen_parameters=isinstance(self.model, PeftModel)
+            )
         taken.states |= kept.states
         taken.copies |= files_beside(engine, self.args.process_index)
         if self.args.should_save:

@@ -1,4 +1,5 @@
-"""What the Trainer keeps besides weights, in the form in which it reads them again: random numbers, its own progress, its scaler."""
+"""What the Trainer keeps besides weights, in the form in which it reads them again: random numbers, its own progress,
+its scaler."""
 
 import dataclasses
 import json
@@ -17,7 +18,11 @@ PACKAGES = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
     """The random numbers of this process, as `Trainer._load_rng_state` takes them."""
-    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
     kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
     for kind in kinds:
         device: Any = torch.get_device_module(kind)

@@ -37,7 +37,8 @@ MOST_LETTERS = 300  # of a prompt or a completion, in a message
 class NamedReward:
     """A function of the recipe, ready to be called as TRL calls rewards: everything by name.
 
-    Keyword-only parameters are options, which the recipe gives. All others are columns of the data; `**columns` takes every one.
+    Keyword-only parameters are options, which the recipe gives. All others are columns of the data; `**columns` takes
+    every one.
     """
 
     def __init__(self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -58,7 +59,8 @@ class NamedReward:
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
             raise DataError(
-                f"`{self.key}` ({self.__name__}) reads the column `{missing[0]}`. The data's rows have, beside the prompt: {there}."
+                f"`{self.key}` ({self.__name__}) reads the column `{missing[0]}`. The data's rows have, beside the"
+                f" prompt: {there}."
             )
 
     def __call__(self, **given: Any) -> list[float | None]:
@@ -74,11 +76,16 @@ class NamedReward:
             raise
         except Exception as problem:  # of anybody's code
             row = self.failing_row(given)
-            raise TrainingError(f"{self.told()} failed: {type(problem).__name__}: {problem}. {shown(given, row)}") from problem
+            raise TrainingError(
+                f"{self.told()} failed: {type(problem).__name__}: {problem}. {shown(given, row)}"
+            ) from problem
         values = self.as_list(found, len(given["completions"]))
         for row, value in enumerate(values):
             if not (value is None or is_number(value)):
-                text = f"{self.told()} gave {value!r}, where a finite number is needed (or None, where it does not apply)."
+                text = (
+                    f"{self.told()} gave {value!r}, where a finite number is needed (or None, where it does not"
+                    " apply)."
+                )
                 raise TrainingError(f"{text} {shown(given, row)}")
         return [None if value is None else float(value) for value in values]
 
@@ -87,14 +94,19 @@ class NamedReward:
         parameters = inspect.signature(self.function).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         options = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-        taken = {name: value for name, value in given.items() if name not in options and (takes_all or name in parameters)}
+        taken = {
+            name: value for name, value in given.items() if name not in options and (takes_all or name in parameters)
+        }
         return self.function(**taken, **self.options)
 
     def failing_row(self, given: Mapping[str, Any]) -> int:
         """The first row at which it fails by itself; the first of all, where it only fails with all of them."""
         size = len(given["completions"])
         for row in range(size):
-            one = {name: [value[row]] if isinstance(value, list) and len(value) == size else value for name, value in given.items()}
+            one = {
+                name: [value[row]] if isinstance(value, list) and len(value) == size else value
+                for name, value in given.items()
+            }
             try:
                 self.of(one)
             except Exception:  # the one that is looked for
@@ -106,9 +118,13 @@ class NamedReward:
         if isinstance(found, torch.Tensor | np.ndarray):
             found = found.tolist()
         if not isinstance(found, list | tuple):
-            raise TrainingError(f"{self.told()} gave {found!r}. A reward gives a list of numbers, one for each completion.")
+            raise TrainingError(
+                f"{self.told()} gave {found!r}. A reward gives a list of numbers, one for each completion."
+            )
         if len(found) != count:
-            raise TrainingError(f"{self.told()} gave {len(found)} numbers for {count} completions. It has to give one for each.")
+            raise TrainingError(
+                f"{self.told()} gave {len(found)} numbers for {count} completions. It has to give one for each."
+            )
         return list(found)
 
     def told(self) -> str:
@@ -167,9 +183,13 @@ def check_rewards(recipe: Recipe) -> None:
     """
     reads = tuple(find_stage(recipe.stage).COLUMNS) == PROMPTS and recipe.stage not in TAUGHT
     if recipe.rewards and not reads:
-        raise RecipeError(f"`rewards` would have no effect: stage `{recipe.stage}` learns from what the data say. Remove them.")
+        raise RecipeError(
+            f"`rewards` would have no effect: stage `{recipe.stage}` learns from what the data say. Remove them."
+        )
     if not recipe.rewards and recipe.stage in STAGE_CONFIGS and reads:
-        raise RecipeError(f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`.")
+        raise RecipeError(
+            f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`."
+        )
     find_rewards(recipe.rewards)
 
 
@@ -188,7 +208,9 @@ def find_rewards(rewards: Sequence[Reward]) -> list[Callable[..., Any]]:
             raise RecipeError(f"`{key}.name`: {problem}") from problem
         check_options(without_columns(function), reward.options, key)
         if inspect.iscoroutinefunction(function):
-            raise RecipeError(f"`{key}`: {reward.name} is an async function. Write a plain `def`, with asyncio.run where it waits.")
+            raise RecipeError(
+                f"`{key}`: {reward.name} is an async function. Write a plain `def`, with asyncio.run where it waits."
+            )
         if reward.name in CHECKS:
             try:
                 CHECKS[reward.name](**reward.options)

@@ -1,7 +1,7 @@
 r"""A reward for right answers to exercises: the number that a completion comes to, or its last `\boxed{}`.
 
 What cannot be read as a number is compared as text without spaces and decoration. Nothing is computed: `2x+2` is not `2(x+1)`.
-"""
+"""  # noqa: E501
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,22 @@ from typing import Any
 
 from cpt.stages.rewards.texts import Text, text_of
 
-NUMBERS = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?")
+NUMBERS = re.compile(
+    r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?\s*\\?%?"
+)
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
-DECORATION = re.compile(r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?")
+DECORATION = re.compile(
+    r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?"
+)
 
 
 def maths_answer(
-    prompts: Sequence[Text], completions: Sequence[Text], *, column: str = "answer", tolerance: float = 1e-6, **columns: Sequence[Any]
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    column: str = "answer",
+    tolerance: float = 1e-6,
+    **columns: Sequence[Any],
 ) -> list[float]:
     r"""1 where a completion comes to the right answer, else 0.
 
@@ -26,7 +35,7 @@ def maths_answer(
     Args:
         column: which column of the data has the answers: numbers, or texts of which the answer is found in the same way.
         tolerance: how far a number may be off, relative to the right one where that is above 1.
-    """
+    """  # noqa: E501
     pairs = zip(completions, columns[column], strict=True)
     return [float(is_same(found_in(text_of(said)), right(answer), tolerance)) for said, answer in pairs]
 
@@ -70,7 +79,9 @@ def is_same(said: str, answer: str, tolerance: float) -> bool:
     if abs(number - wanted) <= close:
         return True
     # `50%` is 0.5, but who is asked for a percentage may leave the sign away.
-    return ("%" in said) != ("%" in answer) and abs(number * (100 if "%" in said else Fraction(1, 100)) - wanted) <= close
+    return ("%" in said) != ("%" in answer) and abs(
+        number * (100 if "%" in said else Fraction(1, 100)) - wanted
+    ) <= close
 
 
 def as_number(text: str) -> Fraction | None:

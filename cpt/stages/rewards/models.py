@@ -1,4 +1,5 @@
-"""A reward from a model that was trained to judge: the reward stage's export, or any sequence classifier with one output."""
+"""A reward from a model that was trained to judge: the reward stage's export, or any sequence classifier with one
+output."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,12 @@ from cpt.stages.rewards.texts import Text
 
 
 def reward_model(
-    prompts: Sequence[Text], completions: Sequence[Text], *, path: str, revision: str | None = None, batch_size: int = 8
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    path: str,
+    revision: str | None = None,
+    batch_size: int = 8,
 ) -> list[float]:
     """What a model says of each completion behind its prompt.
 
@@ -31,9 +37,16 @@ def reward_model(
     scores: list[float] = []
     for first in range(0, len(texts), batch_size):
         some = texts[first : first + batch_size]
-        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False).to(model.device)
+        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False).to(
+            model.device
+        )
         with torch.no_grad():
-            scores += model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].float().tolist()
+            scores += (
+                model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+                .logits[:, 0]
+                .float()
+                .tolist()
+            )
     return scores
 
 
@@ -55,15 +68,24 @@ def load_judge(path: str, revision: str | None = None) -> tuple[PreTrainedModel,
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
     try:
         with whole_under_zero3():
-            model = AutoModelForSequenceClassification.from_pretrained(folder, revision=revision or "main", dtype="auto")
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, revision=revision or "main", dtype="auto"
+            )
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision or "main")
     except (OSError, ValueError, KeyError) as problem:
-        raise RecipeError(f"the reward model {path} cannot be loaded: {' '.join(str(problem).split())[:400]}") from problem
+        raise RecipeError(
+            f"the reward model {path} cannot be loaded: {' '.join(str(problem).split())[:400]}"
+        ) from problem
     if model.config.num_labels != 1:
-        raise RecipeError(f"the reward model {path} gives {model.config.num_labels} numbers of a text. A reward is one: take another.")
+        raise RecipeError(
+            f"the reward model {path} gives {model.config.num_labels} numbers of a text. A reward is one: take"
+            " another."
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id  # the score is that of the last token that is no padding
+    model.config.get_text_config().pad_token_id = (
+        tokenizer.pad_token_id
+    )  # the score is that of the last token that is no padding
     return model.to(PartialState().device).eval().requires_grad_(False), tokenizer
 
 

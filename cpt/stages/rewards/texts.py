@@ -21,7 +21,12 @@ def text_of(written: Text) -> str:
 
 
 def exact_match(
-    prompts: Sequence[Text], completions: Sequence[Text], *, column: str = "answer", case_sensitive: bool = False, **columns: Sequence[Any]
+    prompts: Sequence[Text],
+    completions: Sequence[Text],
+    *,
+    column: str = "answer",
+    case_sensitive: bool = False,
+    **columns: Sequence[Any],
 ) -> list[float]:
     """1 where a completion is the answer, space around both and case aside; else 0.
 
@@ -33,7 +38,10 @@ def exact_match(
     def plain(text: str) -> str:
         return text.strip() if case_sensitive else text.strip().casefold()
 
-    return [float(plain(text_of(said)) == plain(str(answer))) for said, answer in zip(completions, columns[column], strict=True)]
+    return [
+        float(plain(text_of(said)) == plain(str(answer)))
+        for said, answer in zip(completions, columns[column], strict=True)
+    ]
 
 
 def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, pattern: str) -> list[float]:
@@ -72,7 +80,9 @@ def length(
         falloff: how far outside of the bounds it is worth 0.
         unit: what is counted; the token that ends a completion counts too.
     """
-    lengths = [len(ids) for ids in completion_ids] if unit == "tokens" else [len(text_of(said)) for said in completions]
+    lengths = (
+        [len(ids) for ids in completion_ids] if unit == "tokens" else [len(text_of(said)) for said in completions]
+    )
     outside = [max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths]
     return [1 - min(1.0, far / falloff) if falloff else float(far == 0) for far in outside]
 
@@ -80,4 +90,7 @@ def length(
 def check_bounds(*, at_least: int = 0, at_most: int | None = None, falloff: int = 0, unit: str = "tokens") -> None:
     """Refuse bounds that nothing is within."""
     if falloff < 0 or at_least < 0 or (at_most is not None and at_most < at_least):
-        raise RecipeError(f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff >= 0.")
+        raise RecipeError(
+            f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff"
+            " >= 0."
+        )

@@ -1,4 +1,5 @@
-"""What TRL's fused head does not know of our own families: rows of a vocabulary that are no tokens, and how experts are balanced.
+"""What TRL's fused head does not know of our own families: rows of a vocabulary that are no tokens, and how experts
+are balanced.
 
 TRL multiplies hidden states with the head's weight by itself, and counts a mixture's balance as Mixtral does.
 """
@@ -29,7 +30,10 @@ def fit_fused_head(model: nn.Module) -> None:
     if "forward" not in vars(bare) or not isinstance(bare, CptGPT2ForCausalLM | BalancedForCausalLM):
         return  # TRL has not put its own in front, or knows all there is to know
     if isinstance(bare, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
-        raise RecipeError("`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take ZeRO-2.")
+        raise RecipeError(
+            "`training.deepspeed`: ZeRO-3 divides the padded head of `cpt-gpt2`, which this stage reads whole. Take"
+            " ZeRO-2."
+        )
     fused = bare.forward
 
     @functools.wraps(fused)
@@ -42,7 +46,9 @@ def fit_fused_head(model: nn.Module) -> None:
         with noted_routing(bare) as noted:
             output = fused(*arguments, fused_lm_head=True, **options)
         if output.aux_loss is not None:
-            output.aux_loss = balance_of_tokens(bare, noted[-1], options.get("attention_mask"), len(options["input_ids"]))
+            output.aux_loss = balance_of_tokens(
+                bare, noted[-1], options.get("attention_mask"), len(options["input_ids"])
+            )
         return output
 
     bare.forward = forward
@@ -52,7 +58,9 @@ def fit_fused_head(model: nn.Module) -> None:
 def only_tokens(model: Any) -> Iterator[None]:
     """While it is open, the head that is shown has no rows but those of tokens."""
     head = model.lm_head
-    model.get_output_embeddings = lambda: SimpleNamespace(weight=head.weight[: model.config.unpadded_vocab_size], bias=None)
+    model.get_output_embeddings = lambda: SimpleNamespace(
+        weight=head.weight[: model.config.unpadded_vocab_size], bias=None
+    )
     try:
         yield
     finally:
@@ -79,7 +87,9 @@ def balance_of_tokens(
     if not isinstance(model, MiniMind2MoEForCausalLM):
         return model.balance(tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1)
     by_row = [
-        model.balance(tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits), num_sequences=1)
+        model.balance(
+            tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits), num_sequences=1
+        )
         for row, kept in enumerate(mask.bool())
     ]
     return torch.stack(by_row).mean()

@@ -1,4 +1,5 @@
-"""Stages that sample what they train on: prompts by their number, rewards of the recipe, and completions that outlive an interruption."""
+"""Stages that sample what they train on: prompts by their number, rewards of the recipe, and completions that outlive
+an interruption."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ class GenerationBatches(ExampleTrainer):
     """To be put in front of TRL's GRPOTrainer or RLOOTrainer, which generate, score and learn.
 
     Args:
-        reference: the model that `beta` holds the trained one to; None without `beta`, and where that is the model without its adapter.
+        reference: the model that `beta` holds the trained one to; None without `beta`, and where that is the model
+            without its adapter.
     """
 
     _step: int
@@ -61,15 +63,22 @@ class GenerationBatches(ExampleTrainer):
             raise RecipeError("`training.reward_weights`: write `weight` beside each reward's name in `rewards`.")
         if arguments.__dict__.get("sync_ref_model"):
             raise RecipeError(
-                "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on. Remove it."
+                "`training.sync_ref_model`: the reference of a run here is what it began with, so that it can go on."
+                " Remove it."
             )
         if not recipe.rewards:
-            raise RecipeError(f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards: [exact_match]`.")
+            raise RecipeError(
+                f"`rewards`: stage `{recipe.stage}` learns from them, and there are none. Write `rewards:"
+                " [exact_match]`."
+            )
         rewards = build_rewards(recipe.rewards, [name for name in rows[0] if name != "prompt"])
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         refuse_without_effect(recipe, self.WITHOUT_EFFECT)
         keep_generation_size(recipe, arguments)
-        beta, arguments.beta = arguments.beta, 0.0  # else TRL loads a reference by the model's name, which may be no model of transformers
+        beta, arguments.beta = (
+            arguments.beta,
+            0.0,
+        )  # else TRL loads a reference by the model's name, which may be no model of transformers
         try:
             super().__init__(recipe, model, arguments, rows=rows, length=length, reward_funcs=rewards, **options)
         finally:
@@ -83,14 +92,16 @@ class GenerationBatches(ExampleTrainer):
         if arguments.disable_dropout:
             disable_dropout_in_model(reference)
         add_fused_lm_head(
-            reference, temperature=arguments.temperature, cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False)
+            reference,
+            temperature=arguments.temperature,
+            cast_lm_head_to_fp32=vars(arguments).get("cast_lm_head_to_fp32", False),
         )
         fit_fused_head(reference)
         if self.is_deepspeed_enabled:
             return prepare_deepspeed(reference, self.accelerator)
         return self.accelerator.prepare_model(reference, evaluation_mode=True)
 
-    # --- prompts ------------------------------------------------------------------------------------------------------------------------
+    # --- prompts -----------------------------------------------------------------------------------------------------
 
     @property
     def generations(self) -> Generations:
@@ -102,7 +113,8 @@ class GenerationBatches(ExampleTrainer):
         return prompt_loader(self, self.generations)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """The completions that the next micro-batch trains on; they are made where those of the last generation are used up."""
+        """The completions that the next micro-batch trains on; they are made where those of the last generation are
+        used up."""
         if isinstance(inputs, list):
             in_training = self.model is not None and self.model.training
             is_new = self._step % self.generations.micro_batches == 0 or self._buffered_inputs is None
@@ -125,9 +137,11 @@ class GenerationBatches(ExampleTrainer):
         if self._buffered_inputs is None or not isinstance(inputs, list):
             return 0
         used = self._buffered_inputs[(self._step - 1) % len(self._buffered_inputs)]
-        return super().floating_point_ops({"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)})
+        return super().floating_point_ops(
+            {"input_ids": torch.cat((used["prompt_ids"], used["completion_ids"]), dim=1)}
+        )
 
-    # --- going on -----------------------------------------------------------------------------------------------------------------------
+    # --- going on ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | Path | None = None, **options: Any) -> TrainOutput:  # type: ignore[override]
         """As ever; a checkpoint that stands in the middle of a generation brings its completions."""
@@ -141,7 +155,8 @@ class GenerationBatches(ExampleTrainer):
         super()._run_epoch(**options)
 
     def begin_anew(self, options: dict[str, Any], checkpoint: Path | None) -> None:
-        """Likewise; after a roll-back, completions are made anew: the old ones may answer prompts that are left out now."""
+        """Likewise; after a roll-back, completions are made anew: the old ones may answer prompts that are left out
+        now."""
         super().begin_anew(options, checkpoint)
         self._step = self.first_step * self.generations.accumulation
         if checkpoint is not None:
@@ -169,7 +184,9 @@ class GenerationBatches(ExampleTrainer):
         same = path.exists() and written_for(checkpoint) in (None, self.args.world_size)
         kept: dict[str, Any] = load_data(path) if same else {}
         buffered = kept.pop("buffered", None) if with_completions else None
-        self._buffered_inputs = None if buffered is None else [on_device(batch, self.args.device) for batch in buffered]
+        self._buffered_inputs = (
+            None if buffered is None else [on_device(batch, self.args.device) for batch in buffered]
+        )
         self.restore_process(kept)
         if (checkpoint / STAGE_FILE).exists():  # not where another program wrote it
             self.restore_own(load_data(checkpoint / STAGE_FILE))
@@ -188,28 +205,32 @@ class GenerationBatches(ExampleTrainer):
     def restore_own(self, state: Mapping[str, Any]) -> None:
         """Go on with it."""
 
-    # --- safety -------------------------------------------------------------------------------------------------------------------------
+    # --- safety ------------------------------------------------------------------------------------------------------
 
     def judge_figures(self, figures: torch.Tensor) -> torch.Tensor:
         """Whether the step has to be skipped.
 
-        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps without any gradient
-        are common (all answers equally good), and the first wrong answer after them has one. So loss and gradient have to be finite, and
-        how large a gradient may be is left to clipping; without clipping its norm is judged as in other stages.
+        Here the size of a loss tells nothing: advantages have no level, and ratios of probabilities no bound. Steps
+        without any gradient are common (all answers equally good), and the first wrong answer after them has one. So
+        loss and gradient have to be finite, and how large a gradient may be is left to clipping; without clipping its
+        norm is judged as in other stages.
         """
         loss, norm = figures
         clipped = norm if self.args.max_grad_norm <= 0 else norm * 0
         return super().judge_figures(torch.stack((loss * 0, clipped)))
 
     def make_smaller(self, problem: RuntimeError) -> None:
-        """Halve the micro-batch: a generation stays as large as it is, and its completions are cut into smaller parts."""
+        """Halve the micro-batch: a generation stays as large as it is, and its completions are cut into smaller
+        parts."""
         before = self.args.per_device_train_batch_size
         super().make_smaller(problem)
         parts = before // self.args.per_device_train_batch_size
         arguments: Any = self.args
         arguments.steps_per_generation *= parts
         if self._buffered_inputs is not None:
-            self._buffered_inputs = [part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)]
+            self._buffered_inputs = [
+                part for batch in self._buffered_inputs for part in split_tensor_dict(batch, parts)
+            ]
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
         """Sample completions.
@@ -224,20 +245,24 @@ class GenerationBatches(ExampleTrainer):
                 raise
             config: Any = self.args
             raise ResourceError(
-                f"out of memory in step {self.state.global_step + 1}, sampling {config.generation_batch_size} completions of up to "
-                f"{config.max_completion_length} tokens. Set `training.generation_batch_size`, `steps_per_generation` or "
-                "`max_completion_length` lower; smaller micro-batches would not help."
+                f"out of memory in step {self.state.global_step + 1}, sampling {config.generation_batch_size}"
+                f" completions of up to {config.max_completion_length} tokens. Set `training.generation_batch_size`,"
+                " `steps_per_generation` or `max_completion_length` lower; smaller micro-batches would not help."
             ) from problem
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------------------------
+    # --- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
         """Rewards of held-out prompts, with random numbers of its own: the run's go on as if it had not been."""
         device = self.args.device
         with torch.random.fork_rng(
-            devices=[] if device.type == "cpu" else [device], device_type=device.type if device.type != "cpu" else "cuda"
+            devices=[] if device.type == "cpu" else [device],
+            device_type=device.type if device.type != "cpu" else "cuda",
         ):
-            torch.manual_seed(xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode()) % 2**32)
+            torch.manual_seed(
+                xxh3_64_intdigest(f"{self.args.seed} {self.state.global_step} {self.args.process_index}".encode())
+                % 2**32
+            )
             return super().evaluate(*arguments, **options)
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
@@ -263,11 +288,15 @@ def refuse_without_effect(recipe: Recipe, keys: Sequence[str]) -> None:
     """Raise where a key is written that would change nothing."""
     written = [key for key in keys if key in recipe.training]
     if written:
-        raise RecipeError(f"`training.{written[0]}` would have no effect: stage `{recipe.stage}` has advantages of its own. Remove it.")
+        raise RecipeError(
+            f"`training.{written[0]}` would have no effect: stage `{recipe.stage}` has advantages of its own."
+            " Remove it."
+        )
 
 
 def keep_generation_size(recipe: Recipe, arguments: Any) -> None:
-    """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not fit."""
+    """As many completions at once as the recipe says, where an earlier start learned that its micro-batch does not
+    fit."""
     asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
     parts = asked // arguments.per_device_train_batch_size
     if parts > 1 and recipe.training.get("steps_per_generation") is not None:

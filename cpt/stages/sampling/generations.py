@@ -1,4 +1,5 @@
-"""How prompts are shared out: which ones a generation answers, and which micro-batches train on them, by arithmetic alone."""
+"""How prompts are shared out: which ones a generation answers, and which micro-batches train on them, by arithmetic
+alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ Prompt = dict[str, Any]
 class Generations:
     """A generation is what all processes sample at once: some prompts, each of them `num_generations` times.
 
-    Its completions are cut into micro-batches, and gone through `num_iterations` times. So it lasts for several steps, or a step takes in
-    several of them; both are whole numbers, so that each step begins where it would have begun without an interruption.
+    Its completions are cut into micro-batches, and gone through `num_iterations` times. So it lasts for several steps,
+    or a step takes in several of them; both are whole numbers, so that each step begins where it would have begun
+    without an interruption.
     """
 
     prompts: int
@@ -34,8 +36,8 @@ class Generations:
         lasts, steps = self.micro_batches, self.accumulation
         if lasts % steps and steps % lasts:
             raise RecipeError(
-                f"`training`: a generation serves {lasts} micro-batches (steps_per_generation x num_iterations) and a step takes {steps} "
-                "(gradient_accumulation_steps). Let one be a multiple of the other."
+                f"`training`: a generation serves {lasts} micro-batches (steps_per_generation x num_iterations) and a"
+                f" step takes {steps} (gradient_accumulation_steps). Let one be a multiple of the other."
             )
 
 
@@ -47,7 +49,9 @@ def generations_of(arguments: TrainingArguments, read_for_each: int = 1) -> Gene
     """
     config: Any = arguments
     prompts = config.generation_batch_size // config.num_generations * read_for_each
-    return Generations(prompts, config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps)
+    return Generations(
+        prompts, config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
+    )
 
 
 def prompts_of_step(config: type, training: Mapping[str, Any], completions: int, *, read_for_each: int = 1) -> int:
@@ -67,9 +71,10 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int,
     prompts, rest = divmod(completions, answers * times)
     if rest:
         raise RecipeError(
-            f"`training`: a step trains on {completions} completions, and each prompt has num_generations {answers} of them, trained on "
-            f"num_iterations {times} time(s): no whole number of prompts. Let per_device_train_batch_size x gradient_accumulation_steps x "
-            f"processes be a multiple of {answers * times}."
+            f"`training`: a step trains on {completions} completions, and each prompt has num_generations {answers} of"
+            f" them, trained on num_iterations {times} time(s): no whole number of prompts. Let"
+            " per_device_train_batch_size x gradient_accumulation_steps x processes be a multiple of"
+            f" {answers * times}."
         )
     return prompts * read_for_each
 
@@ -77,7 +82,8 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int,
 class PromptRows(Dataset[list[Prompt]]):
     """One item for each micro-batch of each process: all prompts of its generation, the same on all processes.
 
-    Only a generation's first micro-batch uses them. The others get them too: a run that goes on without its completions makes them anew.
+    Only a generation's first micro-batch uses them. The others get them too: a run that goes on without its
+    completions makes them anew.
     """
 
     def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[Stretch]) -> None:

@@ -6,7 +6,8 @@ from cpt.stages.trainer import CPTTrainer
 
 
 def prompt_loader(trainer: CPTTrainer, plan: Generations) -> CPTDataLoader:
-    """For each micro-batch of this process the prompts of its generation, from the first step on that is still to be trained."""
+    """For each micro-batch of this process the prompts of its generation, from the first step on that is still to be
+    trained."""
     arguments = trainer.args
     workers, world = arguments.dataloader_num_workers, arguments.world_size
     items_of_step = plan.accumulation * world

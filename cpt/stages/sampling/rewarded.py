@@ -1,4 +1,5 @@
-"""Stages with advantages of their own: what TRL's GRPO generates and scores, and its clipped policy loss, without its groups."""
+"""Stages with advantages of their own: what TRL's GRPO generates and scores, and its clipped policy loss, without its
+groups."""
 
 from typing import Any
 
@@ -19,7 +20,8 @@ class RewardedTrainer(GenerationBatches, trl.GRPOTrainer):  # type: ignore[misc]
     rewards_of_all: torch.Tensor
 
     def _calculate_rewards(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        """Each reward of each completion of all processes; their weighted sums are kept, NaN where no reward applies."""
+        """Each reward of each completion of all processes; their weighted sums are kept, NaN where no reward
+        applies."""
         found: torch.Tensor = super()._calculate_rewards(*arguments, **options)
         self.rewards_of_all = (found * self.reward_weights.to(found.device)).nansum(dim=1)
         self.rewards_of_all[found.isnan().all(dim=1)] = torch.nan
@@ -54,7 +56,9 @@ class RewardedTrainer(GenerationBatches, trl.GRPOTrainer):  # type: ignore[misc]
         model, how = self.generating
         with torch.no_grad(), disable_gradient_checkpointing(model, how):
             size = self.args.per_device_train_batch_size
-            found, _, _ = self._get_per_token_logps_and_entropies(model, ids, mask, made["completion_ids"].size(1), batch_size=size)
+            found, _, _ = self._get_per_token_logps_and_entropies(
+                model, ids, mask, made["completion_ids"].size(1), batch_size=size
+            )
         logps: torch.Tensor = found
         return logps
 
@@ -69,4 +73,6 @@ def single_answers(config: Any) -> int:
     The whole batch is one: answers to all its prompts, whose advantages are normalised together.
     """
     at_once = config.per_device_train_batch_size * world_size()
-    return int(config.generation_batch_size or at_once * (config.steps_per_generation or config.gradient_accumulation_steps))
+    return int(
+        config.generation_batch_size or at_once * (config.steps_per_generation or config.gradient_accumulation_steps)
+    )

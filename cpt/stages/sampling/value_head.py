@@ -14,7 +14,8 @@ NAME = "value_head"
 class ValueHead(nn.Linear):
     """A part of the model that training sees, and saving leaves out.
 
-    Adam's steps do not depend on how large gradients are: values that are `speed` times what the layer says move that much faster.
+    Adam's steps do not depend on how large gradients are: values that are `speed` times what the layer says move that
+    much faster.
     """
 
     def __init__(self, width: int, *, speed: float, dtype: torch.dtype, device: torch.device) -> None:
@@ -36,7 +37,10 @@ class ValueHead(nn.Linear):
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         head = cls(whole.config.get_text_config().hidden_size, speed=speed, dtype=trained.dtype, device=trained.device)
         setattr(model, NAME, head)
-        model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *(f"{NAME}.{name}" for name in head.state_dict())}
+        model._keys_to_ignore_on_save = {
+            *(model._keys_to_ignore_on_save or ()),
+            *(f"{NAME}.{name}" for name in head.state_dict()),
+        }
         whole.base_model.register_forward_hook(head.listen)
         return head
 
@@ -56,7 +60,9 @@ class ValueHead(nn.Linear):
             self.heard = None
 
 
-def estimate_advantages(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, lam: float) -> torch.Tensor:
+def estimate_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, lam: float
+) -> torch.Tensor:
     """Generalised advantage estimation (arXiv 1506.02438, equation 16).
 
     Args:
@@ -82,6 +88,7 @@ def estimate_advantages(rewards: torch.Tensor, values: torch.Tensor, mask: torch
 
 
 def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the squared error of each value; one that moved further than `clip` from what it was gains nothing by moving on."""
+    """Half the squared error of each value; one that moved further than `clip` from what it was gains nothing by
+    moving on."""
     moved = before + (values - before).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (moved - returns).square())

@@ -1,4 +1,5 @@
-"""What each prompt's answers have been worth, for stages without groups: a mean that forgets as the policy moves away from it."""
+"""What each prompt's answers have been worth, for stages without groups: a mean that forgets as the policy moves away
+from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,17 @@ class Tracked:
 
 
 class ValueTracker:
-    """A persistent estimate of each prompt's reward under the present policy (arXiv 2509.13232, section on the value tracker).
+    """A persistent estimate of each prompt's reward under the present policy (arXiv 2509.13232, section on the value
+    tracker).
 
-    The paper's: with a reward r between 0 and 1, alpha and beta of a Beta distribution become rho alpha + r and rho beta + 1 - r, the value
-    is alpha / (alpha + beta), and rho = 2^(-D / half_life) within bounds, D being how far the policy moved since the prompt was answered.
-    Kept as value and count = alpha + beta, the same rule is a running mean, which holds for rewards of any size.
+    The paper's: with a reward r between 0 and 1, alpha and beta of a Beta distribution become rho alpha + r and rho
+    beta + 1 - r, the value is alpha / (alpha + beta), and rho = 2^(-D / half_life) within bounds, D being how far the
+    policy moved since the prompt was answered. Kept as value and count = alpha + beta, the same rule is a running
+    mean, which holds for rewards of any size.
 
-    Ours: D is the sum of what the policy moved between generations, measured on the completions of each, and not for each prompt by itself;
-    a new prompt begins at the mean of all others and not at answers that were sampled before; it counts as 1 / (1 - rho_min) answers.
+    Ours: D is the sum of what the policy moved between generations, measured on the completions of each, and not for
+    each prompt by itself; a new prompt begins at the mean of all others and not at answers that were sampled before;
+    it counts as 1 / (1 - rho_min) answers.
     """
 
     def __init__(self, *, half_life: float, rho_min: float, rho_max: float) -> None:
@@ -63,7 +67,8 @@ class ValueTracker:
         return float(np.mean(rhos)) if rhos else 1.0
 
     def choose(self, prompts: Sequence[Any], count: int, *, least: float, seed: str) -> list[int]:
-        """Numbers of those to answer, drawn with weights sqrt(v (1 - v)) + least: most often what is neither easy nor out of reach."""
+        """Numbers of those to answer, drawn with weights sqrt(v (1 - v)) + least: most often what is neither easy nor
+        out of reach."""
         if count >= len(prompts):
             return list(range(len(prompts)))
         values = np.clip(self.values(prompts), 0, 1)
@@ -76,11 +81,18 @@ class ValueTracker:
         """For a checkpoint."""
         known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]
         figures = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
-        return {"prompts": torch.tensor(list(self.prompts), dtype=torch.int64), "figures": figures, "drift": self.drift}
+        return {
+            "prompts": torch.tensor(list(self.prompts), dtype=torch.int64),
+            "figures": figures,
+            "drift": self.drift,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with what a checkpoint kept."""
-        self.prompts = {key: Tracked(*known) for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)}
+        self.prompts = {
+            key: Tracked(*known)
+            for key, known in zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)
+        }
         self.drift = state["drift"]
 
 

@@ -1,7 +1,9 @@
-"""Steps that cannot ruin a run: judged before their update, skipped or taken back when bad, made in smaller parts where memory ends.
+"""Steps that cannot ruin a run: judged before their update, skipped or taken back when bad, made in smaller parts
+where memory ends.
 
-A skipped step costs its rows. After too many the run goes back to the last sound checkpoint from before them and leaves their rows out.
-Both that and smaller micro-batches begin the Trainer's loop anew at a step's boundary, inside the same process.
+A skipped step costs its rows. After too many the run goes back to the last sound checkpoint from before them and
+leaves their rows out. Both that and smaller micro-batches begin the Trainer's loop anew at a step's boundary, inside
+the same process.
 """
 
 import gc
@@ -35,11 +37,15 @@ class LastWord(TrainerCallback):
     def __init__(self, trainer: "GuardedSteps") -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Everything is built and loaded."""
         self.trainer.begin_guarding()
 
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The gradients are complete; under DeepSpeed they are used already."""
         self.trainer.judge_step()
 
@@ -67,7 +73,8 @@ class GuardedSteps(RollingBack, SmallerBatches):
         return super().train(resume_from_checkpoint, **options)  # type: ignore[arg-type]
 
     def highest_loss(self) -> float:
-        """Of a language model's own loss, which starts near that of a uniform guess; the other stages have losses without such a scale."""
+        """Of a language model's own loss, which starts near that of a uniform guess; the other stages have losses
+        without such a scale."""
         if self.recipe.stage not in OF_LANGUAGE_MODELS:
             return math.inf
         model: Any = self.model
@@ -80,11 +87,17 @@ class GuardedSteps(RollingBack, SmallerBatches):
         model: Any = self.model
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         accelerator: Any = self.accelerator
-        if self.is_deepspeed_enabled and self.guard is not None and not isinstance(accelerator.deepspeed_engine_wrapped, JudgingEngine):
+        if (
+            self.is_deepspeed_enabled
+            and self.guard is not None
+            and not isinstance(accelerator.deepspeed_engine_wrapped, JudgingEngine)
+        ):
             engine = accelerator.deepspeed_engine_wrapped.engine
-            accelerator.deepspeed_engine_wrapped = JudgingEngine(engine, self.judge_figures, scales_loss=self.args.fp16)
+            accelerator.deepspeed_engine_wrapped = JudgingEngine(
+                engine, self.judge_figures, scales_loss=self.args.fp16
+            )
 
-    # --- a step -------------------------------------------------------------------------------------------------------------------------
+    # --- a step ------------------------------------------------------------------------------------------------------
 
     @property
     def judges_gradients(self) -> bool:
@@ -145,7 +158,8 @@ class GuardedSteps(RollingBack, SmallerBatches):
         return norm
 
     def kernel_of_optimizer(self) -> Any:
-        """The optimizer, if its kernel looks at the device for what to divide by and whether to skip; None for all others."""
+        """The optimizer, if its kernel looks at the device for what to divide by and whether to skip; None for all
+        others."""
         wrapper: Any = self.optimizer
         kernel = wrapper.optimizer
         looks = self.accelerator.scaler is None and vars(kernel).get("_step_supports_amp_scaling", False)
@@ -160,17 +174,22 @@ class GuardedSteps(RollingBack, SmallerBatches):
         return self.guard.judge(step, figures)
 
     def skip_update(self, skip: torch.Tensor, figures: torch.Tensor) -> None:
-        """Where the optimizer's kernel looks at a flag of the device, nobody waits; with any other optimizer the host has to ask."""
+        """Where the optimizer's kernel looks at a flag of the device, nobody waits; with any other optimizer the host
+        has to ask."""
         kernel, scaler = self.kernel_of_optimizer(), self.accelerator.scaler
         if kernel is not None:
             kernel.found_inf = skip.float()
             return
         loss, norm = figures.tolist()
-        scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)  # the scaler skips and lowers it
+        scale_is_too_large = (
+            scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
+        )  # the scaler skips and lowers it
         if bool(skip) and not scale_is_too_large:
-            self.accelerator.gradient_state._set_sync_gradients(False)  # accelerate's optimizer only steps with gradients of all ranks
+            self.accelerator.gradient_state._set_sync_gradients(
+                False
+            )  # accelerate's optimizer only steps with gradients of all ranks
 
-    # --- its end ------------------------------------------------------------------------------------------------------------------------
+    # --- its end -----------------------------------------------------------------------------------------------------
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **options: Any) -> None:
         """Before anything is logged, measured or kept, all steps so far are known to be good."""
@@ -189,11 +208,13 @@ class GuardedSteps(RollingBack, SmallerBatches):
         """The mean loss is that of the steps that counted; where none did, what the last one had."""
         if "loss" in logs and self.skipped_since_log:
             counted = self.steps_to_log - len(self.skipped_since_log)
-            logs["loss"] = logs["loss"] * self.steps_to_log / counted if counted > 0 else self.skipped_since_log[-1].loss
+            logs["loss"] = (
+                logs["loss"] * self.steps_to_log / counted if counted > 0 else self.skipped_since_log[-1].loss
+            )
             logs["skipped_steps"] = len(self.skipped_since_log)
         super().log(logs, *arguments, **options)
 
-    # --- beginning anew at a step's boundary --------------------------------------------------------------------------------------------
+    # --- beginning anew at a step's boundary -------------------------------------------------------------------------
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """The Trainer's loop; a roll-back or smaller micro-batches begin it anew where the run then stands."""

@@ -1,4 +1,5 @@
-"""What the host does in each step, done once where it cannot have changed since the last: no module is walked, nothing waits for a GPU."""
+"""What the host does in each step, done once where it cannot have changed since the last: no module is walked, nothing
+waits for a GPU."""
 
 import functools
 import gc
@@ -49,7 +50,8 @@ def listens(callback: TrainerCallback, event: str) -> bool:
 
 
 class LeanSteps(Trainer):
-    """A Trainer whose own part of a step is small: it shows where the host is the limit (small models, small micro-batches)."""
+    """A Trainer whose own part of a step is small: it shows where the host is the limit (small models, small
+    micro-batches)."""
 
     _flops_of_token: float | None = None
     is_plain = False
@@ -61,11 +63,17 @@ class LeanSteps(Trainer):
         self.is_plain = self.only_needs_backward()
         model, inner = options["model"], self.model
         assert inner is not None, "the Trainer was built with a model"
-        with old_objects_set_apart(), without_walks(model, inner, zeroes=not (self.is_deepspeed_enabled or self.is_fsdp_enabled)):
+        with (
+            old_objects_set_apart(),
+            without_walks(model, inner, zeroes=not (self.is_deepspeed_enabled or self.is_fsdp_enabled)),
+        ):
             super()._run_epoch(**options)
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
-        """Forward and backward pass of a micro-batch; what only other engines, devices and options ask for is left to the Trainer."""
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward pass of a micro-batch; what only other engines, devices and options ask for is left to
+        the Trainer."""
         if not self.is_plain:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
@@ -76,12 +84,20 @@ class LeanSteps(Trainer):
         return loss.detach()  # type: ignore[no-any-return]
 
     def only_needs_backward(self) -> bool:
-        """Weights in their own precision or in autocast, on one device or under DDP, and nobody who changes how a step is made."""
+        """Weights in their own precision or in autocast, on one device or under DDP, and nobody who changes how a step
+        is made."""
         accelerator, optimizer = self.accelerator, self.optimizer
-        engine = self.is_deepspeed_enabled or self.is_fsdp_enabled or accelerator.scaler is not None or "backward" in vars(accelerator)
+        engine = (
+            self.is_deepspeed_enabled
+            or self.is_fsdp_enabled
+            or accelerator.scaler is not None
+            or "backward" in vars(accelerator)
+        )
         split = getattr(accelerator, "parallelism_config", None) is not None or self.args.n_gpu > 1
         says = getattr(self, "loss_is_scaled_for_ga", None) is not None or self.compute_loss_func is not None
-        has_modes = callable(getattr(getattr(optimizer, "optimizer", None), "train", None))  # schedule-free optimizers have
+        has_modes = callable(
+            getattr(getattr(optimizer, "optimizer", None), "train", None)
+        )  # schedule-free optimizers have
         return not (engine or split or says or has_modes or self.args.torch_empty_cache_steps is not None)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -94,7 +110,8 @@ class LeanSteps(Trainer):
         return round(self._flops_of_token * ids.numel())
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        """Labels of a step that count, while they lie on the host; with several processes they add them up as the Trainer does."""
+        """Labels of a step that count, while they lie on the host; with several processes they add them up as the
+        Trainer does."""
         counts = [labels_that_count(batch) for batch in batch_samples] if self.counts_here else [None]
         known = [count for count in counts if count is not None]
         if not known or len(known) < len(counts):
@@ -104,12 +121,21 @@ class LeanSteps(Trainer):
     @property
     def counts_here(self) -> bool:
         """One process, one GPU, and a model that divides its loss by what it is told."""
-        return self.args.world_size == 1 and self.args.n_gpu <= 1 and self.model_accepts_loss_kwargs and self.compute_loss_func is None
+        return (
+            self.args.world_size == 1
+            and self.args.n_gpu <= 1
+            and self.model_accepts_loss_kwargs
+            and self.compute_loss_func is None
+        )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """To the device, without waiting for the copy: the loader's memory is pinned."""
         device = self.args.device
-        if self.is_deepspeed_enabled or not all(isinstance(value, torch.Tensor | int) for value in inputs.values()) or not inputs:
+        if (
+            self.is_deepspeed_enabled
+            or not all(isinstance(value, torch.Tensor | int) for value in inputs.values())
+            or not inputs
+        ):
             return super()._prepare_inputs(inputs)  # type: ignore[no-any-return]
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         if all(value.device == device for value in tensors.values()):
@@ -146,7 +172,8 @@ def without_walks(model: nn.Module, inner: nn.Module, *, zeroes: bool = True) ->
     Args:
         model: what the Trainer calls, which may wrap `inner`.
         inner: the model itself, which evaluations put into their mode.
-        zeroes: the gradients are those of the parameters that are there now: not an engine's, nor of others that FSDP2 puts in their place.
+        zeroes: the gradients are those of the parameters that are there now: not an engine's, nor of others that FSDP2
+            puts in their place.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -159,7 +186,8 @@ def without_walks(model: nn.Module, inner: nn.Module, *, zeroes: bool = True) ->
         for parameter in parameters if set_to_none else ():
             parameter.grad = None
 
-    model.train()  # once through all: an adapter is made in training, around layers that `from_pretrained` left in evaluation
+    # once through all: an adapter is made in training, around layers that `from_pretrained` left in evaluation
+    model.train()
     quick = {"train": train, "zero_grad": zero_grad} if zeroes else {"train": train}
     vars(model).update(quick)
     try:

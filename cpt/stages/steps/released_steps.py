@@ -1,4 +1,5 @@
-"""Steps whose updates are made in the backward pass: judged by their loss before it, as the gradient's norm is only known after."""
+"""Steps whose updates are made in the backward pass: judged by their loss before it, as the gradient's norm is only
+known after."""
 
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +59,9 @@ class ReleasedSteps(GuardedSteps, HalfNorms):
         if self.state.global_step + 1 in self.new_data_from:
             self.guard.forget()
         self.loss_of_step = loss.float()
-        self.skip, self.spikes = self.guard.decide(torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step))))
+        self.skip, self.spikes = self.guard.decide(
+            torch.stack((self.loss_of_step, torch.zeros_like(self.loss_of_step)))
+        )
         released.begin(self.skip)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -66,13 +69,16 @@ class ReleasedSteps(GuardedSteps, HalfNorms):
         return super()._get_grad_norm(model, grad_norm) if self.released is None else self.released.norm()
 
     def judge_step(self) -> None:
-        """Tell the host of the step; where a gradient was not finite, the parameters that it belongs to were left out."""
+        """Tell the host of the step; where a gradient was not finite, the parameters that it belongs to were left
+        out."""
         if self.released is None:
             super().judge_step()
         elif self.guard is not None:
             norm = self.released.norm().to(self.loss_of_step.device)
             self.guard.learn_norm(norm, skipped=self.skip)
-            self.guard.note(self.state.global_step + 1, torch.cat((torch.stack((self.loss_of_step, norm)), self.spikes.float())))
+            self.guard.note(
+                self.state.global_step + 1, torch.cat((torch.stack((self.loss_of_step, norm)), self.spikes.float()))
+            )
             left_out = self.skip | ~norm.isfinite()
             self._tr_loss.copy_(torch.where(left_out, self.loss_before, self.loss_before + self._tr_loss))
 
@@ -86,9 +92,13 @@ class ReleasedSteps(GuardedSteps, HalfNorms):
             super().make_smaller(problem)
             return
         size, length = self.args.per_device_train_batch_size, self.recipe.data.sequence_length
-        fewer = f"`training.per_device_train_batch_size: {size // 2}`" if size > 1 else f"`data.sequence_length` below {length}"
+        fewer = (
+            f"`training.per_device_train_batch_size: {size // 2}`"
+            if size > 1
+            else f"`data.sequence_length` below {length}"
+        )
         raise ResourceError(
-            f"out of memory in step {self.state.global_step + 1} with micro-batches of {size}, and `optimizer.release_gradients` splits "
-            f"no step: gradients that are dropped do not add up. Write {fewer}, which makes smaller steps, or `release_gradients: false`. "
-            "The run goes on from its last checkpoint."
+            f"out of memory in step {self.state.global_step + 1} with micro-batches of {size}, and"
+            f" `optimizer.release_gradients` splits no step: gradients that are dropped do not add up. Write {fewer},"
+            " which makes smaller steps, or `release_gradients: false`. The run goes on from its last checkpoint."
         ) from problem

@@ -1,4 +1,5 @@
-"""Count skipped steps; after too many, go back to a sound checkpoint inside the running process and leave the rows out that led to it."""
+"""Count skipped steps; after too many, go back to a sound checkpoint inside the running process and leave the rows out
+that led to it."""
 
 import json
 import math
@@ -40,7 +41,7 @@ class RollingBack(TransactionalSaves):
     budget: SkipBudget | None = None
     skipped_since_log: list[Judged]
 
-    # --- what a checkpoint keeps --------------------------------------------------------------------------------------------------------
+    # --- what a checkpoint keeps -------------------------------------------------------------------------------------
 
     def safety_state(self) -> dict[str, Any]:
         """For `safety.json` of a checkpoint: with it a resumed run decides as this one does."""
@@ -67,7 +68,7 @@ class RollingBack(TransactionalSaves):
         """Rows that lie behind the run, those left out included."""
         return self.rows_of_steps.first(self.state.global_step)
 
-    # --- the verdicts -------------------------------------------------------------------------------------------------------------------
+    # --- the verdicts ------------------------------------------------------------------------------------------------
 
     def settle(self, *, unread: int) -> None:
         """Take in the verdicts that have arrived, in their order, so that it does not matter when they are read.
@@ -125,12 +126,16 @@ class RollingBack(TransactionalSaves):
             checkpoint = None
         if is_main_process():
             steps = ", ".join(str(skipped.step) for skipped in bad)
-            where = f"the run goes back to {checkpoint.name}" if checkpoint is not None else "there is no checkpoint from before them"
+            where = (
+                f"the run goes back to {checkpoint.name}"
+                if checkpoint is not None
+                else "there is no checkpoint from before them"
+            )
             record_event(
                 self.run_folder,
                 "rolled_back",
-                f"{len(bad)} of the last {self.budget.window} steps were skipped ({steps}): {where}, and goes on without their rows "
-                f"(roll-back {self.budget.rollbacks} of {self.guard.rollbacks}).",
+                f"{len(bad)} of the last {self.budget.window} steps were skipped ({steps}): {where}, and goes on"
+                f" without their rows (roll-back {self.budget.rollbacks} of {self.guard.rollbacks}).",
                 step=bad[-1].step,
                 to_step=None if checkpoint is None else step_of(checkpoint),
                 left_out=[skipped.rows for skipped in bad],
@@ -140,7 +145,8 @@ class RollingBack(TransactionalSaves):
             raise RollBack(checkpoint)
 
     def can_read_now(self, checkpoint: Path) -> bool:
-        """Only a start can read ZeRO's parts of another number of processes, of another stage, or with states that moved."""
+        """Only a start can read ZeRO's parts of another number of processes, of another stage, or with states that
+        moved."""
         written = way_written(checkpoint)
         if self.is_of_other_kernel(checkpoint):
             return False
@@ -154,12 +160,13 @@ class RollingBack(TransactionalSaves):
         newest = published_checkpoints(self.run_folder)
         saved = f"The newest checkpoint is {newest[-1]}." if newest else "Nothing is saved."
         return (
-            f"the training diverged: steps {steps} had to be skipped, after {self.budget.rollbacks} roll-back(s) already "
-            f"({self.budget.total} skipped steps in all; events.jsonl has their rows). {saved} "
-            "Lower `optimizer.learning_rate`, look at the data of these rows, or allow more: `safety.loss_guard.skips`, `rollbacks`."
+            f"the training diverged: steps {steps} had to be skipped, after {self.budget.rollbacks} roll-back(s)"
+            f" already ({self.budget.total} skipped steps in all; events.jsonl has their rows). {saved} Lower"
+            " `optimizer.learning_rate`, look at the data of these rows, or allow more: `safety.loss_guard.skips`,"
+            " `rollbacks`."
         )
 
-    # --- back ---------------------------------------------------------------------------------------------------------------------------
+    # --- back --------------------------------------------------------------------------------------------------------
 
     def go_back(self, checkpoint: Path, *, num_steps: int) -> None:
         """Be what the run was at this checkpoint, but for the rows that are left out from now on."""
@@ -171,7 +178,9 @@ class RollingBack(TransactionalSaves):
             if self.reads_by_name(checkpoint):
                 self.load_by_name(checkpoint, trust=False)
             elif self.is_deepspeed_enabled:
-                deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=self.recipe.model.lora is None)
+                deepspeed_load_checkpoint(
+                    self.model_wrapped, str(checkpoint), load_module_strict=self.recipe.model.lora is None
+                )
             else:
                 self._load_from_checkpoint(str(checkpoint))
             if not self.reads_by_name(checkpoint):

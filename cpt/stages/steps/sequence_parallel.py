@@ -1,8 +1,9 @@
 """Steps over rows that several processes share (DeepSpeed Ulysses): the same losses and gradients as on one process.
 
-The Trainer's own way lets each process read rows of its own and hands them round. Under ZeRO-1 and 2 its gradients are as many times too
-large as processes share a row, so that clipping cuts more, and it weighs all micro-batches alike, however many labels they have. Here the
-loader gives the same rows to a group, and the losses' sum is divided by the labels of the whole step, as without shared rows.
+The Trainer's own way lets each process read rows of its own and hands them round. Under ZeRO-1 and 2 its gradients are
+as many times too large as processes share a row, so that clipping cuts more, and it weighs all micro-batches alike,
+however many labels they have. Here the loader gives the same rows to a group, and the losses' sum is divided by the
+labels of the whole step, as without shared rows.
 """
 
 from typing import Any
@@ -18,7 +19,8 @@ from cpt.models.shared_rows import PartOfRows, attend_over_processes, check_shar
 
 
 class SharedRows(Trainer):
-    """A Trainer whose processes share rows where `training.parallelism_config` says so; any other run passes through unchanged."""
+    """A Trainer whose processes share rows where `training.parallelism_config` says so; any other run passes through
+    unchanged."""
 
     @property
     def sharing_rows(self) -> int:
@@ -46,7 +48,9 @@ class SharedRows(Trainer):
         model: Any = self.config_of_model
         options: Any = self.args.parallelism_config
         check_shared_rows(model, self.parts_of_rows, model._attn_implementation)
-        options.sp_handler.sp_attn_implementation = model._attn_implementation  # set here: accelerate's class takes few names
+        options.sp_handler.sp_attn_implementation = (
+            model._attn_implementation
+        )  # set here: accelerate's class takes few names
         super().create_accelerator_and_postprocess()
         accelerator: Any = self.accelerator
         accelerator.deepspeed_ulysses_dl_adapter = self.take_engine
@@ -58,7 +62,8 @@ class SharedRows(Trainer):
         return model.config
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
-        """In place of accelerate's own, which hands rows round: called when the engine is there, and before a checkpoint is loaded."""
+        """In place of accelerate's own, which hands rows round: called when the engine is there, and before a
+        checkpoint is loaded."""
         average_over_all(engine)
         attend_over_processes(self.config_of_model, self.args.per_device_train_batch_size, engine.seq_parallel_group)
         self.model_accepts_loss_kwargs = True
@@ -97,7 +102,8 @@ class SharedRows(Trainer):
 
 
 def average_over_all(engine: Any) -> None:
-    """Let the engine be that of ZeRO over all processes, as if they shared no rows: in gradients, and in the names of its files.
+    """Let the engine be that of ZeRO over all processes, as if they shared no rows: in gradients, and in the names of
+    its files.
 
     By itself it averages over groups under ZeRO-1 and 2, and over all processes under ZeRO-3 (seen in 0.19).
     """

@@ -34,10 +34,16 @@ class SmallerBatches(Trainer):
         return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def open_vote(self) -> None:
-        """Ranks that meet only in the last backward can redo a step; sharded, or with buffers to share, they meet before."""
+        """Ranks that meet only in the last backward can redo a step; sharded, or with buffers to share, they meet
+        before."""
         arguments = self.args
         meets_once = not (self.is_sharded or arguments.ddp_broadcast_buffers or arguments.torch_compile)
-        if arguments.world_size > 1 and meets_once and self.recipe.safety.on_oom == "split_batch" and self.vote is None:
+        if (
+            arguments.world_size > 1
+            and meets_once
+            and self.recipe.safety.on_oom == "split_batch"
+            and self.vote is None
+        ):
             self.vote = MemoryVote()
             model: Any = self.model
             model.register_forward_hook(self.ask_all)
@@ -49,7 +55,8 @@ class SmallerBatches(Trainer):
             self.vote.has_voted = False
 
     def ask_all(self, model: nn.Module, inputs: Any, outputs: Any) -> None:
-        """After the last forward of a step, and before DDP prepares for gradients to meet, learn whether a rank is out of memory.
+        """After the last forward of a step, and before DDP prepares for gradients to meet, learn whether a rank is out
+        of memory.
 
         DDP, once prepared, could not forget this forward.
         """
@@ -62,7 +69,8 @@ class SmallerBatches(Trainer):
 
         Raises:
             ResourceError: one row is all there is, or the recipe says abort.
-            RestartNeeded: this process cannot know what of the step was done already: inside the update, once gradients of ranks began to
+            RestartNeeded: this process cannot know what of the step was done already: inside the update, once
+            gradients of ranks began to
                 meet, and always under DeepSpeed and FSDP, which leave a layer gathered where memory ends.
         """
         arguments, step = self.args, self.state.global_step + 1
@@ -79,10 +87,15 @@ class SmallerBatches(Trainer):
         if mine or is_main_process():
             remember_micro_batch(Path(str(arguments.output_dir)), arguments.world_size, size)
         how = "the step is redone" if redoes else "the run has to be started again, from its last checkpoint"
-        message = f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: from now on {size}, and {how}."
+        message = (
+            f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: from now on {size}, and"
+            f" {how}."
+        )
         if mine:
             folder = Path(str(arguments.output_dir))
-            record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=not redoes)
+            record_event(
+                folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=not redoes
+            )
         if not redoes:
             raise RestartNeeded(message) from problem
         arguments.gradient_accumulation_steps *= before // size
@@ -99,8 +112,8 @@ class SmallerBatches(Trainer):
         if arguments.world_size > 1 and learned is not None and learned < arguments.per_device_train_batch_size:
             step = self.state.global_step + 1
             raise RestartNeeded(
-                f"Another process ran out of memory in step {step}: with micro-batches of {learned} from now on, the run has to be started "
-                "again, from its last checkpoint."
+                f"Another process ran out of memory in step {step}: with micro-batches of {learned} from now on, the"
+                " run has to be started again, from its last checkpoint."
             ) from problem
 
     def too_little_memory(self, step: int) -> str:
@@ -112,6 +125,7 @@ class SmallerBatches(Trainer):
                 "Set `training.per_device_train_batch_size` lower, or `safety.on_oom: split_batch`."
             )
         return (
-            f"out of memory in step {step} with a single row of {self.recipe.data.sequence_length:,} tokens at a time. "
-            "Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile that offloads."
+            f"out of memory in step {step} with a single row of {self.recipe.data.sequence_length:,} tokens at a time."
+            " Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile"
+            " that offloads."
         )

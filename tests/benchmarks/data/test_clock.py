@@ -32,7 +32,9 @@ def test_padding_and_pieces_are_counted(tmp_path):
 
 def test_rows_laid_end_to_end_tell_their_pieces_by_positions(tmp_path):
     positions = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    measured = waste(lambda _: [{"input_ids": torch.tensor([[5, 6, END, 7, END, 8]]), "position_ids": positions}], job(tmp_path))
+    measured = waste(
+        lambda _: [{"input_ids": torch.tensor([[5, 6, END, 7, END, 8]]), "position_ids": positions}], job(tmp_path)
+    )
     assert (measured["rows"], measured["tokens"], measured["pieces"]) == (1, 6, 3)
 
 

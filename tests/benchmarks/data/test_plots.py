@@ -23,5 +23,11 @@ def test_every_picture_of_the_readme_is_drawn_opaque_on_white(results, tmp_path)
 
 
 def test_results_without_peers_leave_their_pictures_out(results, tmp_path):
-    alone = {**results, "systems": {"ours": results["systems"]["ours"]}, "growth": [], "resume_replay": {}, "shuffle": {"failed": "no"}}
+    alone = {
+        **results,
+        "systems": {"ours": results["systems"]["ours"]},
+        "growth": [],
+        "resume_replay": {},
+        "shuffle": {"failed": "no"},
+    }
     assert draw(alone, tmp_path) == []

@@ -48,7 +48,10 @@ def test_a_system_that_failed_is_in_no_ratio_and_keeps_its_reason():
 
 def test_what_no_repetition_measured_is_told():
     unmeasured = {"megabytes": 64, "cold": [], "warm": [], "failed": ""}
-    assert results_of({"systems": {"trl": unmeasured}, "growth": []}, CORPORA, 1.0)["systems"]["trl"]["failed"] == "not measured"
+    assert (
+        results_of({"systems": {"trl": unmeasured}, "growth": []}, CORPORA, 1.0)["systems"]["trl"]["failed"]
+        == "not measured"
+    )
 
 
 def test_a_slower_warm_reader_misses_its_target():
@@ -65,7 +68,10 @@ def test_what_failed_beside_the_systems_is_told():
 
 
 def test_lost_tokens_count_the_ends_of_documents():
-    counts = {"ours": {"tokens": 1010, "padding": 0.001, "pieces": 14}, "run_clm": {"tokens": 900, "padding": 0.0, "pieces": 9}}
+    counts = {
+        "ours": {"tokens": 1010, "padding": 0.001, "pieces": 14},
+        "run_clm": {"tokens": 900, "padding": 0.0, "pieces": 9},
+    }
     waste = {"systems": counts, "encoded": {"tokens": 1000, "documents": 10, "unavoidable_cuts": 4}}
     found = results_of({"systems": {}, "growth": [], "waste": waste}, CORPORA, 1.0)["waste"]["systems"]
     assert found["ours"] == {"padding": 0.001, "lost": 0.0, "cuts": 4}
@@ -83,7 +89,13 @@ def test_the_largest_error_of_a_share_is_told_in_points():
 def test_memory_and_the_first_batch_are_judged_on_the_largest_corpora():
     def point(size, first, memory):
         keys = ("peak_memory_mb", "own_memory_mb", "worker_peak_memory_mb", "worker_own_memory_mb")
-        return {"system": "ours", "megabytes": size, "first_batch_seconds": first, "total_seconds": 9, **dict.fromkeys(keys, memory)}
+        return {
+            "system": "ours",
+            "megabytes": size,
+            "first_batch_seconds": first,
+            "total_seconds": 9,
+            **dict.fromkeys(keys, memory),
+        }
 
     growth = [point(1280, 2.0, 700), point(20, 0.1, 200), point(320, 1.0, 500)]
     found = {row["name"]: row for row in results_of({"systems": {}, "growth": growth}, CORPORA, 1.0)["measurements"]}

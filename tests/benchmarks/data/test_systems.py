@@ -25,7 +25,10 @@ def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_memory_is_watched_also_of_what_a_program_starts(tmp_path):
     child = "import time; x = bytearray(90_000_000); time.sleep(0.8)"
-    program = f"import json, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print(json.dumps({{'done': 1}}))"
+    program = (
+        f"import json, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print(json.dumps({{'done':"
+        " 1}))"
+    )
     measured = run(program, tmp_path)
     assert measured["done"] == 1
     assert 90 < measured["worker_own_memory_mb"] < 150

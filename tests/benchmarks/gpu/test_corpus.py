@@ -22,7 +22,11 @@ def test_padding_does_not_count_as_a_document():
 def test_packed_documents_have_the_mean_length_and_fill_all_rows():
     case = CASES["D"]
     lengths = lengths_of(case, random.Random(1))
-    assert abs(mean(lengths) - 700) < 35 and max(lengths) <= case.tokens and sum(lengths) > case.steps * case.rows * case.tokens
+    assert (
+        abs(mean(lengths) - 700) < 35
+        and max(lengths) <= case.tokens
+        and sum(lengths) > case.steps * case.rows * case.tokens
+    )
     assert set(lengths_of(replace(CASES["C"], steps=2), random.Random(1))) == {4096}
 
 
@@ -30,7 +34,9 @@ def test_the_default_trainer_pads_single_documents():
     documents = single_documents([row([3, 4], 10), row([5], 10)], 2)
     assert [len(documents[number]["input_ids"]) for number in range(len(documents))] == [3, 4, 5]
     batch = padded([documents[0], documents[2]])
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]] and batch["attention_mask"].sum(1).tolist() == [3, 5]
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 0, 0], [1, 2, 3, 4, 5]] and batch["attention_mask"].sum(
+        1
+    ).tolist() == [3, 5]
     assert batch["labels"][0].tolist() == [IGNORED, 2, 3, IGNORED, IGNORED]
 
 

@@ -14,7 +14,9 @@ C = 6 * (16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) + 128_256 * 2
 def test_strict_operations_of_a_token(case, operations, wall):
     found = strict(CASES[case].config, CASES[case].tokens)
     assert found == operations
-    assert REACHED_BY_MATRICES / found == pytest.approx(wall, rel=0.005), "tokens a second at 790 TFLOP/s, as published"
+    assert REACHED_BY_MATRICES / found == pytest.approx(wall, rel=0.005), (
+        "tokens a second at 790 TFLOP/s, as published"
+    )
 
 
 def test_packed_rows_see_their_document_alone():

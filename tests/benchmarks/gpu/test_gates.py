@@ -6,7 +6,15 @@ from benchmarks.gpu.gates import all_gates, format_gates, gates_of
 
 
 def result(case, system, **figures):
-    return {"case": case, "system": system, "parts": 1, "tokens_per_second": 100.0, "losses": [6.0, 5.0], "corpus": "x", **figures}
+    return {
+        "case": case,
+        "system": system,
+        "parts": 1,
+        "tokens_per_second": 100.0,
+        "losses": [6.0, 5.0],
+        "corpus": "x",
+        **figures,
+    }
 
 
 def named(results, case, name):

@@ -14,7 +14,9 @@ json.dump({"parts": parts, **({} if parts >= 4 else {"failed": "out of memory"})
 
 
 def replace_runs(monkeypatch, code):
-    monkeypatch.setattr(processes, "words_of", lambda job, parts, folder, out: [sys.executable, "-c", code, str(out), str(parts)])
+    monkeypatch.setattr(
+        processes, "words_of", lambda job, parts, folder, out: [sys.executable, "-c", code, str(out), str(parts)]
+    )
 
 
 def run(job, folder, seconds=100):

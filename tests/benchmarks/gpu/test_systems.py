@@ -19,7 +19,9 @@ def test_compiled_opponents_get_causal_attention_without_a_mask(case):
 
     ids = torch.randint(500, (2, 64))
     loss = torch.compile(model, backend=backend)(input_ids=ids, labels=ids, use_cache=False).loss
-    assert len(calls) == 2 and all(node.kwargs["is_causal"] and "attn_mask" not in node.kwargs and len(node.args) == 3 for node in calls)
+    assert len(calls) == 2 and all(
+        node.kwargs["is_causal"] and "attn_mask" not in node.kwargs and len(node.args) == 3 for node in calls
+    )
     assert all(node.kwargs["enable_gqa"] == (case != "A") for node in calls)
     model.set_attn_implementation("sdpa")
     assert loss.item() == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), rel=1e-5)

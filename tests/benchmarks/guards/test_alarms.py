@@ -14,7 +14,9 @@ def test_no_alarm_in_n_steps_leaves_a_rate_of_three_in_n():
 
 def test_skipped_steps_are_counted_and_the_others_events_are_not(tmp_path):
     kinds = ("spike_skipped", "saved_again", "nan_skipped", "rolled_back")
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps({"kind": kind, "message": kind}) + "\n" for kind in kinds))
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"kind": kind, "message": kind}) + "\n" for kind in kinds)
+    )
     (tmp_path / "metrics.jsonl").write_text('{"loss": 4.5}\n{"loss": 4.0}\n{"other": 1}\n')
     found = alarms(tmp_path)
     assert found == {"skipped": 2, "rolled_back": 1, "last_loss": 4.0, "said": ["spike_skipped", "nan_skipped"]}

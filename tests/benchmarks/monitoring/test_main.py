@@ -6,7 +6,12 @@ from benchmarks.monitoring.__main__ import added, results_of
 def turns(seconds, inside, count=9):
     """A machine that becomes slower from turn to turn; each watched one takes a tenth of a millisecond more."""
     return [
-        {"watched": bool(n % 2), "wall": seconds + 1e-3 * n + 1e-4 * (n % 2), "processor": seconds, "inside": inside * (n % 2)}
+        {
+            "watched": bool(n % 2),
+            "wall": seconds + 1e-3 * n + 1e-4 * (n % 2),
+            "processor": seconds,
+            "inside": inside * (n % 2),
+        }
         for n in range(count)
     ]
 

@@ -13,7 +13,9 @@ pytest.importorskip("bitsandbytes")
 def test_each_arm_is_measured_at_each_rate(tmp_path):
     main(["--seeds", "1", "--steps", "3", "--rates", "1e-5", "1e-3", "--output", str(tmp_path / "r.json")])
     results = json.loads((tmp_path / "r.json").read_text())
-    assert len(results["rows"]) == 2 * len(ARMS) and all(row["loss"] > 0 and -1 <= row["alike"] <= 1 for row in results["rows"])
+    assert len(results["rows"]) == 2 * len(ARMS) and all(
+        row["loss"] > 0 and -1 <= row["alike"] <= 1 for row in results["rows"]
+    )
     assert len(table(results).splitlines()) == 2 + len(ARMS)
 
 

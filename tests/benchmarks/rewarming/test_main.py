@@ -40,8 +40,26 @@ def test_all_arms_with_another_model_and_text_of_ones_own(corpus, tmp_path, caps
     model.parent.mkdir()
     model.write_text(yaml.safe_dump({"from_scratch": True, "config": TINY_LLAMA}))
     output = tmp_path / "found" / "results.json"
-    sizes = ["--base-tokens", "4_096", "--tokens", "2_048", "--batch-tokens", "256", "--seeds", "2", "--model", str(model)]
-    text = ["--general", str(corpus / "general.jsonl"), "--shift", f"own={corpus / 'domain.jsonl'}", "--folder", str(tmp_path / "runs")]
+    sizes = [
+        "--base-tokens",
+        "4_096",
+        "--tokens",
+        "2_048",
+        "--batch-tokens",
+        "256",
+        "--seeds",
+        "2",
+        "--model",
+        str(model),
+    ]
+    text = [
+        "--general",
+        str(corpus / "general.jsonl"),
+        "--shift",
+        f"own={corpus / 'domain.jsonl'}",
+        "--folder",
+        str(tmp_path / "runs"),
+    ]
     arguments = [*sizes, *text, "--output", str(output), "data.sequence_length=64", "training.logging_steps=4"]
     main(arguments)
     found = json.loads(output.read_text())

@@ -26,7 +26,10 @@ def test_every_arm_is_drawn_in_its_colour_on_white(results, tmp_path):
 def test_one_seed_and_one_shift_are_drawn_too(results, tmp_path):
     first = results["shifts"][0]["name"]
     arms = {
-        arm: {kind: {"mean": figures[kind]["mean"], "reach": None, "values": figures[kind]["values"][:1]} for kind in ("domain", "general")}
+        arm: {
+            kind: {"mean": figures[kind]["mean"], "reach": None, "values": figures[kind]["values"][:1]}
+            for kind in ("domain", "general")
+        }
         for arm, figures in results["arms"][first].items()
     }
     draw({"shifts": results["shifts"][:1], "arms": {first: arms}}, tmp_path / "picture.png")

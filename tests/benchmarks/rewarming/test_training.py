@@ -3,7 +3,17 @@ import json
 import pytest
 
 from benchmarks.rewarming.corpus import Shift, Text
-from benchmarks.rewarming.training import ARMS, JOINT, NO_REWARMING, RECIPES, REPLAY, REWARMING, Experiment, Scale, schedule
+from benchmarks.rewarming.training import (
+    ARMS,
+    JOINT,
+    NO_REWARMING,
+    RECIPES,
+    REPLAY,
+    REWARMING,
+    Experiment,
+    Scale,
+    schedule,
+)
 from cpt.extend import find
 from cpt.optim.schedules import SCHEDULES
 from cpt.recipe.load import load_recipe
@@ -15,7 +25,9 @@ TOKENS, PEAK = 1000, 4e-3
 def rates(arm, recipe):
     loaded = load_recipe(recipe, schedule(arm, TOKENS, PEAK))
     factor = find("schedule", loaded.schedule.name, SCHEDULES)
-    return [loaded.optimizer.learning_rate * factor(at, TOKENS, **loaded.schedule.options) for at in (0, 50, 500, 1000)]
+    return [
+        loaded.optimizer.learning_rate * factor(at, TOKENS, **loaded.schedule.options) for at in (0, 50, 500, 1000)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -39,11 +51,16 @@ def test_each_arm_trains_as_the_paper_has_it(monkeypatch, tmp_path):
         recipes[recipe.name] = recipe
         folder = tmp_path / recipe.name
         folder.mkdir()
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 9, "eval_general_bits_per_byte": 2.0}) + "\n")
+        (folder / "metrics.jsonl").write_text(
+            json.dumps({"step": 1, "tokens": 9, "eval_general_bits_per_byte": 2.0}) + "\n"
+        )
         return folder / "final"
 
     monkeypatch.setattr("benchmarks.rewarming.training.train", remember)
-    texts = {kind: Text(tmp_path / kind / "train.jsonl", tmp_path / kind / "held_out.jsonl") for kind in ("general", "strong")}
+    texts = {
+        kind: Text(tmp_path / kind / "train.jsonl", tmp_path / kind / "held_out.jsonl")
+        for kind in ("general", "strong")
+    }
     experiment = Experiment(texts, tmp_path / "tokenizer", Scale(base_tokens=6000, tokens=2000), tmp_path)
     experiment.run_base(3)
     results = {arm: experiment.run_arm(arm, SHIFT, 3) for arm in ARMS}

@@ -6,22 +6,37 @@ from cpt.recipe.load import load_recipe
 
 def rounds(ours, stall):
     """On a machine that is twice as slow in every other round."""
-    seconds = {"theirs": 1.0, "syncing_theirs": 0.25, "ours": ours, "bare": 0.8, "held": stall / 2, "waited": stall / 2, "copying": 0.3}
+    seconds = {
+        "theirs": 1.0,
+        "syncing_theirs": 0.25,
+        "ours": ours,
+        "bare": 0.8,
+        "held": stall / 2,
+        "waited": stall / 2,
+        "copying": 0.3,
+    }
     worked = {"theirs_processor": 1.0, "ours_processor": ours, "bare_processor": 0.8, "step": 3.0, "step_beside": 3.1}
-    return [{"bytes": 10**9, "load": 1.0, **{name: one * slow for name, one in {**seconds, **worked}.items()}} for slow in (1, 2, 1, 2, 1)]
+    return [
+        {"bytes": 10**9, "load": 1.0, **{name: one * slow for name, one in {**seconds, **worked}.items()}}
+        for slow in (1, 2, 1, 2, 1)
+    ]
 
 
 def test_pairs_are_compared_before_they_are_summed_up():
     assert more([1.2, 2.4, 3.6], [1.0, 2.0, 3.0]) == pytest.approx([20, 20, 20])
 
 
-@pytest.mark.parametrize(("ours", "stall", "met"), [(1.04, 0.05, (True, True, True)), (1.06, 0.2, (False, True, False))])
+@pytest.mark.parametrize(
+    ("ours", "stall", "met"), [(1.04, 0.05, (True, True, True)), (1.06, 0.2, (False, True, False))]
+)
 def test_a_save_may_add_five_percent_and_stall_a_tenth_of_one(ours, stall, met):
     found = {row["name"]: row for row in results_of({"plain": rounds(ours, stall)})["measurements"]}
     added = found["plain, 1.00 GB: hash, fsync and rename add to the Trainer's save"]
     durable = found["plain, 1.00 GB: hash, fsync and rename add to the Trainer's save and fsync of its files"]
     stalled = found["plain, 1.00 GB: stall of a save in the background, beside a blocking one"]
-    assert (added["met"], durable["met"], stalled["met"]) == met and added["measured"] == pytest.approx(100 * (ours - 1))
+    assert (added["met"], durable["met"], stalled["met"]) == met and added["measured"] == pytest.approx(
+        100 * (ours - 1)
+    )
 
 
 @pytest.mark.parametrize("stage", [None, 2, 3])

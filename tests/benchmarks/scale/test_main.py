@@ -9,8 +9,21 @@ from benchmarks.scale import page
 def a_cell(tokens, factor):
     """Of a size, each of whose costs is so many times that of the smallest."""
     off = {"0.001": 0.2 if tokens < 10**10 else 0.05, "0.01": 0.02, "0.1": 0.03, "1.0": 0.05}
-    counts = {"rows": tokens // 4096, "windows": tokens // 10**8, "shards": tokens // 10**6, "files": 9, "documents": tokens // 1000}
-    index = {"packing": tokens // 40, "documents": tokens // 50, "tokens": 4 * tokens, "manifests": 100, "windows": 50, "tables": 20}
+    counts = {
+        "rows": tokens // 4096,
+        "windows": tokens // 10**8,
+        "shards": tokens // 10**6,
+        "files": 9,
+        "documents": tokens // 1000,
+    }
+    index = {
+        "packing": tokens // 40,
+        "documents": tokens // 50,
+        "tokens": 4 * tokens,
+        "manifests": 100,
+        "windows": 50,
+        "tables": 20,
+    }
     seconds = {"copy": 0.01, "start": 0.2 * factor, "first_batch": 0.02, "lookup_anywhere": 0.01, "lookup_next": 1e-4}
     by_files = {"copy": 0.01, "start": 0.5 * factor, "memory_start": 20_000_000 * factor}
     memory = {"memory_start": 10_000_000 * factor, "memory_read": 11_000_000 * factor}
@@ -49,7 +62,10 @@ def test_the_page_tells_times_beside_the_smallest_size(tmp_path, monkeypatch):
         monkeypatch.setattr(page, name, path)
     page.write_page()
     written = docs.read_text()
-    assert "| start of a process | 1 x | 12 x |" in written and "| the same, were each window's file read | 2.5 x | 30 x |" in written
+    assert (
+        "| start of a process | 1 x | 12 x |" in written
+        and "| the same, were each window's file read | 2.5 x | 30 x |" in written
+    )
     assert "| memory of a process after its start | 10 MiB | 114 MiB |" in written and "old" not in written
     assert written.startswith("before\n") and written.endswith("after\n") and picture.stat().st_size > 10_000
 

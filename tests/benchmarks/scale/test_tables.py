@@ -10,7 +10,9 @@ TOKENS = 4 * 10**8
 def test_files_are_as_large_as_they_say_and_hold_nothing(tmp_path):
     make_files(tmp_path, 2 * 2**30 + 5)
     files = sorted(tmp_path.rglob("*.jsonl"))
-    assert [file.stat().st_size for file in files] == [2**30, 2**30, 5] and sum(file.stat().st_blocks for file in files) == 0
+    assert [file.stat().st_size for file in files] == [2**30, 2**30, 5] and sum(
+        file.stat().st_blocks for file in files
+    ) == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -25,7 +27,9 @@ def test_a_shard_is_16_mib_of_text_in_documents_of_its_kind(name):
 def test_cpt_finds_a_prepared_store_whose_every_row_can_be_asked_for(tmp_path):
     make_store(tmp_path, TOKENS)
     prepared = build(tmp_path, TOKENS, tokenizer())
-    assert all(rows.is_complete for rows in prepared.windowed) and not any(report.is_estimate for report in prepared.sources)
+    assert all(rows.is_complete for rows in prepared.windowed) and not any(
+        report.is_estimate for report in prepared.sources
+    )
     assert prepared.num_tokens == pytest.approx(TOKENS, rel=0.05), "shards are whole ones, the last ones too"
     assert len(prepared.windowed[0].tokenized.plan.windows) > 4
     number = budget_of(TOKENS).tokens // SEQUENCE_LENGTH

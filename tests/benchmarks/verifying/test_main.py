@@ -26,6 +26,9 @@ def test_each_shape_is_measured_cold_and_warm(tmp_path):
 
 @pytest.mark.parametrize(("verify", "met"), [(0.9, True), (1.1, False)])
 def test_verifying_may_take_as_long_as_cat(verify, met):
-    pairs = [{"cat": slow, "verify": verify * slow, "cat_processor": 1.0, "verify_processor": 1.0} for slow in (1.0, 2.0, 3.0)]
+    pairs = [
+        {"cat": slow, "verify": verify * slow, "cat_processor": 1.0, "verify_processor": 1.0}
+        for slow in (1.0, 2.0, 3.0)
+    ]
     first = results_of({"one file, warm": pairs}, 1.2)["measurements"][0]
     assert first["met"] is met and first["measured"] == pytest.approx(verify)

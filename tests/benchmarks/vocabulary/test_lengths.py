@@ -24,4 +24,6 @@ def test_more_tokens_hold_more_bytes_of_what_they_were_learned_for(tokenizer_fol
 
 def test_a_documents_end_tokens_do_not_count(tokenizer_folder):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    assert bytes_per_token(tokenizer, ["the model"]) == 9 / len(tokenizer("the model", add_special_tokens=False)["input_ids"])
+    assert bytes_per_token(tokenizer, ["the model"]) == 9 / len(
+        tokenizer("the model", add_special_tokens=False)["input_ids"]
+    )

@@ -26,5 +26,7 @@ def test_the_arms_spend_equal_bytes_or_equal_compute(corpus_of_two, corpus, toke
 
 def test_bits_are_read_before_the_first_and_after_the_last_step(tmp_path):
     lines = [{"eval_domain_bits_per_byte": bits, "eval_general_bits_per_byte": bits + 1} for bits in (3.0, 2.5, 2.0)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [lines[0], {"loss": 1}, *lines[1:]]))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [lines[0], {"loss": 1}, *lines[1:]])
+    )
     assert read_bits(tmp_path) == ((3.0, 4.0), (2.0, 3.0))

@@ -13,7 +13,9 @@ from cpt.recipe.schema import Source
 
 GOOD = b'{"text": "good"}\n'
 INVALID = pa.Array.from_buffers(pa.string(), 2, pa.array(["ok", "ab"]).buffers()[:2] + [pa.py_buffer(b"ok\xff\xfe")])
-CUT_OFF_GZ = gzip.compress(b"".join(json.dumps({"text": "%x" % (number**7)}).encode() + b"\n" for number in range(20_000)))[:-10_000]
+CUT_OFF_GZ = gzip.compress(
+    b"".join(json.dumps({"text": "%x" % (number**7)}).encode() + b"\n" for number in range(20_000))
+)[:-10_000]
 
 
 def parquet(column, name="text"):
@@ -66,7 +68,11 @@ def case(request, tmp_path):
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(content)
     source = Source(path=str(path))
-    return [item for piece in pieces_of(source, "k") for item in read_piece(source, piece, "k")], f"{path}{where}", reason
+    return (
+        [item for piece in pieces_of(source, "k") for item in read_piece(source, piece, "k")],
+        f"{path}{where}",
+        reason,
+    )
 
 
 def test_the_policy_error_stops_and_names_the_place(case):
@@ -112,7 +118,8 @@ def bad(rows, reason="null"):
 def test_too_many_bad_rows_stop_after_all_and_show_the_first():
     refuse_too_many(1, 999, 0.001, "corpus", "k", [bad(1)])
     with pytest.raises(
-        DataError, match=r"corpus: 2 of 1,000 rows are bad \(0.20%\).*\(0.10%\). The first: a.jsonl:7: `text` is null; a"
+        DataError,
+        match=r"corpus: 2 of 1,000 rows are bad \(0.20%\).*\(0.10%\). The first: a.jsonl:7: `text` is null; a",
     ) as error:
         refuse_too_many(2, 998, 0.001, "corpus", "k", [bad(1), bad(1)])
     assert "cpt data check" in str(error.value)
@@ -126,5 +133,9 @@ def test_reasons_are_counted_by_rows():
 
 
 def test_a_document_that_is_most_of_a_source_is_told_with_its_address():
-    assert "b: one of 1,000 documents (a.jsonl:7) makes up 30% of the tokens." in absurd_share("b", "a.jsonl:7", 300, 1000, 1000)
-    assert absurd_share("b", "a.jsonl:7", 200, 1000, 1000) is None and absurd_share("b", "a.txt", 1000, 1000, 1) is None
+    assert "b: one of 1,000 documents (a.jsonl:7) makes up 30% of the tokens." in absurd_share(
+        "b", "a.jsonl:7", 300, 1000, 1000
+    )
+    assert (
+        absurd_share("b", "a.jsonl:7", 200, 1000, 1000) is None and absurd_share("b", "a.txt", 1000, 1000, 1) is None
+    )

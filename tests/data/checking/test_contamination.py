@@ -26,7 +26,11 @@ def exam(tmp_path):
 
 def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
     clean = source("clean", [text(number) for number in range(100, 150)])
-    dirty = source("dirty", [text(200), f"{text(201)} {text(7)} {text(202)}", text(203), f"{text(204)} {text(39, 30)}"], name="dirty")
+    dirty = source(
+        "dirty",
+        [text(200), f"{text(201)} {text(7)} {text(202)}", text(203), f"{text(204)} {text(39, 30)}"],
+        name="dirty",
+    )
     found = find_contamination(Data(sources=[clean, dirty]), exam, cache_dir=tmp_path)
     places = [(hit.source, hit.where, hit.set_name, hit.evaluation_document) for hit in found.hits]
     folder = tmp_path
@@ -35,7 +39,9 @@ def test_planted_documents_are_found_by_source_and_line(source, exam, tmp_path):
         ("dirty", f"{folder / 'dirty.jsonl'}:4", "exam", f"{folder / 'exam.jsonl'}:40"),
     ]
     assert found.documents == {"clean": 50, "dirty": 4} and found.counts == {"clean": {}, "dirty": {"exam": 2}}
-    assert found.num_contaminated == 2 and found.summary().startswith("2 of 54 training documents hold half or more of one of 40")
+    assert found.num_contaminated == 2 and found.summary().startswith(
+        "2 of 54 training documents hold half or more of one of 40"
+    )
 
 
 def test_near_misses_are_not_found(source, exam, tmp_path):
@@ -49,24 +55,36 @@ def test_documents_held_out_of_a_source_are_looked_for_in_all(source, tmp_path):
     first = source("first", [text(number) for number in range(60)], name="first")
     second = source("second", [f"{text(number)} copied" for number in range(60)], name="second")
     found = find_contamination(Data(sources=[first, second]), Evaluation(held_out_share=0.3), cache_dir=tmp_path)
-    assert found.counts["second"] == {"first": found.judged - sum(found.counts["first"].values())} or found.counts["second"]["first"] > 5
+    assert (
+        found.counts["second"] == {"first": found.judged - sum(found.counts["first"].values())}
+        or found.counts["second"]["first"] > 5
+    )
     assert all(hit.source != hit.set_name for hit in found.hits)
 
 
 def test_exact_copies_of_a_held_out_set_are_counted_and_listed_with_their_place(source, exam, tmp_path):
-    sources = [source("a", [text(200), text(7), text(201)], name="a"), source("b", [text(7), f"{text(8)} copied"], name="b")]
+    sources = [
+        source("a", [text(200), text(7), text(201)], name="a"),
+        source("b", [text(7), f"{text(8)} copied"], name="b"),
+    ]
     found = find_contamination(Data(sources=sources), exam, cache_dir=tmp_path)
     assert (found.num_exact_copies, found.num_contaminated) == (2, 1)
     places = [(one.source, one.where, one.set_name, one.evaluation_document) for one in found.exact_copies]
     exam_place = str(tmp_path / "exam.jsonl:8")
-    assert places == [(name, str(tmp_path / f"{name}.jsonl:{line}"), "exam", exam_place) for name, line in (("a", 2), ("b", 1))]
+    assert places == [
+        (name, str(tmp_path / f"{name}.jsonl:{line}"), "exam", exam_place) for name, line in (("a", 2), ("b", 1))
+    ]
     assert found.to_json()["exact_copies"][0]["where"] == places[0][1] and "exact copies" in found.summary()
 
 
 def test_a_short_exact_copy_is_counted_too(source, tmp_path):
-    (tmp_path / "exam.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in (text(1), "three words only")))
+    (tmp_path / "exam.jsonl").write_text(
+        "".join(json.dumps({"text": one}) + "\n" for one in (text(1), "three words only"))
+    )
     evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "exam.jsonl"))])
-    found = find_contamination(Data(sources=[source("a", [text(2), "three words only"])]), evaluation, cache_dir=tmp_path)
+    found = find_contamination(
+        Data(sources=[source("a", [text(2), "three words only"])]), evaluation, cache_dir=tmp_path
+    )
     assert found.num_exact_copies == 1
 
 
@@ -74,11 +92,13 @@ def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, 
     texts = [text(number) for number in range(60)]
     evaluation = Evaluation(held_out_share=0.3)
     once = find_contamination(Data(sources=[source("a", texts, name="a")]), evaluation, cache_dir=tmp_path)
-    twice = find_contamination(Data(sources=[source("a", texts, name="a"), source("b", texts, name="b")]), evaluation, cache_dir=tmp_path)
-    assert once.num_exact_copies == 0 and twice.num_exact_copies == once.judged > 5
-    assert once.documents == {"a": 60 - once.judged} and f"of {60 - once.judged} training documents" in once.summary(), (
-        "held out, not trained on"
+    twice = find_contamination(
+        Data(sources=[source("a", texts, name="a"), source("b", texts, name="b")]), evaluation, cache_dir=tmp_path
     )
+    assert once.num_exact_copies == 0 and twice.num_exact_copies == once.judged > 5
+    assert (
+        once.documents == {"a": 60 - once.judged} and f"of {60 - once.judged} training documents" in once.summary()
+    ), "held out, not trained on"
     assert {one.source for one in twice.exact_copies} == {"b"}
 
 
@@ -90,7 +110,9 @@ def test_questions_of_tasks_are_looked_for(source, exam, tmp_path):
 
 def test_what_a_filter_drops_and_a_limit_leaves_out_does_not_count(source, exam, tmp_path):
     texts = [f"{text(5)} copied", text(300, 9), f"{text(6)} copied"]
-    data = Data(sources=[source("a", texts, name="a", max_documents=2)], filters=[Component(name="length", min_characters=100)])
+    data = Data(
+        sources=[source("a", texts, name="a", max_documents=2)], filters=[Component(name="length", min_characters=100)]
+    )
     found = find_contamination(data, exam, cache_dir=tmp_path)
     assert found.counts == {"a": {"exam": 1}} and found.documents == {"a": 1}
 
@@ -103,14 +125,19 @@ def test_the_filter_leaves_nothing_for_the_count_to_find(source, exam, tmp_path)
 
 
 def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch):
-    texts = [text(1000 + number, 40) + (f" {text(number % 40)} " if number % 50 == 0 else "") for number in range(2000)]
+    texts = [
+        text(1000 + number, 40) + (f" {text(number % 40)} " if number % 50 == 0 else "") for number in range(2000)
+    ]
     texts[701] = texts[1901] = text(3)
     data = Data(sources=[source("a", texts, name="a")])
     alone = find_contamination(data, exam, cache_dir=tmp_path)
     monkeypatch.setattr("cpt.data.checking.contamination.POOL_BYTES", 1)
     monkeypatch.setattr("cpt.data.checking.contamination.PIECE_BYTES", 200_000)
     monkeypatch.setenv("CPT_WORKERS", "2")
-    assert find_contamination(data, exam, cache_dir=tmp_path) == alone and (alone.num_contaminated, alone.num_exact_copies) == (40, 2)
+    assert find_contamination(data, exam, cache_dir=tmp_path) == alone and (
+        alone.num_contaminated,
+        alone.num_exact_copies,
+    ) == (40, 2)
 
 
 def test_nothing_to_look_for_is_told(source, tmp_path):
@@ -158,13 +185,19 @@ def test_files_of_the_users_own_stay_beside_it(exam_text, tmp_path):
     (tmp_path / "quiz.txt").write_text(text(7))
     data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
     built = build_filters({"data.filters": with_decontamination(data, exam_text, tmp_path / "cache").filters})
-    assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == ["contaminated: exam", "contaminated: quiz", None]
+    assert [reason_to_drop(view(text(n) + " copied"), built) for n in (5, 7, 8)] == [
+        "contaminated: exam",
+        "contaminated: quiz",
+        None,
+    ]
 
 
 PLANTED = [text(100), f"{text(101)} {text(5)} {text(102)}", text(103), f"{text(104)} {text(5, 8)}"]
 
 
-def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(tokenizer, source, exam_text, tmp_path):
+def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(
+    tokenizer, source, exam_text, tmp_path
+):
     data = Data(sources=[source("train", PLANTED)], sequence_length=64)
     built = build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache")
     assert built.sources[0].dropped == {"contaminated: exam": 1} and built.sources[0].documents == 3
@@ -173,7 +206,10 @@ def test_what_is_built_leaves_the_planted_document_out_by_default_and_counts_it(
 def test_what_is_built_keeps_it_where_the_recipe_refuses(tokenizer, source, exam_text, tmp_path):
     filters = [Component(name="decontaminate", own_evaluation=False)]
     data = Data(sources=[source("train", PLANTED)], sequence_length=64, filters=filters)
-    assert build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache").sources[0].documents == 4
+    assert (
+        build_data(data, tokenizer, seed=1, evaluation=exam_text, cache_dir=tmp_path / "cache").sources[0].documents
+        == 4
+    )
 
 
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenizer, source, tmp_path):
@@ -181,10 +217,16 @@ def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(tokenize
     second = source("second", [f"{text(number)} copied" for number in range(60)], name="second")
     data, evaluation = Data(sources=[first, second], sequence_length=64), Evaluation(held_out_share=0.3)
     built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache")
-    assert built.sources[1].dropped["contaminated: first"] + built.sources[1].documents + built.sources[1].held_out == 60
+    assert (
+        built.sources[1].dropped["contaminated: first"] + built.sources[1].documents + built.sources[1].held_out == 60
+    )
     held_out_of_both = built.held_out["first"].num_documents + built.held_out["second"].num_documents
     left = [report.documents for report in built.sources]
-    assert held_out_of_both > 20 and max(left) < 60 - held_out_of_both / 2 and "contaminated: second" in built.sources[0].dropped
+    assert (
+        held_out_of_both > 20
+        and max(left) < 60 - held_out_of_both / 2
+        and "contaminated: second" in built.sources[0].dropped
+    )
 
 
 def test_the_index_is_read_again_only_when_a_file_changed(exam_text, tmp_path, monkeypatch):

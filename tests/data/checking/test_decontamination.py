@@ -44,7 +44,9 @@ def test_less_than_half_is_a_phrase_and_no_contamination(runs):
 def test_a_part_of_a_document_is_found_where_it_is_half_of_what_is_trained_on():
     book = read_runs([Judged("book", "1", text(1, 5000))])
     part = " ".join(text(1, 5000).split()[400:460])
-    assert book.find(f"{part} {text(2, 50)}").is_contaminated and not book.find(f"{part} {text(2, 70)}").is_contaminated
+    assert (
+        book.find(f"{part} {text(2, 50)}").is_contaminated and not book.find(f"{part} {text(2, 70)}").is_contaminated
+    )
 
 
 @pytest.mark.parametrize(("count", "is_found"), [(12, False), (13, True)])
@@ -57,12 +59,19 @@ def test_light_edits_do_not_hide_a_copy(runs):
     words = text(17).split()
     edited = [f"other{place}" if place % 12 == 11 else word for place, word in enumerate(words)]
     assert runs.find(" ".join([text(900), *edited])).is_contaminated
-    assert runs.find(" ".join([text(900), *(f"other{place}" if place % 8 == 7 else word for place, word in enumerate(words))])) is None
+    assert (
+        runs.find(
+            " ".join([text(900), *(f"other{place}" if place % 8 == 7 else word for place, word in enumerate(words))])
+        )
+        is None
+    )
 
 
 def test_what_is_shared_with_several_documents_is_told_of_the_one_that_it_covers_most():
     runs = read_runs([Judged("a", "1", text(1, 200)), Judged("a", "2", " ".join(text(1, 200).split()[:40]))])
-    assert (found := runs.find(f"{text(5, 300)} {' '.join(text(1, 200).split()[:40])}")).where == "2" and found.share == 1
+    assert (
+        found := runs.find(f"{text(5, 300)} {' '.join(text(1, 200).split()[:40])}")
+    ).where == "2" and found.share == 1
 
 
 def test_the_same_words_in_another_order_are_not_found(runs):
@@ -96,7 +105,9 @@ def test_what_many_evaluation_documents_share_tells_nothing():
     runs = read_runs(Judged("code", str(number), f"{header} {text(number)}") for number in range(100))
     assert runs.find(f"{header} {text(2000)}") is None
     copy = runs.find(f"{text(2000, 200)} {' '.join(text(3).split()[:35])}")
-    assert copy.is_contaminated and copy.share == pytest.approx(35 / 67), "a header's last words make runs with a document's first ones"
+    assert copy.is_contaminated and copy.share == pytest.approx(35 / 67), (
+        "a header's last words make runs with a document's first ones"
+    )
 
 
 def test_what_two_share_is_still_looked_for():
@@ -131,7 +142,9 @@ def test_stored_runs_are_the_same_and_their_name_tells_what_is_in_them(runs, tmp
 
 
 def test_where_the_documents_lie_is_not_in_what_tokens_are_found_by(tmp_path):
-    here, there = (read_runs([Judged("exam", f"{folder}/exam.jsonl:1", text(1))]).save(tmp_path / folder) for folder in "ab")
+    here, there = (
+        read_runs([Judged("exam", f"{folder}/exam.jsonl:1", text(1))]).save(tmp_path / folder) for folder in "ab"
+    )
     options = [key_options("decontaminate", {"index": str(path)}) for path in (here, there)]
     assert here.name != there.name and options[0] == options[1] and "/" not in options[0]["index"]
     renamed = read_runs([Judged("other", "a/exam.jsonl:1", text(1))]).save(tmp_path)

@@ -44,7 +44,13 @@ def test_of_a_large_source_of_rows_nothing_is_read(source, monkeypatch):
 def test_few_documents_are_a_warning_or_a_mistake_as_the_build_has_it(source, tokenizer, tmp_path, count):
     a, evaluation = source("a", TEXTS[:count]), Evaluation(held_out_share=0.2)
     try:
-        prepared = build_data(Data(sources=[a], sequence_length=64), tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache")
+        prepared = build_data(
+            Data(sources=[a], sequence_length=64),
+            tokenizer,
+            seed=1,
+            evaluation=evaluation,
+            cache_dir=tmp_path / "cache",
+        )
     except DataError:
         with pytest.raises(DataError):
             warnings(a, share=0.2)
@@ -55,7 +61,13 @@ def test_few_documents_are_a_warning_or_a_mistake_as_the_build_has_it(source, to
 
 def test_what_is_foreseen_is_what_is_built(source, tokenizer, tmp_path):
     draw = np.random.default_rng(0)
-    a = source("a", [f"{number} " + "z" * size for number, size in enumerate(np.exp(draw.normal(4, 1.5, 500)).astype(int).tolist())])
+    a = source(
+        "a",
+        [
+            f"{number} " + "z" * size
+            for number, size in enumerate(np.exp(draw.normal(4, 1.5, 500)).astype(int).tolist())
+        ],
+    )
     data, evaluation = Data(sources=[a], sequence_length=64), Evaluation(held_out_share=0.2)
     built = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "cache").held_out["a"]
     (sizes,) = [held_out_share.sizes_of(data, a, "data.sources[0]")]

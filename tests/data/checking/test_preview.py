@@ -10,7 +10,9 @@ from cpt.recipe.schema import Component, Data, Source
 
 
 def test_documents_are_sorted_into_kept_dropped_and_bad(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "kept"}\n{"text": "no"}\n{"text": 1}\n{"text": " "}\n{"text": "no"}\n{"text": "late"}\n')
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "kept"}\n{"text": "no"}\n{"text": 1}\n{"text": " "}\n{"text": "no"}\n{"text": "late"}\n'
+    )
     data = Data(sources=[Source(path=str(tmp_path / "a.jsonl"))], filters=[Component(name="length", min_characters=3)])
     seen = see_source(data, data.sources[0], "data.sources[0]", 5)
     assert [example.text for example in seen.kept] == ["kept"]
@@ -20,7 +22,9 @@ def test_documents_are_sorted_into_kept_dropped_and_bad(tmp_path):
 
 def test_a_chat_that_the_template_refuses_is_shown_as_dropped(tokenizer, tmp_path):
     talking = copy.deepcopy(tokenizer)
-    talking.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}{{ messages[0].content }}"
+    talking.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}{{ messages[0].content }}"
+    )
     lines = [json.dumps({"messages": [{"role": role, "content": "Hi."}]}) for role in ("user", "assistant")]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     source = Source(path=str(tmp_path / "a.jsonl"), chat="messages")

@@ -8,7 +8,9 @@ from cpt.recipe.schema import Source
 def write(folder, count=1000):
     for name in ("a", "b"):
         rows = [json.dumps({"text": f"{name} {number}" if number % 10 else ""}) for number in range(count)]
-        (folder / f"{name}.jsonl").write_text("\n".join([*rows, json.dumps({"text": "long" * 99}), "bad", "{}"]) + "\n")
+        (folder / f"{name}.jsonl").write_text(
+            "\n".join([*rows, json.dumps({"text": "long" * 99}), "bad", "{}"]) + "\n"
+        )
 
 
 def test_each_file_is_counted_to_its_last_row(tmp_path):

@@ -28,7 +28,10 @@ def test_other_chats_have_other_transcripts(one, other):
 
 
 def test_a_transcript_reads_like_one():
-    assert transcript(as_messages([("user", "Hi."), ("assistant", "Hello!\nYes?")]), "") == "\x1euser\nHi.\n\x1eassistant\nHello!\nYes?"
+    assert (
+        transcript(as_messages([("user", "Hi."), ("assistant", "Hello!\nYes?")]), "")
+        == "\x1euser\nHi.\n\x1eassistant\nHello!\nYes?"
+    )
 
 
 CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
@@ -43,7 +46,9 @@ def test_what_else_a_message_has_is_kept():
     text = transcript(talk, "")
     assert messages_of(text) == talk
     assert text.startswith(f'{MARK}assistant {{"content": null, "tool_calls": [{{"type": "function"')
-    assert list(messages_of(text)[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"], "templates write keys in their order"
+    assert list(messages_of(text)[0]["tool_calls"][0]["function"]["arguments"]) == ["b", "a"], (
+        "templates write keys in their order"
+    )
 
 
 def test_a_line_that_a_transform_broke_is_a_role():
@@ -68,7 +73,11 @@ def test_a_message_keeps_the_keys_that_are_null_to_itself():
         ([{"role": "a\nb", "content": "Hi."}], "not a chat", "`messages` holds"),
         ([{"role": "a {", "content": ""}], "not a chat", "`messages` holds"),
         ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character", "U+001D in a message of `messages`"),
-        ([{"role": "a", "content": "", "score": float("nan")}], "wrong value", "a message of `messages` cannot be written as JSON"),
+        (
+            [{"role": "a", "content": "", "score": float("nan")}],
+            "wrong value",
+            "a message of `messages` cannot be written as JSON",
+        ),
         ([{"role": "a", "content": f"a{PART}b"}], "control character", "U+001D in a message of `messages`"),
         ([{"role": "user", "content": f"a{MARK}b"}], "control character", "U+001E in a message of `messages`"),
         ([{"role": "user", "content": f"a{NOT_TOKEN}b"}], "control character", "U+001F in a message of `messages`"),
@@ -96,7 +105,11 @@ def test_a_file_of_lines_gives_chats_and_bad_rows(tmp_path):
     path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     items = list(read_piece(Source(path=str(path), chat="talk"), Piece(str(path), 0, None, 0), "data.sources[0]"))
     assert isinstance(items[0], Document) and items[0].text == "\x1euser\nHi."
-    assert [item.reason for item in items[1:] if isinstance(item, BadRow)] == ["not a chat", "missing column", "NUL byte"]
+    assert [item.reason for item in items[1:] if isinstance(item, BadRow)] == [
+        "not a chat",
+        "missing column",
+        "NUL byte",
+    ]
 
 
 def test_a_parquet_file_gives_chats(tmp_path):
@@ -115,5 +128,10 @@ def test_a_content_in_parts_of_text_is_one_text():
 
 
 def test_an_image_is_told_by_its_type():
-    with pytest.raises(BadValue, match="`messages` holds a part of type `image` in a message: only texts are learned from"):
-        transcript([{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}], "messages")
+    with pytest.raises(
+        BadValue, match="`messages` holds a part of type `image` in a message: only texts are learned from"
+    ):
+        transcript(
+            [{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}],
+            "messages",
+        )

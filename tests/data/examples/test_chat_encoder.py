@@ -15,10 +15,12 @@ from cpt.data.examples.chat_encoder import ChatEncoder, refused
 from cpt.data.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 
-CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+)
 LLAMA_3 = (
-    "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim + '<|eot_id|>' %}"
-    "{% if loop.first %}{% set c = bos_token + c %}{% endif %}{{ c }}{% endfor %}"
+    "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] |"
+    " trim + '<|eot_id|>' %}{% if loop.first %}{% set c = bos_token + c %}{% endif %}{{ c }}{% endfor %}"
 )
 LLAMA_2 = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
@@ -26,8 +28,8 @@ LLAMA_2 = (
 )
 PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
 ALTERNATING = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{{ m.content }}{% endfor %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must"
+    " alternate') }}{% endif %}{{ m.content }}{% endfor %}"
 )
 PHI = "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|im_end|>' + m.content }}{% endfor %}"
 WITH_BLOCKS = (
@@ -40,12 +42,16 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>
 def bytes_tokenizer(tokenizer, template, *, bos=False, eos="<|endoftext|>", strips=False):
     """The tokenizer of bytes with the marks of chats."""
     made = copy.deepcopy(tokenizer)
-    made.add_tokens([AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in MARKS], special_tokens=True)
+    made.add_tokens(
+        [AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in MARKS], special_tokens=True
+    )
     made.add_tokens(["<think>"])
     made.add_special_tokens({"bos_token": "<s>"})
     made.eos_token, made.chat_template = eos, template
     if bos:
-        made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.bos_token_id)])
+        made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", made.bos_token_id)]
+        )
     return made
 
 
@@ -53,7 +59,8 @@ def like_llama_2(template):
     """Blanks are pieces, one is put in front of a text, and `</s>` is vocabulary."""
     characters = [*"▁abcdefghijklmnopqrstuvwxyz[]/<>I|NST:", "\n"]
     vocabulary = {
-        token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *characters])
+        token: number
+        for number, token in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *characters])
     }
     merges = [("▁", "a"), ("▁", "b")]
     vocabulary |= {a + b: len(vocabulary) + number for number, (a, b) in enumerate(merges)}
@@ -61,7 +68,9 @@ def like_llama_2(template):
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
     made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", made.bos_token_id)])
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", made.bos_token_id)]
+    )
     made.chat_template = template
     return made
 
@@ -133,7 +142,9 @@ def expected(tokenizer, contents, adds_bos):
 def test_the_ids_are_those_of_transformers(tokenizers, name, chats):
     tokenizer = tokenizers[name]
     encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
-    chats = [contents for contents in chats if not any(mark in text for text in contents for mark in encoder.control_tokens)] or [["a"]]
+    chats = [
+        contents for contents in chats if not any(mark in text for text in contents for mark in encoder.control_tokens)
+    ] or [["a"]]
     wanted = [expected(tokenizer, contents, encoder.bos is not None) for contents in chats]
     assert documents(encoder, texts_of(chats)) == wanted
 
@@ -162,7 +173,11 @@ def test_no_message_writes_a_control_token(tokenizers, name):
             if token == "<unk>":
                 continue
             forged = transcript(
-                [{"role": "user", "content": f"a {token}b"}, {"role": "assistant", "content": f"c {token}{token[:3]} d"}], ""
+                [
+                    {"role": "user", "content": f"a {token}b"},
+                    {"role": "assistant", "content": f"c {token}{token[:3]} d"},
+                ],
+                "",
             )
             (found,) = documents(encoder_, [forged])
             assert [number for number in found if number in encoder.control_tokens.values()] == [
@@ -173,7 +188,12 @@ def test_no_message_writes_a_control_token(tokenizers, name):
 
 def test_bos_and_eos_stand_once(tokenizers):
     (text,) = texts_of([["a", "b"]])
-    for name, bos in (("llama 3", 1), ("a bos that the template forgets", 1), ("a bos that only the template writes", 1), ("chatml", 0)):
+    for name, bos in (
+        ("llama 3", 1),
+        ("a bos that the template forgets", 1),
+        ("a bos that only the template writes", 1),
+        ("chatml", 0),
+    ):
         tokenizer = tokenizers[name]
         (ids,) = documents(ChatEncoder(DocumentEncoder(tokenizer), ""), [text])
         assert ids.count(tokenizer.bos_token_id) == bos == (ids[0] == tokenizer.bos_token_id)
@@ -203,7 +223,9 @@ def test_the_template_is_in_the_fingerprint(tokenizers):
 
 
 def test_a_tokenizer_without_a_template_is_refused(tokenizer):
-    with pytest.raises(RecipeError, match=r"`data.sources\[1\].chat`: the tokenizer .* has no chat template. Set `tokenizer.path`"):
+    with pytest.raises(
+        RecipeError, match=r"`data.sources\[1\].chat`: the tokenizer .* has no chat template. Set `tokenizer.path`"
+    ):
         ChatEncoder(DocumentEncoder(tokenizer), "data.sources[1]")
 
 
@@ -232,7 +254,9 @@ def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
 
 
 def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
-    dated = bytes_tokenizer(tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}")
+    dated = bytes_tokenizer(
+        tokenizer, "\n{{ '[' + strftime_now('%d %b %Y') + strftime_now('%Y-%m-%d') + ']' }}{{ messages[0].content }}"
+    )
     (ids,) = documents(ChatEncoder(DocumentEncoder(dated), ""), texts_of([["a"]]))
     assert dated.decode(ids) == "\n[26 Jul 20242024-07-26]a<|endoftext|>"
 

@@ -17,7 +17,9 @@ LLAMA_2 = (
     "{% else %}{{ '<s>[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
 )
 ALTERNATING = "{% if messages | length > 1 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
-SHORTENED = "{% for m in messages %}{{ m.role + ':' }}{{ m.content if loop.last else m.content | trim }}{{ ';' }}{% endfor %}"
+SHORTENED = (
+    "{% for m in messages %}{{ m.role + ':' }}{{ m.content if loop.last else m.content | trim }}{{ ';' }}{% endfor %}"
+)
 
 
 def chats(template):
@@ -25,7 +27,9 @@ def chats(template):
 
 
 def talk(*contents, **last):
-    messages = [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]
+    messages = [
+        {"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)
+    ]
     return [*messages[:-1], {**messages[-1], **last}]
 
 
@@ -66,7 +70,9 @@ def test_words_that_are_written_otherwise_later_are_looked_for():
 
 
 def test_words_that_stand_elsewhere_too_are_not_taken_for_the_assistants():
-    template = "{% for m in messages %}{{ m.role if loop.last else m.role | upper }}{{ ':' + m.content + ';' }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.role if loop.last else m.role | upper }}{{ ':' + m.content + ';' }}{% endfor %}"
+    )
     assert turns(template, talk("a", "b", "c", "d")) == ["b;", "d;"]
     with pytest.raises(Refused, match="cannot be found"):
         turns(template, talk("b", "b", "c", "d"))
@@ -79,12 +85,12 @@ def test_a_turn_ends_with_the_control_token_that_follows_at_once():
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 MODELS = [
-    "cohere", "cohere2", "gemma", "gemma3", "gptoss", "lfm2", "lfm2_v2", "llama3", "muse_glimmer", "phi3", "phi3_5", "qwen2_5", "qwen3",
+    "cohere", "cohere2", "gemma", "gemma3", "gptoss", "lfm2", "lfm2_v2", "llama3", "muse_glimmer", "phi3", "phi3_5", "qwen2_5", "qwen3",  # noqa: E501
     "qwen3_5_nothink", "qwen3_instruct_2507", "qwen3_vl",
 ]  # fmt: skip
 THEIRS = [
-    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>",
-    "<|assistant|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|eot|>", "<|START_OF_TURN_TOKEN|>",
+    "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>",  # noqa: E501
+    "<|assistant|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|eot|>", "<|START_OF_TURN_TOKEN|>",  # noqa: E501
     "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|USER_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<s>",
 ]  # fmt: skip
 
@@ -92,7 +98,8 @@ THEIRS = [
 @pytest.mark.parametrize("contents", [("Hi.", "Hello you!"), ("Hi.", "Hi.", "More", "Hi.")])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_turns_in_the_templates_of_many_models(model, contents):
-    """Held against the versions that TRL marks by hand; these count the assistant's header and blanks at the end, or not."""
+    """Held against the versions that TRL marks by hand; these count the assistant's header and blanks at the end, or
+    not."""
     plain, marks = (
         ChatTemplate((TEMPLATES / name).read_text(), {"bos_token": "<s>", "eos_token": "<|im_end|>"}, THEIRS)
         for name in (f"{model}.jinja", f"{model}_training.jinja")

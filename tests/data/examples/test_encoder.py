@@ -22,15 +22,18 @@ from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Source
 
 PROMPTED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}" + PROMPTED
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    + PROMPTED
+)
 WITH_BLOCKS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}"
-    "{% endfor %}" + PROMPTED
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{"
+    " m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{%"
+    " endfor %}" + PROMPTED
 )
 PLAIN_BLOCKS = (
-    "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ ' ' + m.content }}{% endgeneration %}"
-    "{% else %}{{ ' ' + m.content }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ ' ' + m.content }}{%"
+    " endgeneration %}{% else %}{{ ' ' + m.content }}{% endif %}{{ '\n' }}{% endfor %}"
 )
 LLAMA_3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
@@ -38,22 +41,25 @@ LLAMA_3 = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 THINKING = (
-    "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}"
-    "{%- endfor %}{%- for m in messages %}{%- set c = m.content %}{%- set r = '' %}{%- if m.reasoning_content %}"
-    "{%- set r = m.reasoning_content %}{%- elif '</think>' in c %}{%- set r = c.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
-    "{%- set c = c.split('</think>')[-1].lstrip('\n') %}{%- endif %}{{- '<|im_start|>' + m.role + '\n' }}"
-    "{%- if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or r) %}{{- '<think>\n' + r + '\n</think>\n\n' }}{%- endif %}"
-    "{{- c + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    "{%- set ns = namespace(last=-1) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0"
+    " %}{%- endif %}{%- endfor %}{%- for m in messages %}{%- set c = m.content %}{%- set r = '' %}{%- if"
+    " m.reasoning_content %}{%- set r = m.reasoning_content %}{%- elif '</think>' in c %}{%- set r ="
+    " c.split('</think>')[0].split('<think>')[-1].strip('\n') %}{%- set c = c.split('</think>')[-1].lstrip('\n') %}{%-"
+    " endif %}{{- '<|im_start|>' + m.role + '\n' }}{%- if m.role == 'assistant' and loop.index0 > ns.last and"
+    " (loop.last or r) %}{{- '<think>\n' + r + '\n</think>\n\n' }}{%- endif %}{{- c + '<|im_end|>\n' }}{%- endfor"
+    " %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
 TOOLS = (
-    "{% if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content %}{{ m.content }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function | tojson + '</tool_call>' }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endfor %}" + PROMPTED
+    "{% if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson + '\n' }}{% endfor %}{{"
+    " '<|im_end|>\n' }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content %}{{"
+    " m.content }}{% endif %}{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function | tojson + '</tool_call>'"
+    " }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + PROMPTED
 )
 LOST = "{% for m in messages %}{{ m.content | upper + '\n' }}{% endfor %}"
 NOT_KEPT = "{{ messages | length }}" + LOST
-TEXT = st.text("ab \nokyes", max_size=8) | st.text(max_size=6).filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
+TEXT = st.text("ab \nokyes", max_size=8) | st.text(max_size=6).filter(
+    lambda text: not set(CONTROL) & set(text) and "\0" not in text
+)
 
 
 def user(content):
@@ -70,7 +76,11 @@ def text_of(row, form, **options):
 
 
 def encoder_for(tokenizer, form):
-    return ExampleEncoder(DocumentEncoder(tokenizer), source_with_form(Source(path="a.jsonl"), form, "data.sources[0]"), "data.sources[0]")
+    return ExampleEncoder(
+        DocumentEncoder(tokenizer),
+        source_with_form(Source(path="a.jsonl"), form, "data.sources[0]"),
+        "data.sources[0]",
+    )
 
 
 def encoded(tokenizer, form, *rows):
@@ -135,7 +145,10 @@ def test_the_words_of_the_assistant_are_learned_with_the_token_that_ends_them(ta
 
 def test_thoughts_that_the_template_drops_from_earlier_turns(talking):
     talk = [user("1"), assistant("<think>\nhm\n</think>\n\na"), user("2"), assistant("b", reasoning_content="oh")]
-    assert learned(talking(THINKING, eos="<|im_end|>"), {"messages": talk}) == ["a<|im_end|>", "<think>\noh\n</think>\n\nb<|im_end|>"]
+    assert learned(talking(THINKING, eos="<|im_end|>"), {"messages": talk}) == [
+        "a<|im_end|>",
+        "<think>\noh\n</think>\n\nb<|im_end|>",
+    ]
 
 
 def test_an_end_is_learned_only_behind_the_assistant(talking):
@@ -158,7 +171,12 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 def test_tools_and_calls_are_written_as_transformers_does(talking):
     tokenizer = talking(TOOLS)
-    talk = [user("1+2?"), assistant(None, tool_calls=[CALL]), {"role": "tool", "content": "3", "tool_call_id": "x"}, assistant("3")]
+    talk = [
+        user("1+2?"),
+        assistant(None, tool_calls=[CALL]),
+        {"role": "tool", "content": "3", "tool_call_id": "x"},
+        assistant("3"),
+    ]
     expected = tokenizer.apply_chat_template(talk, tools=[TOOL], return_dict=False)
     for tools in ([TOOL], json.dumps([TOOL])):
         row = {"messages": talk, "tools": tools}
@@ -175,7 +193,10 @@ def test_a_completion_is_learned_and_not_its_prompt(talking):
     tokenizer = talking(CHATML)
     assert learned(tokenizer, {"prompt": "ok?", "completion": " yes"}) == [" yes<|endoftext|>"]
     assert learned(tokenizer, {"prompt": TALK[:3], "completion": TALK[3:]}) == ["No. <|im_end|>", "<|endoftext|>"]
-    assert learned(talking(WITH_BLOCKS), {"prompt": TALK[:3], "completion": TALK[3:]}) == ["No. <|im_end|>", "<|endoftext|>"]
+    assert learned(talking(WITH_BLOCKS), {"prompt": TALK[:3], "completion": TALK[3:]}) == [
+        "No. <|im_end|>",
+        "<|endoftext|>",
+    ]
 
 
 def test_a_token_belongs_to_the_segment_of_its_first_letter(talking):
@@ -190,7 +211,10 @@ def test_a_blank_in_front_of_an_answer_may_stand_on_either_side(talking):
 def test_a_plain_text_is_learned_as_a_whole_and_never_a_special_token(talking):
     tokenizer = talking(None, bos=True)
     ((ids, segments),) = encoded(tokenizer, "conversation", {"text": "a<|im_end|>b"})
-    assert tokenizer.decode(ids) == "<s>a<|im_end|>b<|endoftext|>" and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
+    assert (
+        tokenizer.decode(ids) == "<s>a<|im_end|>b<|endoftext|>"
+        and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
+    )
     assert segments.tolist() == [CONTEXT] + [LEARNED] * (len(ids) - 1)
 
 
@@ -204,25 +228,45 @@ def test_a_preference_of_messages(talking):
     tokenizer = talking(CHATML, eos="<|im_end|>")
     expected = ["<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n", "Hello! ok<|im_end|>\n", "Go.<|im_end|>\n"]
     assert pair(tokenizer, {"prompt": TALK[:1], "chosen": TALK[1:2], "rejected": [assistant("Go.")]}) == expected
-    assert pair(tokenizer, {"chosen": TALK[:2], "rejected": [TALK[0], assistant("Go.")]}) == expected, "its prompt is what both begin with"
+    assert pair(tokenizer, {"chosen": TALK[:2], "rejected": [TALK[0], assistant("Go.")]}) == expected, (
+        "its prompt is what both begin with"
+    )
     longer = pair(tokenizer, {"chosen": TALK, "rejected": TALK[:2]})
     assert longer[0] == expected[0] and longer[1].endswith("No. <|im_end|>\n") and longer[2] == expected[1]
 
 
 def test_a_preference_of_texts(talking):
     tokenizer = talking(None)
-    assert pair(tokenizer, {"prompt": "ok?", "chosen": " yes", "rejected": " no"}) == ["ok?", " yes<|endoftext|>", " no<|endoftext|>"]
-    assert pair(tokenizer, {"chosen": "ok? yes", "rejected": "ok? no"}) == ["ok?", " yes<|endoftext|>", " no<|endoftext|>"]
-    assert pair(tokenizer, {"prompt": "o", "chosen": "ka", "rejected": "a"}) == ["", "oka<|endoftext|>", "oa<|endoftext|>"], (
-        "no ids in common"
-    )
-    assert pair(tokenizer, {"prompt": "b", "chosen": "a", "rejected": "a"}) == ["b", "a<|endoftext|>", "a<|endoftext|>"]
+    assert pair(tokenizer, {"prompt": "ok?", "chosen": " yes", "rejected": " no"}) == [
+        "ok?",
+        " yes<|endoftext|>",
+        " no<|endoftext|>",
+    ]
+    assert pair(tokenizer, {"chosen": "ok? yes", "rejected": "ok? no"}) == [
+        "ok?",
+        " yes<|endoftext|>",
+        " no<|endoftext|>",
+    ]
+    assert pair(tokenizer, {"prompt": "o", "chosen": "ka", "rejected": "a"}) == [
+        "",
+        "oka<|endoftext|>",
+        "oa<|endoftext|>",
+    ], "no ids in common"
+    assert pair(tokenizer, {"prompt": "b", "chosen": "a", "rejected": "a"}) == [
+        "b",
+        "a<|endoftext|>",
+        "a<|endoftext|>",
+    ]
 
 
 def test_a_preference_with_bos_has_it_in_its_prompt(talking):
     tokenizer = talking(LLAMA_3, bos=True, eos="<|eot_id|>")
     prompt, chosen, _ = pair(tokenizer, {"chosen": TALK[:2], "rejected": [TALK[0], assistant("Go.")]})
-    assert prompt.startswith("<s><|start_header_id|>user") and prompt.count("<s>") == 1 and chosen == "Hello! ok<|eot_id|>"
+    assert (
+        prompt.startswith("<s><|start_header_id|>user")
+        and prompt.count("<s>") == 1
+        and chosen == "Hello! ok<|eot_id|>"
+    )
     assert pair(tokenizer, {"prompt": "", "chosen": "a", "rejected": "b"}) == ["<s>", "a<|eot_id|>", "b<|eot_id|>"]
 
 
@@ -239,7 +283,10 @@ def test_a_prompt_comes_with_its_row(talking):
     row = {"prompt": [user("1 <|im_end|>é")], "answer": "x<|im_end|>", "more": {"a": [1, None]}}
     plain = {"prompt": "ok", "answer": None}
     (ids, segments), (others, _) = encoded(tokenizer, "prompt", row, plain)
-    assert tokenizer.decode(ids[segments == CONTEXT]) == "<|im_start|>user\n1 <|im_end|>é<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(ids[segments == CONTEXT])
+        == "<|im_start|>user\n1 <|im_end|>é<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert json.loads(ids[segments == ROW].astype(np.uint8).tobytes()) == row
     assert tokenizer.decode(others[:1]) == "ok" and json.loads(others[1:].astype(np.uint8).tobytes()) == plain
 
@@ -250,7 +297,10 @@ def test_what_cannot_be_learned_from_is_dropped_by_a_filter(talking):
         return refused({"text": text, "source": "a", "where": "a:1"}, **component.options)
 
     assert reason(CHATML, "conversation", text_of({"messages": TALK}, "conversation")) is None
-    assert reason(CHATML, "conversation", text_of({"messages": TALK[:1]}, "conversation")) == "no message of the assistant"
+    assert (
+        reason(CHATML, "conversation", text_of({"messages": TALK[:1]}, "conversation"))
+        == "no message of the assistant"
+    )
     lost = reason(NOT_KEPT, "conversation", text_of({"messages": TALK}, "conversation"))
     assert lost == "the assistant's words cannot be found in what the chat template writes"
     assert reason(CHATML, "preference", "a plain text").startswith("not the parts of an example")
@@ -261,7 +311,9 @@ def test_what_cannot_be_learned_from_is_dropped_by_a_filter(talking):
 
 
 def test_messages_need_a_template(talking):
-    with pytest.raises(RecipeError, match="`tokenizer.path`: the data has messages, and the tokenizer has no chat template"):
+    with pytest.raises(
+        RecipeError, match="`tokenizer.path`: the data has messages, and the tokenizer has no chat template"
+    ):
         encoded(talking(None), "conversation", {"messages": TALK})
 
 
@@ -271,7 +323,10 @@ def test_a_slow_tokenizer_is_refused():
 
 
 def test_it_travels_to_workers_and_gives_the_same(talking):
-    encoder, texts = encoder_for(talking(CHATML), "conversation"), [text_of({"messages": TALK}, "conversation"), "plain"]
+    encoder, texts = (
+        encoder_for(talking(CHATML), "conversation"),
+        [text_of({"messages": TALK}, "conversation"), "plain"],
+    )
     sent = pickle.loads(pickle.dumps(encoder))
     for one, other in zip(encoder.encode_segments(texts), sent.encode_segments(texts), strict=True):
         assert np.array_equal(one, other)
@@ -288,7 +343,10 @@ def test_form_and_template_are_in_the_fingerprint(talking):
 
 def test_what_the_filter_has_written_is_not_written_again(talking):
     encoder = encoder_for(talking(CHATML), "conversation")
-    text = text_of({"messages": [{"role": "user", "content": "seen once?"}, {"role": "assistant", "content": "yes"}]}, "conversation")
+    text = text_of(
+        {"messages": [{"role": "user", "content": "seen once?"}, {"role": "assistant", "content": "yes"}]},
+        "conversation",
+    )
     (component,) = encoder.filters()
     assert refused({"text": text}, **component.options) is None
     before = encoder.writer.write.cache_info()
@@ -326,7 +384,10 @@ PUBLISHED = [
 ]  # no plain text
 NO_END_TOKEN = {"glm4moe"}  # the token that opens the next turn ends one; `cpt data check` reports it
 LOOK_UP = {"type": "function", "function": {"name": "look", "arguments": {"q": "Acall"}}}
-LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}}
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def calling(content):
@@ -337,21 +398,42 @@ SAID = {"role": "tool", "name": "look", "content": "Tool"}
 TALKS = {
     "two turns": lambda a: [user("Uone"), assistant(a("Aone")), user("Utwo\n"), assistant(a("Atwo"))],
     "asked last": lambda a: [user(" Uone"), assistant(a("Aone")), user("Utwo")],
-    "with a system": lambda a: [{"role": "system", "content": "Sys "}, user("Uone"), assistant(a("Aone")), user("Utwo"), assistant("Atwo")],
+    "with a system": lambda a: [
+        {"role": "system", "content": "Sys "},
+        user("Uone"),
+        assistant(a("Aone")),
+        user("Utwo"),
+        assistant("Atwo"),
+    ],
     "with a call": lambda a: [user("Uone"), calling(""), SAID, assistant(a("Aone")), user("Utwo"), assistant("Atwo")],
     "words with a call": lambda a: [user("Uone"), calling(a("Aone")), SAID, assistant("Atwo")],
 }
-# How a published template fails to write a talk, whatever the blanks; the example is dropped, and counted by the reason.
-REFUSE_CALLS = {"cohere", "cohere2", "gemma", "gemma3", "deepseekv3", "phi3", "phi3_5", "gptoss", "deepseek_r1_distill"}
+# How a published template fails to write a talk, whatever the blanks; the example is dropped, and counted by the
+# reason.
+REFUSE_CALLS = {
+    "cohere",
+    "cohere2",
+    "gemma",
+    "gemma3",
+    "deepseekv3",
+    "phi3",
+    "phi3_5",
+    "gptoss",
+    "deepseek_r1_distill",
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
-    """In every chat template that TRL ships: each answer with the token that ends its turn, and nothing that another said."""
+    """In every chat template that TRL ships: each answer with the token that ends its turn, and nothing that another
+    said."""
     template = (TEMPLATES / f"{name}.jinja").read_text()
     eos = next((token for start, token in ENDS_OF_ALL.items() if name.startswith(start)), "<|im_end|>")
     tokenizer = talking(template)
-    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in sorted({eos, *CONTROL_TOKEN.findall(template)})], special_tokens=True)
+    tokenizer.add_tokens(
+        [AddedToken(mark, special=True) for mark in sorted({eos, *CONTROL_TOKEN.findall(template)})],
+        special_tokens=True,
+    )
     tokenizer.eos_token = eos
     encoder = encoder_for(tokenizer, "conversation")
     control = set(encoder.control_tokens.values())
@@ -364,7 +446,9 @@ def test_blanks_around_an_answer_do_not_change_what_is_learned(talking, name):
         written[talk] += 1
         ids, _, segments = encoder.encode_segments([text])
         pieces = ["\0" if number in control else tokenizer.decode([number]) for number in ids.tolist()]
-        marks = "".join("x" if learned else " " for piece, learned in zip(pieces, segments == LEARNED, strict=True) for _ in piece)
+        marks = "".join(
+            "x" if learned else " " for piece, learned in zip(pieces, segments == LEARNED, strict=True) for _ in piece
+        )
         seen = "".join(pieces)
         for found in re.finditer(r"Uone|Utwo|Sys|Tool", seen):
             assert not marks[slice(*found.span())].strip(), (talk, spaced, found)

@@ -16,7 +16,9 @@ from cpt.data.sources import Piece, read_piece
 from cpt.recipe.schema import HeldOut, Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
-TALK = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), min_size=1, max_size=3)
+TALK = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), min_size=1, max_size=3
+)
 
 
 def written(row, form, **options):
@@ -55,7 +57,9 @@ def test_columns_that_are_null_give_way_to_others():
 
 
 def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
-    asked, good, bad = ({"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c")))
+    asked, good, bad = (
+        {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
+    )
     example = example_of(written({"prompt": "a", "chosen": [asked, good], "rejected": [asked, bad]}, "preference"))
     assert example.prompt is None and example.chosen == [asked, good]
     with pytest.raises(BadValue, match="all must be texts, or all lists of messages"):
@@ -69,7 +73,10 @@ def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
             {"text": "a"},
             "preference",
             "missing columns",
-            "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations in sft; not here.",
+            (
+                "It has: text. Plain text (`text_column: text`) is learned from in stage cpt, and beside conversations"
+                " in sft; not here."
+            ),
         ),
         (
             {"messages": "a"},
@@ -86,7 +93,12 @@ def test_a_prompt_that_the_conversations_repeat_is_left_to_them():
             "texts and messages",
             "`prompt` is a text, `completion` is messages",
         ),
-        ({"prompt": "a", "completion": "b", "label": "maybe"}, "judged", "wrong value", "`label` is 'maybe', expected true or false"),
+        (
+            {"prompt": "a", "completion": "b", "label": "maybe"},
+            "judged",
+            "wrong value",
+            "`label` is 'maybe', expected true or false",
+        ),
         ({"prompt": "a", "completion": "b", "label": 2}, "judged", "wrong value", "expected true or false"),
         ({"prompt": "a", "completion": "b", "label": None}, "judged", "no value", "expected true or false"),
         ({"prompt": f"a{PART}"}, "prompt", "control character", "U+001D in `prompt`"),
@@ -118,13 +130,23 @@ def read(path, form, **options):
 
 
 CALLS = [{"function": {"name": "f", "arguments": {"a": 1}}}]
-TALKS = [[{"role": "assistant", "content": None, "tool_calls": CALLS}, {"role": "user", "content": "b", "tool_calls": None}]]
+TALKS = [
+    [{"role": "assistant", "content": None, "tool_calls": CALLS}, {"role": "user", "content": "b", "tool_calls": None}]
+]
 
 
 def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
     path = tmp_path / "a.parquet"
     dates = [datetime.date(2024, 7, 26)]
-    table = {"messages": TALKS, "prompt": ["p"], "completion": ["c"], "label": [True], "chosen": ["c"], "rejected": ["r"], "day": dates}
+    table = {
+        "messages": TALKS,
+        "prompt": ["p"],
+        "completion": ["c"],
+        "label": [True],
+        "chosen": ["c"],
+        "rejected": ["r"],
+        "day": dates,
+    }
     pq.write_table(pa.table(table), path)
     (talk,) = read(path, "conversation")
     assert example_of(talk.text).messages == [
@@ -157,7 +179,10 @@ def test_json_files_give_examples(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "a.jsonl"):
-        assert [item.text for item in read(tmp_path / name, "conversation")] == [f"{PART}prompt\np\n{PART}completion\nc", "plain"]
+        assert [item.text for item in read(tmp_path / name, "conversation")] == [
+            f"{PART}prompt\np\n{PART}completion\nc",
+            "plain",
+        ]
 
 
 def test_a_column_called_text_may_hold_a_chat(tmp_path):
@@ -176,7 +201,11 @@ def test_a_held_out_set_of_plain_texts_beside_pairs_is_told_how_to_be_read():
 @pytest.mark.parametrize("form", ["conversation", "preference"])
 def test_messages_that_are_json_in_a_text_are_messages(form):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so"}]
-    row = {"messages": said} if form == "conversation" else {"prompt": said[:1], "chosen": said[1:], "rejected": said[1:]}
+    row = (
+        {"messages": said}
+        if form == "conversation"
+        else {"prompt": said[:1], "chosen": said[1:], "rejected": said[1:]}
+    )
     assert written({name: json.dumps(value, indent=1) for name, value in row.items()}, form) == written(row, form)
 
 

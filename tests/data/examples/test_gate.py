@@ -26,13 +26,17 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ENDLESS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{"
+    " m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
 )
 
 
 def talk(*contents):
-    return {"messages": [{"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)]}
+    return {
+        "messages": [
+            {"role": ("user", "assistant")[number % 2], "content": content} for number, content in enumerate(contents)
+        ]
+    }
 
 
 @pytest.fixture
@@ -103,7 +107,9 @@ def test_a_fault_of_a_preference_is_named_with_its_row(inspect, row, kind):
 
 def test_turns_without_an_end_are_found(inspect):
     assert inspect("conversation", good(3), template=ENDLESS) == {NO_END: [1, 2, 3]}
-    assert inspect("conversation", [talk("a", "b")], template=CHATML.replace("'<|im_end|>' + ", "")) == {}, "an EOS follows at the end"
+    assert inspect("conversation", [talk("a", "b")], template=CHATML.replace("'<|im_end|>' + ", "")) == {}, (
+        "an EOS follows at the end"
+    )
     assert inspect("conversation", good(2), template=CHATML.replace("'<|im_end|>' + ", "")) == {NO_END: [1, 2]}
 
 

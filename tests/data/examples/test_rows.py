@@ -27,7 +27,12 @@ CHATML = (
 def build(talking, tmp_path):
     def run(form, *sources, evaluation=None, budget=None, seed=1, **options) -> PreparedData:
         data = Data(sources=list(sources), **{"sequence_length": 64, **options})
-        more = {"evaluation": evaluation or Evaluation(), "budget": budget, "cache_dir": tmp_path / "cache", "form": form}
+        more = {
+            "evaluation": evaluation or Evaluation(),
+            "budget": budget,
+            "cache_dir": tmp_path / "cache",
+            "form": form,
+        }
         return build_data(data, talking(CHATML), seed=seed, **more)
 
     return run
@@ -35,13 +40,20 @@ def build(talking, tmp_path):
 
 def talks(number, size=1):
     return [
-        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"answer {n} " * (1 + n % size)}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"q{n}"},
+                {"role": "assistant", "content": f"answer {n} " * (1 + n % size)},
+            ]
+        }
         for n in range(number)
     ]
 
 
 def pairs(number):
-    return [{"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)} for n in range(number)]
+    return [
+        {"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)} for n in range(number)
+    ]
 
 
 def learned(row, tokenizer):
@@ -96,8 +108,12 @@ def test_rows_of_preferences(build, rows_file, talking):
     prepared, tokenizer = build("preference", rows_file("a", pairs(30))), talking(None)
     rows = all_rows(prepared)
     assert all(type(number) is int for row in rows for ids in row.values() for number in ids)
-    found = {tuple(tokenizer.decode(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")) for row in rows}
-    assert found == {(row["prompt"], f"{row['chosen']}<|endoftext|>", f"{row['rejected']}<|endoftext|>") for row in pairs(30)}
+    found = {
+        tuple(tokenizer.decode(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")) for row in rows
+    }
+    assert found == {
+        (row["prompt"], f"{row['chosen']}<|endoftext|>", f"{row['rejected']}<|endoftext|>") for row in pairs(30)
+    }
     assert prepared.num_rows == 30 and prepared.sources[0].padding == 0
 
 
@@ -117,7 +133,9 @@ def test_completions_are_cut_and_long_prompts_left_out(build, rows_file):
 
 
 def test_prompts_come_back_as_their_rows(build, rows_file):
-    rows = [{"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, {"a": 0.1}]} for n in range(9)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, {"a": 0.1}]} for n in range(9)
+    ]
     rows += [{"prompt": "x" * 64, "answer": 9}, {"prompt": "x" * 65, "answer": 10}]
     prepared = build("prompt", rows_file("a", rows))
     found = sorted(all_rows(prepared), key=lambda row: row["answer"])
@@ -137,11 +155,18 @@ def test_columns_by_other_names(build, rows_file, talking):
 
 def test_a_missing_column_is_told_with_what_is_there(build, rows_file):
     with pytest.raises(
-        DataError, match=r"a.jsonl:1: no column `chosen` and `rejected`, which stages .* read. It has: text. Plain text .* Say which"
+        DataError,
+        match=(
+            r"a.jsonl:1: no column `chosen` and `rejected`, which stages .* read. It has: text. Plain text .* Say"
+            r" which"
+        ),
     ):
         build("preference", rows_file("a", [{"text": "a"}]))
     with pytest.raises(DataError, match=r"b.jsonl:1: no column `good`. It has: chosen, rejected"):
-        build("preference", rows_file("b", [{"chosen": "a", "rejected": "b"}], chat={"chosen": "good", "rejected": "rejected"}))
+        build(
+            "preference",
+            rows_file("b", [{"chosen": "a", "rejected": "b"}], chat={"chosen": "good", "rejected": "rejected"}),
+        )
 
 
 def test_a_row_is_the_same_whatever_was_read_before(build, rows_file):
@@ -169,7 +194,9 @@ print([rows[number] for number in (0, 5, 77)])
 def test_another_process_reads_the_same_rows(build, rows_file, tmp_path):
     prepared = build("preference", rows_file("a", pairs(50)))
     (tmp_path / "rows.pickle").write_bytes(pickle.dumps(prepared.rows))
-    done = subprocess.run([sys.executable, "-c", ANOTHER, str(tmp_path / "rows.pickle")], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER, str(tmp_path / "rows.pickle")], capture_output=True, text=True, timeout=100
+    )
     assert done.stdout.strip() == str([prepared.rows[number] for number in (0, 5, 77)])
 
 
@@ -202,7 +229,8 @@ def test_epochs_are_of_rows(build, rows_file, talking):
 
 
 @pytest.mark.parametrize(
-    ("form", "rows"), [("conversation", talks(200)), ("preference", pairs(200)), ("prompt", [{"prompt": str(n)} for n in range(200)])]
+    ("form", "rows"),
+    [("conversation", talks(200)), ("preference", pairs(200)), ("prompt", [{"prompt": str(n)} for n in range(200)])],
 )
 def test_held_out_examples_are_never_trained_on(build, rows_file, form, rows):
     prepared = build(form, rows_file("a", rows), evaluation=Evaluation(held_out_share=0.1))
@@ -224,11 +252,15 @@ def test_held_out_files_of_examples_and_of_plain_texts(build, rows_file, tmp_pat
 
 
 @pytest.mark.parametrize(("form", "rows"), [("conversation", talks(50)), ("preference", pairs(50))])
-def test_a_held_out_text_that_is_longer_than_a_row_is_read_to_its_end_in_every_form(build, rows_file, tmp_path, form, rows):
+def test_a_held_out_text_that_is_longer_than_a_row_is_read_to_its_end_in_every_form(
+    build, rows_file, tmp_path, form, rows
+):
     (tmp_path / "plain.txt").write_text("a plain text " * 40)
     sets = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "plain.txt"))])
     held_out = build(form, rows_file("a", rows), evaluation=sets).held_out["plain"]
-    as_documents = build("document", rows_file("b", [{"text": f"{n}"} for n in range(9)]), evaluation=sets).held_out["plain"]
+    as_documents = build("document", rows_file("b", [{"text": f"{n}"} for n in range(9)]), evaluation=sets).held_out[
+        "plain"
+    ]
     assert (held_out.num_tokens, held_out.num_bytes) == (as_documents.num_tokens, as_documents.num_bytes)
     assert held_out.num_tokens > 3 * 64
 
@@ -254,7 +286,9 @@ def test_a_transform_changes_the_text_and_the_ids_follow(build, rows_file, talki
 
 def test_a_curriculum_of_weights_and_examples(build, rows_file):
     phases = [Phase(weights={"a": 1}, until=10 * 64), Phase(weights={"b": 1})]
-    prepared = build("preference", rows_file("a", pairs(20)), rows_file("b", [{"chosen": "x", "rejected": "y"}]), phases=phases)
+    prepared = build(
+        "preference", rows_file("a", pairs(20)), rows_file("b", [{"chosen": "x", "rejected": "y"}]), phases=phases
+    )
     assert [prepared.rows.source_of(number) for number in range(20)] == [0] * 10 + [1] * 10
 
 
@@ -262,8 +296,12 @@ def test_a_curriculum_of_weights_and_examples(build, rows_file):
 @pytest.mark.parametrize("depth", [None, 0])
 def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers, depth):
     prepared = build("preference", rows_file("a", pairs(20)))
-    loader = CPTDataLoader(prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, depth=depth, num_workers=workers, collate_fn=lists)
-    assert [batch["rows"] for batch in loader] == [[prepared.rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)]
+    loader = CPTDataLoader(
+        prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, depth=depth, num_workers=workers, collate_fn=lists
+    )
+    assert [batch["rows"] for batch in loader] == [
+        [prepared.rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)
+    ]
 
 
 def lists(rows):
@@ -273,10 +311,26 @@ def lists(rows):
 @pytest.mark.parametrize(
     ("form", "options", "said"),
     [
-        ("conversation", {"packing": "concatenate"}, "`data.packing: concatenate` is for documents: an example is never cut"),
-        ("conversation", {"packing": "sliding_window", "stride": 4}, "`data.packing: sliding_window` is for documents"),
-        ("preference", {"packing": "token_budget"}, "`data.packing: token_budget` is for documents: one example is one row"),
-        ("preference", {"phases": [Phase(weights={"a": 1}, context_length=8)]}, r"`data.phases\[0\].context_length` is for documents"),
+        (
+            "conversation",
+            {"packing": "concatenate"},
+            "`data.packing: concatenate` is for documents: an example is never cut",
+        ),
+        (
+            "conversation",
+            {"packing": "sliding_window", "stride": 4},
+            "`data.packing: sliding_window` is for documents",
+        ),
+        (
+            "preference",
+            {"packing": "token_budget"},
+            "`data.packing: token_budget` is for documents: one example is one row",
+        ),
+        (
+            "preference",
+            {"phases": [Phase(weights={"a": 1}, context_length=8)]},
+            r"`data.phases\[0\].context_length` is for documents",
+        ),
     ],
 )
 def test_what_is_for_documents_is_refused(build, rows_file, form, options, said):
@@ -288,7 +342,13 @@ def test_the_store_of_plain_documents_is_what_it_was(build, source, tmp_path):
     prepared = build("document", source("plain", ["a", "b"]))
     (folder,) = (tmp_path / "cache" / "tokens").iterdir()
     (shard,) = (path for path in folder.iterdir() if path.is_dir())
-    assert {path.name for path in shard.iterdir()} == {"tokens.bin", "offsets.bin", "hashes.bin", "num_bytes.bin", "description.json"}
+    assert {path.name for path in shard.iterdir()} == {
+        "tokens.bin",
+        "offsets.bin",
+        "hashes.bin",
+        "num_bytes.bin",
+        "description.json",
+    }
     assert "segmented" not in json.loads((shard / "description.json").read_text())
     assert prepared.form == "document" and not prepared.windowed[0].window(0).documents.are_examples
 
@@ -307,7 +367,9 @@ def test_examples_in_the_store_are_verified_with_their_segments(build, rows_file
 
 def test_examples_of_a_large_source_come_window_by_window(build, rows_file):
     rows = [{"chosen": f"{n} " + "good " * 20, "rejected": f"{n} bad", "rank": n} for n in range(600)]
-    prepared = build("preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05))
+    prepared = build(
+        "preference", rows_file("a", rows), window_bytes=16_000, evaluation=Evaluation(held_out_share=0.05)
+    )
     assert prepared.sources[0].is_estimate and not prepared.rows.sources[0].tokenized.plan.is_whole
     held_out = {str(row) for row in prepared.held_out["a"].rows}
     found = [str(prepared.rows[number]) for number in range(500)]

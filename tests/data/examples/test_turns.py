@@ -23,7 +23,9 @@ def test_a_question_and_its_answer_are_a_conversation():
     earlier = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     for form in ("conversation", "document"):
         assert example(row, form, chat).messages == [SYSTEM, *earlier, ASKED, ANSWERED]
-        assert example(row | {"s": "", "h": None}, form, chat).messages == [ASKED, ANSWERED], "a row need not have them"
+        assert example(row | {"s": "", "h": None}, form, chat).messages == [ASKED, ANSWERED], (
+            "a row need not have them"
+        )
         assert example({"q": "q", "a": "a"}, form, chat).messages == [ASKED, ANSWERED]
 
 
@@ -58,7 +60,11 @@ def test_files_of_alpaca_and_sharegpt_are_known_by_their_columns(row, form):
 )
 def test_preferences_of_alpaca_and_sharegpt(row):
     found = example(row, "preference")
-    assert (found.prompt, found.chosen, found.rejected) == ([ASKED], [ANSWERED], [{"role": "assistant", "content": "b"}])
+    assert (found.prompt, found.chosen, found.rejected) == (
+        [ASKED],
+        [ANSWERED],
+        [{"role": "assistant", "content": "b"}],
+    )
 
 
 def test_a_question_that_the_conversations_repeat_is_left_to_them():
@@ -95,8 +101,16 @@ def test_a_system_prompt_of_its_own_counts():
     ("row", "chat", "said"),
     [
         ({"q": None, "a": "a"}, {"user": "q", "assistant": "a"}, "`q` is None"),
-        ({"p": "q", "c": "a", "s": "s"}, {"prompt": "p", "completion": "c", "system": "s"}, "`p` is no list of messages"),
-        ({"q": "q", "a": "a", "h": "x"}, {"user": "q", "assistant": "a", "history": "h"}, "expected a list of \\[question, answer\\]"),
+        (
+            {"p": "q", "c": "a", "s": "s"},
+            {"prompt": "p", "completion": "c", "system": "s"},
+            "`p` is no list of messages",
+        ),
+        (
+            {"q": "q", "a": "a", "h": "x"},
+            {"user": "q", "assistant": "a", "history": "h"},
+            "expected a list of \\[question, answer\\]",
+        ),
         ({"q": "q", "a": "a", "h": [["x", None]]}, {"user": "q", "assistant": "a", "history": "h"}, "`h` is"),
         ({"a": "a"}, {"user": "{q}\n{i}", "assistant": "a"}, "no column `q`"),
     ],

@@ -26,7 +26,7 @@ def test_a_plain_text_is_all_learned():
 
 
 def test_a_completion_of_several_turns_is_learned_where_the_assistant_speaks():
-    text = "\x1dprompt\n\x1euser\na\n\x1eassistant\nb\n\x1euser\nc\n\x1dcompletion\n\x1eassistant\nd\n\x1euser\ne\n\x1eassistant\nf"
+    text = "\x1dprompt\n\x1euser\na\n\x1eassistant\nb\n\x1euser\nc\n\x1dcompletion\n\x1eassistant\nd\n\x1euser\ne\n\x1eassistant\nf"  # noqa: E501
     (written,) = writer("conversation").write(text)
     assert cut(written) == ["d<|im_end|>", "f<|im_end|>"]
     (preferred,) = writer("judged").write(f"{text}\n\x1dlabel\ntrue")
@@ -64,6 +64,8 @@ def test_something_is_left_of_both(one, other, expected):
 
 
 def test_a_preference_whose_prompt_is_not_named_begins_alike():
-    chosen, rejected = writer("preference").write("\x1dchosen\n\x1euser\na\n\x1eassistant\nb\n\x1drejected\n\x1euser\na\n\x1eassistant\nc")
+    chosen, rejected = writer("preference").write(
+        "\x1dchosen\n\x1euser\na\n\x1eassistant\nb\n\x1drejected\n\x1euser\na\n\x1eassistant\nc"
+    )
     assert cut(chosen) == ["b<|im_end|>\n"] and cut(rejected) == ["c<|im_end|>\n"]
     assert example_of("\x1dchosen\na\n\x1drejected\nb").prompt is None

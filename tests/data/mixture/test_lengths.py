@@ -17,7 +17,10 @@ SOURCE = {"path": "documents.jsonl", "name": "all"}
 
 
 def phases(*pairs):
-    return [{"weights": {"all": 1}, **({"until": until} if until else {}), **({"context_length": at} if at else {})} for until, at in pairs]
+    return [
+        {"weights": {"all": 1}, **({"until": until} if until else {}), **({"context_length": at} if at else {})}
+        for until, at in pairs
+    ]
 
 
 def section(*pairs, sequence_length=1024):

@@ -90,7 +90,14 @@ def test_sources_of_one_size_have_different_orders_and_so_have_seeds():
 def test_the_order_is_the_one_of_every_other_version():
     """Another order here would make the runs of this version impossible to resume."""
     rows = mixture([5, 70_000], [0.7, 0.3])
-    assert [rows.locate(number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)] == [(0, 4), (0, 3), (0, 1), (1, 41013), (0, 0), (0, 3)]
+    assert [rows.locate(number) for number in (0, 1, 2, 3, 10**9, 10**9 + 1)] == [
+        (0, 4),
+        (0, 3),
+        (0, 1),
+        (1, 41013),
+        (0, 0),
+        (0, 3),
+    ]
 
 
 def test_any_row_is_there_at_once():
@@ -117,7 +124,9 @@ def test_a_mixture_travels_to_other_processes(tokenizer, source, tmp_path):
 
 
 PLANS = st.lists(  # 1 to 5 phases of 1 to 60 rows over 3 sources, some of them left out
-    st.tuples(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)), min_size=1, max_size=5
+    st.tuples(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -168,7 +177,9 @@ def test_many_short_blocks_add_up_to_their_shares(lengths, weights):
     """As in a linear change of a short phase: rounding must not favour a source in each block anew."""
     blocks = [(length, weights[2 * number : 2 * number + 2]) for number, length in enumerate(lengths)]
     firsts = [0, *accumulate(lengths)]
-    turns = Turns([*((first, shares) for first, (_, shares) in zip(firsts, blocks, strict=False)), (firsts[-1], [1, 1])])
+    turns = Turns(
+        [*((first, shares) for first, (_, shares) in zip(firsts, blocks, strict=False)), (firsts[-1], [1, 1])]
+    )
     asked = sum(length * first / (first + second) for length, (first, second) in blocks)
     assert abs(turns.counts(firsts[-1])[0] - asked) < 1.5
 
@@ -189,7 +200,13 @@ def row_numbers(rows, first_row, rows_in_all, world_size):
     seen = []
     for rank in range(world_size):
         loader = CPTDataLoader(
-            Located(rows), micro_batch=2, rows_in_all=rows_in_all, rank=rank, world_size=world_size, first_row=first_row, collate_fn=list
+            Located(rows),
+            micro_batch=2,
+            rows_in_all=rows_in_all,
+            rank=rank,
+            world_size=world_size,
+            first_row=first_row,
+            collate_fn=list,
         )
         seen += [place for batch in loader for place in batch]
     return seen
@@ -217,8 +234,12 @@ def test_any_number_of_processes_reads_the_same_rows_in_each_step(world_size):
 def test_from_2_processes_to_1_to_4_in_the_middle_of_a_phase(stops):
     rows = phased([(20, [1, 2, 0]), (33, [0, 1, 1])])
     ends = [0, *stops, 64]
-    read = [row_numbers(rows, first, end, world) for first, end, world in zip(ends[:-1], ends[1:], (2, 1, 4), strict=True)]
-    assert [sorted(part) for part in read] == [sorted(map(rows.locate, range(a, b))) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    read = [
+        row_numbers(rows, first, end, world) for first, end, world in zip(ends[:-1], ends[1:], (2, 1, 4), strict=True)
+    ]
+    assert [sorted(part) for part in read] == [
+        sorted(map(rows.locate, range(a, b))) for a, b in zip(ends[:-1], ends[1:], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("done", [0, 2, 18, 20, 30, 52, 60])
@@ -249,7 +270,9 @@ def test_however_often_a_run_is_stopped_and_on_however_many_processes_each_row_i
 def test_a_batch_is_what_its_rows_are(tokenizer, source, tmp_path):
     sources = [source("a", ["one", "two " * 9, "three"] * 20), source("b", ["x" * 40] * 9)]
     for packing in ("best_fit", "none", "token_budget"):
-        rows = build_data(Data(sources=sources, sequence_length=16, packing=packing), tokenizer, seed=1, cache_dir=tmp_path).rows
+        rows = build_data(
+            Data(sources=sources, sequence_length=16, packing=packing), tokenizer, seed=1, cache_dir=tmp_path
+        ).rows
         numbers = [5] if packing == "token_budget" else [0, 1, 2, 700, 3]
         batch, stacked = rows.batch(numbers), stack_rows([rows[number] for number in numbers])
         assert batch.keys() == stacked.keys() and all(torch.equal(batch[name], stacked[name]) for name in batch)

@@ -9,14 +9,18 @@ from cpt.errors import RecipeError
 @pytest.fixture
 def mixture_file(source, tmp_path):
     paths = [source(name, [f"{name} {number}" for number in range(50)]).path for name in ("a", "b")]
-    sources = "".join(f"  - {{path: {path}, weight: {weight}}}\n" for path, weight in zip(paths, (0.75, 0.25), strict=True))
+    sources = "".join(
+        f"  - {{path: {path}, weight: {weight}}}\n" for path, weight in zip(paths, (0.75, 0.25), strict=True)
+    )
     (tmp_path / "mixture.yaml").write_text(f"total_tokens: 5_000\nsequence_length: 16\nsources:\n{sources}")
     return tmp_path / "mixture.yaml"
 
 
 def test_a_plain_loader_takes_a_mixture_file(mixture_file, tokenizer, tmp_path):
     batch = next(iter(DataLoader(open_mixture(mixture_file, tokenizer, cache_dir=tmp_path), batch_size=4)))
-    assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(("input_ids", "labels", "position_ids"), (4, 16))
+    assert {name: tuple(values.shape) for name, values in batch.items()} == dict.fromkeys(
+        ("input_ids", "labels", "position_ids"), (4, 16)
+    )
 
 
 def test_workers_read_the_same(mixture_file, tokenizer, tmp_path):

@@ -28,7 +28,9 @@ def test_a_phase_begins_where_the_one_before_ends():
 
 
 def test_a_linear_change_goes_from_one_phase_to_its_own_weights_in_equal_blocks():
-    first, *blocks, last = asked(Phase(until=1000, weights={"code": 1.0}), Phase(until=7400, change="linear", weights={"prose": 1.0}))
+    first, *blocks, last = asked(
+        Phase(until=1000, weights={"code": 1.0}), Phase(until=7400, change="linear", weights={"prose": 1.0})
+    )
     assert first == (0, [1, 0]) and last == (740, [0, 1]) and len(blocks) == LINEAR_BLOCKS
     assert [first for first, _ in blocks] == list(range(100, 740, 10))
     assert blocks[0][1] == pytest.approx([1 - 0.5 / 64, 0.5 / 64], abs=1e-5)

@@ -34,11 +34,16 @@ def tell():
 
 def test_repeats_are_told_before_the_run(tell, caplog):
     tell(50, "wrap")
-    assert "more than there is: small 2.50 times (1,000 tokens), each time in another order" in caplog.text and "large" not in caplog.text
+    assert (
+        "more than there is: small 2.50 times (1,000 tokens), each time in another order" in caplog.text
+        and "large" not in caplog.text
+    )
 
 
 def test_a_run_that_may_not_repeat_is_refused(tell):
-    with pytest.raises(RecipeError, match="`small` has 1,000 tokens, the run needs 2.50 times as many. Lower its weight or the budget"):
+    with pytest.raises(
+        RecipeError, match="`small` has 1,000 tokens, the run needs 2.50 times as many. Lower its weight or the budget"
+    ):
         tell(50, "stop")
 
 
@@ -67,7 +72,9 @@ def test_the_lower_of_two_limits_holds(max_epochs, when_exhausted, allowed):
 def test_a_limit_of_one_source_is_named():
     data = Data(sources=[Source(path="a/small", max_epochs=2.0), SOURCES[1]])
     assert refused(data, "small", 2.0, 1000) is None and refused(data, "large", 99.0, 1000) is None
-    assert "`max_epochs` of `small`: `small` has 1,000 tokens, the run needs 2.50 times as many" in refused(data, "small", 2.5, 1000)
+    assert "`max_epochs` of `small`: `small` has 1,000 tokens, the run needs 2.50 times as many" in refused(
+        data, "small", 2.5, 1000
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,14 @@ def test_documents_that_share_half_of_their_text_both_stay(stored, tmp_path):
 
 
 def test_short_documents_are_compared_as_a_whole(stored, tmp_path):
-    assert near_duplicates(stored(["a", "b", "ab", "ba", "a", "abc"]).parts, tmp_path).tolist() == [False, False, False, False, True, False]
+    assert near_duplicates(stored(["a", "b", "ab", "ba", "a", "abc"]).parts, tmp_path).tolist() == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_answer_does_not_depend_on_how_much_is_looked_at_at_once(stored, tmp_path, monkeypatch):

@@ -59,14 +59,23 @@ def test_what_does_not_repeat_itself_is_kept():
     [
         ("\n".join([*"abcdef", *"aaaa", words(100)]), "gopher: more than 0.3 of the lines are repeated"),
         ("\n".join([words(9), words(9), *"abc"]), "gopher: more than 0.2 of the characters are in repeated lines"),
-        ("\n\n".join(["a", "b", "c\nd", "c\nd", "c\nd", words(50)]), "gopher: more than 0.3 of the paragraphs are repeated"),
+        (
+            "\n\n".join(["a", "b", "c\nd", "c\nd", "c\nd", words(50)]),
+            "gopher: more than 0.3 of the paragraphs are repeated",
+        ),
         ("see here " * 10 + words(20), "gopher: more than 0.2 of the characters are in one 2-gram"),
         (words(25) + " x " + words(6), "gopher: more than 0.15 of the characters are in repeated 5-grams"),
     ],
     ids=lambda value: value[-20:],
 )
 def test_each_rule_of_repetition_has_its_reason(text, expected):
-    loose = {"max_duplicate_lines": 1.0} if "paragraphs" in expected else {"max_top_n_grams": []} if "5-grams" in expected else {}
+    loose = (
+        {"max_duplicate_lines": 1.0}
+        if "paragraphs" in expected
+        else {"max_top_n_grams": []}
+        if "5-grams" in expected
+        else {}
+    )
     assert gopher_repetition(view(text), **loose) == expected
 
 
@@ -79,7 +88,9 @@ def test_n_grams_are_counted_as_by_hand(sequence):
     for n, top, before in repeated_n_grams(sequence, 6):
         grams = [tuple(sequence[at : at + n]) for at in range(len(sequence) - n + 1)]
         most = max(map(grams.count, grams))
-        assert top == max(most * len("".join(gram)) for gram in grams if grams.count(gram) == most) / len("".join(sequence))
+        assert top == max(most * len("".join(gram)) for gram in grams if grams.count(gram) == most) / len(
+            "".join(sequence)
+        )
         inside = {at + i for at, gram in enumerate(grams) if gram in grams[:at] for i in range(n)}
         assert before == sum(len(sequence[at]) for at in inside) / len("".join(sequence))
 

@@ -46,7 +46,8 @@ def test_kinds_and_mask_can_be_chosen():
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 10**6, "1" * 10**6, "1 " * 10**6, "a." * 10**6, "@" * 10**6, "1.1." * 10**6, "a:" * 10**6, "+1" * 10**6]
+    "text",
+    ["a" * 10**6, "1" * 10**6, "1 " * 10**6, "a." * 10**6, "@" * 10**6, "1.1." * 10**6, "a:" * 10**6, "+1" * 10**6],
 )
 def test_a_huge_line_takes_no_huge_time(text):
     began = time.perf_counter()

@@ -24,7 +24,9 @@ def test_of_saved_splits_the_asked_one_is_read(tmp_path, texts):
     assert texts(tmp_path / "saved", split="test") == ["three"]
 
 
-@pytest.mark.parametrize("content, reason", [(b"no arrow at all", "damaged file"), (b"ARROW1\0\0", "damaged file"), (b"", "empty file")])
+@pytest.mark.parametrize(
+    "content, reason", [(b"no arrow at all", "damaged file"), (b"ARROW1\0\0", "damaged file"), (b"", "empty file")]
+)
 def test_what_is_no_arrow_is_said(tmp_path, bad, content, reason):
     (tmp_path / "a.arrow").write_bytes(content)
     assert bad(tmp_path / "a.arrow").reason == reason

@@ -63,7 +63,12 @@ def test_an_open_quote_is_given_up_before_it_fills_the_memory(tmp_path, read, mo
     monkeypatch.setattr(delimited, "LONGEST_RECORD", 2000)
     (tmp_path / "a.csv").write_text('id,text\n1,one\n2,"open\n' + "3,three\n" * 300 + "4,four\n")
     one, bad, *rest, last = read(tmp_path / "a.csv")
-    assert (bad.where, bad.reason, bad.byte, bad.num_rows) == (f"{tmp_path}/a.csv:3", "not valid CSV", 14, 251) and len(bad.raw) == 1003
+    assert (bad.where, bad.reason, bad.byte, bad.num_rows) == (
+        f"{tmp_path}/a.csv:3",
+        "not valid CSV",
+        14,
+        251,
+    ) and len(bad.raw) == 1003
     assert (one.text, last.text, last.where) == ("one", "four", f"{tmp_path}/a.csv:304") and len(rest) == 50
 
 
@@ -71,4 +76,7 @@ def test_a_line_that_is_too_long_does_not_spoil_the_next(tmp_path, read, monkeyp
     monkeypatch.setattr(lines, "LONGEST_LINE", 2000)
     (tmp_path / "a.csv").write_text("id,text\n1,one\n2," + "x" * 3000 + "\n3,three\n")
     one, bad, last = read(tmp_path / "a.csv")
-    assert (bad.where, bad.reason, bad.byte) == (f"{tmp_path}/a.csv:3", "too long", 14) and (one.text, last.text) == ("one", "three")
+    assert (bad.where, bad.reason, bad.byte) == (f"{tmp_path}/a.csv:3", "too long", 14) and (one.text, last.text) == (
+        "one",
+        "three",
+    )

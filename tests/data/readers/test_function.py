@@ -23,7 +23,14 @@ def test_texts_and_rows_of_the_users_function_are_documents(texts):
 def test_what_is_no_text_is_a_bad_row_with_its_number(read):
     first, *bad = read("my_lab_sources:mixed")
     assert first.text == "one" and all(isinstance(item, BadRow) for item in bad)
-    assert [item.reason for item in bad] == ["wrong type", "missing column", "lone surrogate", "wrong type", "null", "NUL byte"]
+    assert [item.reason for item in bad] == [
+        "wrong type",
+        "missing column",
+        "lone surrogate",
+        "wrong type",
+        "null",
+        "NUL byte",
+    ]
     assert bad[0].where == "my_lab_sources:mixed: item 2"
 
 

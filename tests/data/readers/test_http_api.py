@@ -39,7 +39,9 @@ def service(monkeypatch, tmp_path):
             status = 503 if failing else 200 if self.path in PAGES else 404 if self.path != "/text" else 200
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(json.dumps(PAGES[self.path]).encode() if self.path in PAGES and not failing else b"no json")
+            self.wfile.write(
+                json.dumps(PAGES[self.path]).encode() if self.path in PAGES and not failing else b"no json"
+            )
 
         def log_message(self, *arguments):
             pass
@@ -64,7 +66,11 @@ def test_pages_that_name_the_next_one_are_followed_and_kept(service, texts):
 
 def test_pages_are_counted_until_one_is_empty(service, texts):
     address, _ = service
-    assert texts(SOURCE, options={"url": f"{address}/counted?per=2", "page_parameter": "page"}) == ["one", "two", "three"]
+    assert texts(SOURCE, options={"url": f"{address}/counted?per=2", "page_parameter": "page"}) == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 def test_the_token_goes_with_each_request(service, texts, monkeypatch):

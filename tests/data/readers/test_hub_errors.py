@@ -29,8 +29,18 @@ def answered(kind, status):
 @pytest.mark.parametrize(
     ("kind", "status", "expected", "said"),
     [
-        (GatedRepoError, 403, ResourceError, "lab/set (`k.path`) is gated. Accept its terms at https://huggingface.co/datasets/lab/set"),
-        (RepositoryNotFoundError, 401, ResourceError, "no such dataset or a private one that we may not see (401). Run: hf auth login"),
+        (
+            GatedRepoError,
+            403,
+            ResourceError,
+            "lab/set (`k.path`) is gated. Accept its terms at https://huggingface.co/datasets/lab/set",
+        ),
+        (
+            RepositoryNotFoundError,
+            401,
+            ResourceError,
+            "no such dataset or a private one that we may not see (401). Run: hf auth login",
+        ),
         (RepositoryNotFoundError, 404, DataError, "neither a local path nor a dataset on the Hub. Set `k.path`"),
         (RevisionNotFoundError, 404, DataError, "no revision `v1` on the Hub. Set `k.revision`"),
         (RemoteEntryNotFoundError, 404, DataError, "Set `k.data_files` or `.revision`"),
@@ -57,7 +67,11 @@ def test_the_cause_counts_and_a_file_that_need_not_be_there_does_not():
 
 
 def test_a_file_that_cannot_be_fetched_names_the_command_that_can():
-    for problem in (OfflineModeIsEnabled("offline"), LocalEntryNotFoundError("not here"), broken()[-1]("connection refused")):
+    for problem in (
+        OfflineModeIsEnabled("offline"),
+        LocalEntryNotFoundError("not here"),
+        broken()[-1]("connection refused"),
+    ):
         meant = cannot_fetch(FILE, problem, "k")
         assert isinstance(meant, ResourceError)
         assert str(meant).endswith(f"hf download lab/set data/x.jsonl --repo-type dataset --revision {'a' * 40}")
@@ -65,8 +79,14 @@ def test_a_file_that_cannot_be_fetched_names_the_command_that_can():
 
 def test_a_full_disk_is_said():
     meant = cannot_fetch(FILE, OSError(errno.ENOSPC, "No space left on device"), "k")
-    assert isinstance(meant, ResourceError) and "cannot be kept (No space left on device)" in str(meant) and "HF_HOME" in str(meant)
+    assert (
+        isinstance(meant, ResourceError)
+        and "cannot be kept (No space left on device)" in str(meant)
+        and "HF_HOME" in str(meant)
+    )
 
 
 def test_files_at_a_commit_are_told_from_other_urls():
-    assert is_hub_file(FILE) and not any(map(is_hub_file, ["hf://datasets/lab/set/x.jsonl", "s3://b/x.jsonl", "a.jsonl"]))
+    assert is_hub_file(FILE) and not any(
+        map(is_hub_file, ["hf://datasets/lab/set/x.jsonl", "s3://b/x.jsonl", "a.jsonl"])
+    )

@@ -64,7 +64,11 @@ def rows(name, count=3):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_files_of_a_split_are_read_in_pieces(hub, run, streaming):
-    files = {"data/train-0.jsonl": lines("a", 200), "data/train-1.jsonl": lines("b", 50), "data/test-0.jsonl": lines("test")}
+    files = {
+        "data/train-0.jsonl": lines("a", 200),
+        "data/train-1.jsonl": lines("b", 50),
+        "data/test-0.jsonl": lines("test"),
+    }
     path = f"lab/pieces-{streaming}"
     commit = hub.commit(path, files)
     assert run(TEXTS, path=path, streaming=streaming) == rows("a", 200) + rows("b", 50)
@@ -81,8 +85,13 @@ def test_parquet_is_read_row_group_by_row_group(hub, run):
 
 
 def test_a_subset_is_what_the_card_says(hub, run):
-    card = "---\nconfigs:\n- {config_name: small, data_files: s/*}\n- {config_name: large, data_files: [{split: train, path: l/*}]}\n---\n"
-    hub.commit("lab/card", {"README.md": card, "s/1.jsonl": lines("s"), "l/1.jsonl": lines("l1"), "l/2.jsonl": lines("l2")})
+    card = (
+        "---\nconfigs:\n- {config_name: small, data_files: s/*}\n- {config_name: large, data_files: [{split: train,"
+        " path: l/*}]}\n---\n"
+    )
+    hub.commit(
+        "lab/card", {"README.md": card, "s/1.jsonl": lines("s"), "l/1.jsonl": lines("l1"), "l/2.jsonl": lines("l2")}
+    )
     assert run(TEXTS, path="lab/card", subset="small") == rows("s")
     assert run(TEXTS, path="lab/card", subset="large") == rows("l1") + rows("l2")
     for options, message in [
@@ -132,7 +141,9 @@ def test_what_is_kept_outside_git_goes_by_its_own_hash(hub, run):
 def test_a_private_dataset_needs_a_token(hub, run):
     hub.commit("lab/private", {"a.jsonl": lines("secret")})
     hub.private.add("lab/private")
-    with pytest.raises(RuntimeError, match=r"^ResourceError: lab/private: .*private.*hf auth login, or set HF_TOKEN.*`k.path`"):
+    with pytest.raises(
+        RuntimeError, match=r"^ResourceError: lab/private: .*private.*hf auth login, or set HF_TOKEN.*`k.path`"
+    ):
         run(TEXTS, path="lab/private")
     for streaming in (True, False):
         assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
@@ -151,13 +162,17 @@ def test_a_dataset_that_is_closed_while_it_is_read_says_so(hub, run, streaming):
 def test_a_gated_dataset_says_where_its_terms_are(hub, run):
     hub.commit("lab/gated", {"a.jsonl": lines("x")})
     hub.gated.add("lab/gated")
-    with pytest.raises(RuntimeError, match="^ResourceError: lab/gated .*is gated. Accept its terms at .*/datasets/lab/gated"):
+    with pytest.raises(
+        RuntimeError, match="^ResourceError: lab/gated .*is gated. Accept its terms at .*/datasets/lab/gated"
+    ):
         run(TEXTS, path="lab/gated")
 
 
 def test_what_is_not_on_the_hub_is_said_with_the_key(hub, run):
     hub.commit("lab/there", {"a.jsonl": lines("x")})
-    with pytest.raises(RuntimeError, match="^DataError: lab/gone: neither a local path nor a dataset on the Hub. Set `k.path`"):
+    with pytest.raises(
+        RuntimeError, match="^DataError: lab/gone: neither a local path nor a dataset on the Hub. Set `k.path`"
+    ):
         run(TEXTS, path="lab/gone", environment={"HF_TOKEN": TOKEN})
     with pytest.raises(RuntimeError, match="^DataError: lab/there: no revision `v2` on the Hub. Set `k.revision`"):
         run(TEXTS, path="lab/there", revision="v2")
@@ -201,7 +216,10 @@ def test_a_card_with_options_for_the_reading_leaves_it_to_datasets(hub, run):
     card = '---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  sep: ";"\n---\n'
     commit = hub.commit("lab/options", {"README.md": card, "a.csv": "n;text\n1;one\n2;two\n"})
     assert run(TEXTS, path="lab/options") == run(TEXTS, path="lab/options", streaming=True) == ["one", "two"]
-    assert run("result = [states_of(source, 'k'), [piece.path for piece in pieces]]", path="lab/options") == [[], ["lab/options"]]
+    assert run("result = [states_of(source, 'k'), [piece.path for piece in pieces]]", path="lab/options") == [
+        [],
+        ["lab/options"],
+    ]
     assert run("result = hub_files.hub_files(source, 'k').commit", path="lab/options") == commit
 
 
@@ -223,10 +241,13 @@ def test_without_the_hub_a_dataset_is_what_it_was_last(hub, run, tmp_path):
     offline = Client(hub, tmp_path, HF_HUB_OFFLINE="1", HF_HOME=home, CPT_CACHE=f"{home}/cpt")
     ask = READ.format(options={"path": "lab/offline"}, piece_bytes=100) + TEXTS
     assert offline(ask) == rows("x")
-    with pytest.raises(RuntimeError, match="^ResourceError: .*a.jsonl: not in the Hub's cache, and the Hub cannot be reached"):
+    with pytest.raises(
+        RuntimeError, match="^ResourceError: .*a.jsonl: not in the Hub's cache, and the Hub cannot be reached"
+    ):
         offline(ask.replace("'lab/offline'", "'lab/offline', 'streaming': True"))
     with pytest.raises(
-        RuntimeError, match=r"^ResourceError: lab/never: no such local path, and the Hub cannot be reached.*Go online.*`k.path`"
+        RuntimeError,
+        match=r"^ResourceError: lab/never: no such local path, and the Hub cannot be reached.*Go online.*`k.path`",
     ):
         offline(ask.replace("lab/offline", "lab/never"))
     offline.close()
@@ -258,5 +279,7 @@ def test_a_url_of_the_hub_is_read_like_any_other(hub, run):
 
 
 def test_where_a_row_stands_is_the_same_on_each_machine():
-    origin = Origin(f"/home/me/.cache/huggingface/hub/datasets--lab--my-set/snapshots/{'a' * 40}/data/x.parquet", "row")
+    origin = Origin(
+        f"/home/me/.cache/huggingface/hub/datasets--lab--my-set/snapshots/{'a' * 40}/data/x.parquet", "row"
+    )
     assert origin.where(7) == f"hf://datasets/lab/my-set@{'a' * 40}/data/x.parquet: row 7"

@@ -17,7 +17,12 @@ def test_rows_have_the_numbers_of_their_lines(tmp_path, read):
 
 @pytest.mark.parametrize(
     "line, byte",
-    [(b'{"text": "caf\xe9!"}\n', 17 + 13), (b'{"text": "\xc3\xb6", x}\n', 17 + 15), (b'{"other": 1}\n', 17), (b"NaN\n", 17)],
+    [
+        (b'{"text": "caf\xe9!"}\n', 17 + 13),
+        (b'{"text": "\xc3\xb6", x}\n', 17 + 15),
+        (b'{"other": 1}\n', 17),
+        (b"NaN\n", 17),
+    ],
     ids=["invalid UTF-8", "not JSON", "missing column", "NaN"],
 )
 def test_a_bad_row_knows_its_byte_in_the_file_and_its_line(tmp_path, bad, line, byte):

@@ -4,7 +4,9 @@ from cpt.data.documents import Piece
 from cpt.data.readers import lines
 from cpt.data.readers.lines import LongLine, lines_of
 
-CONTENT = b"\xef\xbb\xbfone\r\n\ntwo \xe2\x80\xa8 still two\nthree"  # a byte order mark, CRLF, a blank line, U+2028, no end of line
+CONTENT = (  # a byte order mark, CRLF, a blank line, U+2028, no end of line
+    b"\xef\xbb\xbfone\r\n\ntwo \xe2\x80\xa8 still two\nthree"
+)
 
 
 @pytest.fixture
@@ -45,5 +47,7 @@ def test_a_line_longer_than_pieces_is_one_line_of_the_first(tmp_path, monkeypatc
     monkeypatch.setattr(lines, "LONGEST_LINE", 3000)
     content = b"first\n" + b"y" * 4000 + b"\nlast\n"
     (tmp_path / "a.txt").write_bytes(content)
-    pieces = [Piece(str(tmp_path / "a.txt"), start, start + piece_bytes, 0) for start in range(0, len(content), piece_bytes)]
+    pieces = [
+        Piece(str(tmp_path / "a.txt"), start, start + piece_bytes, 0) for start in range(0, len(content), piece_bytes)
+    ]
     assert [at for piece in pieces for _, at, _ in lines_of(piece)[1]] == [0, 6, 4007]

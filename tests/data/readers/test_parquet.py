@@ -37,7 +37,9 @@ def test_a_bad_parquet_row_is_named(tmp_path, bad, column, where, detail):
 
 
 def invalid_utf8():
-    return pa.Array.from_buffers(pa.string(), 3, pa.array(["ok", "ab", "c"]).buffers()[:2] + [pa.py_buffer(b"ok\xff\xfec")])
+    return pa.Array.from_buffers(
+        pa.string(), 3, pa.array(["ok", "ab", "c"]).buffers()[:2] + [pa.py_buffer(b"ok\xff\xfec")]
+    )
 
 
 def test_invalid_utf8_spoils_its_row_only(tmp_path, read):
@@ -65,7 +67,9 @@ def test_what_is_no_parquet_is_said_in_one_line(tmp_path, bad):
 
 
 def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
-    path = write(tmp_path / "a.parquet", [str(number) * 50 for number in range(3000)], row_group_size=1000, use_dictionary=False)
+    path = write(
+        tmp_path / "a.parquet", [str(number) * 50 for number in range(3000)], row_group_size=1000, use_dictionary=False
+    )
     content = bytearray(path.read_bytes())
     begin = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
     content[begin : begin + 200] = b"\xff" * 200
@@ -78,19 +82,30 @@ def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
 @settings(max_examples=60)
 def test_each_row_group_belongs_to_the_piece_in_which_it_begins(tmp_path_factory, rows, group, num_cuts, dictionary):
     path = tmp_path_factory.mktemp("pieces") / "a.parquet"
-    write(path, pa.array([f"text {row}" for row in range(rows)], pa.string()), row_group_size=group, use_dictionary=dictionary)
+    write(
+        path,
+        pa.array([f"text {row}" for row in range(rows)], pa.string()),
+        row_group_size=group,
+        use_dictionary=dictionary,
+    )
     metadata, size = pq.read_metadata(path), path.stat().st_size
     piece_bytes = size // num_cuts
     pieces = [Piece(str(path), start, start + piece_bytes, 0) for start in range(0, size, piece_bytes)]
-    assert [number for piece in pieces for number in groups_of(piece, metadata)] == list(range(metadata.num_row_groups))
+    assert [number for piece in pieces for number in groups_of(piece, metadata)] == list(
+        range(metadata.num_row_groups)
+    )
     assert all(
-        piece.start <= first_byte(metadata.row_group(number)) < piece.stop for piece in pieces for number in groups_of(piece, metadata)
+        piece.start <= first_byte(metadata.row_group(number)) < piece.stop
+        for piece in pieces
+        for number in groups_of(piece, metadata)
     )
 
 
 def test_a_piece_without_a_row_group_is_empty_and_only_the_first_tells_of_a_file_without_rows(tmp_path):
     source = Source(path=str(write(tmp_path / "a.parquet", ["x" * 5000])))
-    first, *others = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in range(0, 500, 100)]
+    first, *others = [
+        list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in range(0, 500, 100)
+    ]
     assert len(first) == 1 and not any(others)
     write(tmp_path / "a.parquet", pa.array([], pa.string()))
     first, second = [list(read_parquet(Piece(source.path, start, start + 100, 0), source)) for start in (0, 100)]

@@ -52,7 +52,12 @@ class Answer(BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        server.url, server.has_ranges, server.failing, server.sent = f"http://127.0.0.1:{server.server_port}", True, 0, 0
+        server.url, server.has_ranges, server.failing, server.sent = (
+            f"http://127.0.0.1:{server.server_port}",
+            True,
+            0,
+            0,
+        )
         server.daemon_threads, server.files = True, {}
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
@@ -75,7 +80,9 @@ def read(path, piece_bytes=10**9):
 def test_a_file_behind_http_is_read_in_pieces_whether_the_server_has_ranges_or_not(server, tmp_path, has_ranges, kind):
     server.has_ranges = has_ranges
     if kind == "parquet":
-        pq.write_table(pa.table({"text": [f"line {number}" for number in range(500)]}), tmp_path / "a", row_group_size=50)
+        pq.write_table(
+            pa.table({"text": [f"line {number}" for number in range(500)]}), tmp_path / "a", row_group_size=50
+        )
         server.files["a.parquet"] = (tmp_path / "a").read_bytes()
     else:
         server.files[f"a.{kind}"] = lines(500) if kind == "jsonl" else pa.compress(lines(500), "gzip", asbytes=True)

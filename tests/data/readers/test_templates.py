@@ -31,7 +31,9 @@ def test_a_heading_goes_with_its_paragraph():
     assert filled_lines(template, {"task": "a {x}", "input": ""}) == "# Task\na {x}\n\n# Answer\n"
 
 
-@pytest.mark.parametrize(("row", "said"), [({"b": "x"}, "no column `a`. It has: b"), ({"a": ["x"]}, "expected a text or a number")])
+@pytest.mark.parametrize(
+    ("row", "said"), [({"b": "x"}, "no column `a`. It has: b"), ({"a": ["x"]}, "expected a text or a number")]
+)
 def test_what_cannot_be_filled_in_is_told(row, said):
     with pytest.raises(BadValue, match=said):
         filled_lines("{a}", row)

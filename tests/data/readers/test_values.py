@@ -13,7 +13,8 @@ def test_a_template_makes_the_text_of_several_columns():
 
 
 @pytest.mark.parametrize(
-    "row, reason", [({"a": "x"}, "missing column"), ({"a": "x", "b": None}, "null"), ({"a": [], "b": ""}, "wrong type")]
+    "row, reason",
+    [({"a": "x"}, "missing column"), ({"a": "x", "b": None}, "null"), ({"a": [], "b": ""}, "wrong type")],
 )
 def test_a_template_needs_all_its_columns(row, reason):
     with pytest.raises(BadValue) as error:

@@ -48,7 +48,9 @@ def test_a_folder_comes_back_as_it_was(folder, tmp_path, url):
 def test_what_is_not_there_is_no_error(store, tmp_path):
     (tmp_path / "again").mkdir()
     assert not store.get_folder("tokens/a/b.tar", tmp_path / "again") and not list((tmp_path / "again").iterdir())
-    assert store.read("tokens/a/x.json") is None and store.names("tokens/a") == set() and not store.has("tokens/a/b.tar")
+    assert (
+        store.read("tokens/a/x.json") is None and store.names("tokens/a") == set() and not store.has("tokens/a/b.tar")
+    )
 
 
 def test_equal_content_is_an_equal_object_that_tar_can_read(store, folder, tmp_path):

@@ -9,7 +9,8 @@ from cpt.errors import ResourceError
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("200GB", 2 * 10**11), ("1.5 TB", 15 * 10**11), ("500GiB", 500 * 2**30), ("1000", 1000), ("3k", 3000)]
+    ("words", "expected"),
+    [("200GB", 2 * 10**11), ("1.5 TB", 15 * 10**11), ("500GiB", 500 * 2**30), ("1000", 1000), ("3k", 3000)],
 )
 def test_a_limit_is_a_size_as_people_write_it(monkeypatch, words, expected):
     monkeypatch.setenv("CPT_STORE", "memory://bucket")

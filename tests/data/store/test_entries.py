@@ -13,7 +13,10 @@ from cpt.recipe.schema import Data
 def filled(tokenizer, source, tmp_path):
     """The entries of a store that one source went through."""
     build_data(
-        Data(sources=[source("a", ["one document", "and another"])], sequence_length=16), tokenizer, seed=1, cache_dir=tmp_path / "cache"
+        Data(sources=[source("a", ["one document", "and another"])], sequence_length=16),
+        tokenizer,
+        seed=1,
+        cache_dir=tmp_path / "cache",
     )
     return tmp_path / "cache"
 

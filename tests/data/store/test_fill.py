@@ -13,7 +13,10 @@ def two(source, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "SHARD_BYTES", 500)
     sources = [source(name, [f"{name} {number}" for number in range(100)]) for name in "ab"]
     data = Data(sources=sources)
-    return [open_source(data, one, f"data.sources[{n}]", DocumentEncoder(tokenizer), tmp_path / "c", 1) for n, one in enumerate(sources)]
+    return [
+        open_source(data, one, f"data.sources[{n}]", DocumentEncoder(tokenizer), tmp_path / "c", 1)
+        for n, one in enumerate(sources)
+    ]
 
 
 def everything(sources):

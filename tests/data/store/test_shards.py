@@ -21,8 +21,14 @@ def test_the_sample_reaches_to_the_end(tmp_path, monkeypatch):
 
 def test_batches_keep_the_order_and_their_size(monkeypatch):
     monkeypatch.setattr(shards, "BATCH_CHARACTERS", 10)
-    documents = [(text, Document(text, Origin("a", "line"), n)) for n, text in enumerate(["four", "fours", "x" * 30, "a", "b"], 1)]
-    assert [[text for text, _ in batch] for batch in batches(iter(documents))] == [["four", "fours", "x" * 30], ["a", "b"]]
+    documents = [
+        (text, Document(text, Origin("a", "line"), n))
+        for n, text in enumerate(["four", "fours", "x" * 30, "a", "b"], 1)
+    ]
+    assert [[text for text, _ in batch] for batch in batches(iter(documents))] == [
+        ["four", "fours", "x" * 30],
+        ["a", "b"],
+    ]
 
 
 def test_a_filter_sees_text_source_and_place():

@@ -4,10 +4,19 @@ from dataclasses import replace
 import pytest
 
 from cpt.data.store.bucket import bucket
-from cpt.data.store.source_description import SourceDescription, as_description, as_text, fetch_description, manifest_of, read_description
+from cpt.data.store.source_description import (
+    SourceDescription,
+    as_description,
+    as_text,
+    fetch_description,
+    manifest_of,
+    read_description,
+)
 from cpt.errors import DataError
 
-ONE = SourceDescription("name", 3, 30, {"shard": "digest"}, {"short": 1}, {}, ("a:1", 9), {"a": "hash"}, {"source": "a"}, "error")
+ONE = SourceDescription(
+    "name", 3, 30, {"shard": "digest"}, {"short": 1}, {}, ("a:1", 9), {"a": "hash"}, {"source": "a"}, "error"
+)
 
 
 def test_a_description_comes_back(tmp_path):
@@ -28,7 +37,9 @@ def test_a_bucket_is_asked_for_the_manifest_where_there_is_one(tmp_path, monkeyp
     monkeypatch.setenv("CPT_STORE", f"memory://{tmp_path.name}")
     assert fetch_description(tmp_path / "key") is None
     bucket().write(manifest_of(tmp_path / "key"), as_text(ONE).encode())
-    assert manifest_of(tmp_path / "key") == "tokens/key/description.json" and fetch_description(tmp_path / "key") == ONE
+    assert (
+        manifest_of(tmp_path / "key") == "tokens/key/description.json" and fetch_description(tmp_path / "key") == ONE
+    )
     bucket().write(manifest_of(tmp_path / "key"), b"{half of")
     with pytest.raises(DataError, match="tokens/key/description.json: not what was written"):
         fetch_description(tmp_path / "key")

@@ -32,10 +32,14 @@ def test_files_give_back_what_was_written(files):
 def test_the_digest_follows_the_tokens(files, tmp_path):
     def write_others(folder):
         writer = TokenWriter(folder, np.dtype(np.uint16))
-        writer.append(np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), np.array([2**64 - 1, 7], np.uint64), np.array([5, 1]))
+        writer.append(
+            np.array([1, 2, 3, 4], np.uint16), np.array([2, 2]), np.array([2**64 - 1, 7], np.uint64), np.array([5, 1])
+        )
         writer.close({})
 
-    assert TokenFiles(publish_once(tmp_path / "same", write_two_documents)).description.digest == files.description.digest
+    assert (
+        TokenFiles(publish_once(tmp_path / "same", write_two_documents)).description.digest == files.description.digest
+    )
     assert TokenFiles(publish_once(tmp_path / "other", write_others)).description.digest != files.description.digest
 
 
@@ -66,7 +70,9 @@ def test_documents_of_several_folders_are_counted_through(both):
     assert both.offsets.tolist() == [0, 3, 4, 7, 8] and len(both) == 4 and both.num_tokens == 8
     assert both.hashes.tolist() == [2**64 - 1, 7] * 2 and both.num_bytes.tolist() == [5, 1] * 2
     lengths = np.diff(both.offsets).tolist()
-    assert [both.tokens(start, length).tolist() for start, length in zip(both.offsets[:-1].tolist(), lengths, strict=True)] == [
+    assert [
+        both.tokens(start, length).tolist() for start, length in zip(both.offsets[:-1].tolist(), lengths, strict=True)
+    ] == [
         [1, 2, 3],
         [4],
     ] * 2
@@ -85,11 +91,17 @@ def test_their_digest_follows_each_of_them(both, files):
 def test_memory_that_is_given_back_is_read_again(tmp_path):
     def write(folder):
         writer = TokenWriter(folder, np.dtype(np.uint32))
-        writer.append(np.arange(4_000_000, dtype=np.uint32), np.array([4_000_000]), np.array([1], np.uint64), np.array([1]))
+        writer.append(
+            np.arange(4_000_000, dtype=np.uint32), np.array([4_000_000]), np.array([1], np.uint64), np.array([1])
+        )
         writer.close({})
 
     def mapped():
-        return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")).split()[1])
+        return int(
+            next(
+                line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")
+            ).split()[1]
+        )
 
     files = TokenFiles(publish_once(tmp_path / "large", write))
     total = int(files.tokens.sum())
@@ -102,7 +114,9 @@ def test_memory_that_is_given_back_is_read_again(tmp_path):
 def test_the_segments_of_examples_are_stored_and_verified(tmp_path):
     writer = TokenWriter(tmp_path, np.dtype(np.uint16), segmented=True)
     nothing = np.zeros(2, np.uint64)
-    writer.append(np.arange(5), np.array([2, 3]), nothing, nothing.astype(np.int64), None, np.array([0, 1, 0, 0, 2], np.uint8))
+    writer.append(
+        np.arange(5), np.array([2, 3]), nothing, nothing.astype(np.int64), None, np.array([0, 1, 0, 0, 2], np.uint8)
+    )
     writer.close({})
     files = TokenFiles(tmp_path)
     documents = StoredDocuments([files])

@@ -27,7 +27,9 @@ def reads(monkeypatch):
     """How often a source was opened."""
     opened = []
     original = shards.read_piece
-    monkeypatch.setattr(shards, "read_piece", lambda source, piece, key: opened.append(key) or original(source, piece, key))
+    monkeypatch.setattr(
+        shards, "read_piece", lambda source, piece, key: opened.append(key) or original(source, piece, key)
+    )
     return opened
 
 
@@ -38,12 +40,16 @@ def documents_of(opened):
 def decoded(opened, tokenizer):
     documents = documents_of(opened)
     begins, lengths = documents.offsets[:-1].tolist(), np.diff(documents.offsets).tolist()
-    return [tokenizer.decode(documents.tokens(begin, length - 1)) for begin, length in zip(begins, lengths, strict=True)]
+    return [
+        tokenizer.decode(documents.tokens(begin, length - 1)) for begin, length in zip(begins, lengths, strict=True)
+    ]
 
 
 def contents(opened):
     """Every file that the store ends with."""
-    return {str(file.relative_to(opened.folder)): file.read_bytes() for file in opened.folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(opened.folder)): file.read_bytes() for file in opened.folder.rglob("*") if file.is_file()
+    }
 
 
 def test_the_documents_are_stored_in_order_with_their_bytes(tokenized, source, tokenizer):
@@ -61,11 +67,16 @@ def test_batches_do_not_change_what_is_stored(tokenized, source, tokenizer, monk
 
 def test_dropped_documents_are_counted_by_reason(tokenized, source):
     opened = tokenized(source("a", ["long enough", "no", "", "x", " \n"]), Component(name="length", min_characters=5))
-    assert opened.description.dropped == {"shorter than 5 characters": 2, "empty": 2} and opened.description.documents == 1
+    assert (
+        opened.description.dropped == {"shorter than 5 characters": 2, "empty": 2}
+        and opened.description.documents == 1
+    )
 
 
 def test_a_source_with_nothing_left_gives_the_counts(tokenized, source):
-    with pytest.raises(DataError, match=r"all 3 documents were dropped \(shorter than 9 characters: 2, empty: 1\).*data.filters"):
+    with pytest.raises(
+        DataError, match=r"all 3 documents were dropped \(shorter than 9 characters: 2, empty: 1\).*data.filters"
+    ):
         tokenized(source("a", ["one", "", "two"]), Component(name="length", min_characters=9))
 
 
@@ -86,7 +97,9 @@ def test_what_could_change_the_tokens_makes_them_anew(tokenized, source, reads, 
     assert len(set(names)) == len(reads) == 6
 
 
-@pytest.mark.parametrize("change", [{"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}])
+@pytest.mark.parametrize(
+    "change", [{"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}]
+)
 def test_what_changes_only_the_use_makes_nothing_anew(tokenized, source, reads, change):
     first = source("a", ["one", "two"])
     assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder and len(reads) == 1
@@ -103,7 +116,9 @@ def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, 
     (tmp_path / "my_changing_filter.py").write_text("def check(document):\n    return None\n")
     assert tokenized(first, mine).description.documents == 2
     monkeypatch.delitem(sys.modules, "my_changing_filter")
-    (tmp_path / "my_changing_filter.py").write_text("def check(document):\n    return 'two' if document['text'] == 'two' else None\n")
+    (tmp_path / "my_changing_filter.py").write_text(
+        "def check(document):\n    return 'two' if document['text'] == 'two' else None\n"
+    )
     assert tokenized(first, mine).description.documents == 1
 
 
@@ -118,7 +133,8 @@ def test_a_bad_row_leaves_no_complete_store(tokenized, source, tmp_path):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_path, monkeypatch):
     (tmp_path / "my_growing_filter.py").write_text(
-        "def check(document):\n    with open(document['where'].rpartition(':')[0], 'a') as file:\n        file.write('\\n')\n"
+        "def check(document):\n    with open(document['where'].rpartition(':')[0], 'a') as file:\n       "
+        " file.write('\\n')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="files changed while they were being read"):
@@ -138,7 +154,8 @@ def test_the_hashes_of_the_files_are_recorded(tokenized, source):
 
 @pytest.fixture
 def large(tmp_path, monkeypatch):
-    """A source of some shards: jsonl files cut in the middle of lines, small text files that share a shard, and rows that filters drop."""
+    """A source of some shards: jsonl files cut in the middle of lines, small text files that share a shard, and rows
+    that filters drop."""
     monkeypatch.setattr(plan, "SHARD_BYTES", 20_000)
     folder = tmp_path / "large"
     folder.mkdir()
@@ -154,14 +171,16 @@ def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, to
     stores = [tokenized(large, cache=f"cache{workers}", workers=workers) for workers in (0, 1, 2)]
     assert contents(stores[0]) == contents(stores[1]) == contents(stores[2])
     assert stores[0].description.documents == 1230 and stores[0].description.dropped == {"empty": 2}
-    assert decoded(stores[0], tokenizer) == [document.text for document in open_source(large, "k") if document.text.strip()]
+    assert decoded(stores[0], tokenizer) == [
+        document.text for document in open_source(large, "k") if document.text.strip()
+    ]
 
 
 def test_the_users_filter_runs_in_the_workers(large, tokenized, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_worker_filter.py").write_text(
-        "import os\ndef check(document):\n    print('noise')\n"
-        "    return 'in a worker' if os.environ.get('CPT_WORKER') and document['where'].endswith('a.jsonl:10') else None\n"
+        "import os\ndef check(document):\n    print('noise')\n    return 'in a worker' if os.environ.get('CPT_WORKER')"
+        " and document['where'].endswith('a.jsonl:10') else None\n"
     )
     opened = tokenized(large, Component(name="my_worker_filter:check"), workers=2)
     assert opened.description.dropped == {"in a worker": 1, "empty": 2}
@@ -176,7 +195,10 @@ def test_a_bad_row_deep_in_a_file_is_named_by_its_line_from_a_worker_too(large, 
         with pytest.raises(DataError, match="b.jsonl:401: not valid JSON"):
             tokenized(large, workers=workers)
     assert not list((tmp_path / "cache" / "tokens").glob("*/description.json"))
-    skipping = [tokenized(large, cache=f"c{workers}", on_bad_row="skip", max_bad_share=0.1, workers=workers) for workers in (0, 2)]
+    skipping = [
+        tokenized(large, cache=f"c{workers}", on_bad_row="skip", max_bad_share=0.1, workers=workers)
+        for workers in (0, 2)
+    ]
     assert contents(skipping[0]) == contents(skipping[1])
     assert skipping[0].description.bad_rows == {"not valid JSON": 2} and skipping[0].description.documents == 1228
     listed = contents(skipping[0])["bad_rows.jsonl"].splitlines()
@@ -272,7 +294,11 @@ def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(l
     tokens = opened.shard_folder(0) / "tokens.bin"
     tokens.write_bytes(bytes(tokens.stat().st_size))
     one = np.ones(1, np.int64)
-    monkeypatch.setattr(DocumentEncoder, "encode", lambda self, texts: (one.repeat(len(texts)).astype(self.dtype), one.repeat(len(texts))))
+    monkeypatch.setattr(
+        DocumentEncoder,
+        "encode",
+        lambda self, texts: (one.repeat(len(texts)).astype(self.dtype), one.repeat(len(texts))),
+    )
     for _ in range(2):
         with pytest.raises(DataError, match="other tokens"):
             tokenized(large).documents([0])
@@ -284,11 +310,15 @@ def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokeniz
     path.write_text(path.read_text().replace("b 7 ", "c 7 "))
     after = tokenized(large)
     own = {number for number, shard in enumerate(after.plan.shards) if any(piece.path == str(path) for piece in shard)}
-    assert len(reads) - pieces == sum(len(after.plan.shards[number]) for number in own) and len(own) < len(after.plan.shards)
+    assert len(reads) - pieces == sum(len(after.plan.shards[number]) for number in own) and len(own) < len(
+        after.plan.shards
+    )
     assert any(text.startswith("c 7 ") for text in decoded(after, tokenizer)) and before.folder == after.folder
 
 
-@pytest.mark.parametrize(("first", "then"), [("skip", "error"), ("quarantine", "error"), ("skip", "quarantine"), ("quarantine", "skip")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("skip", "error"), ("quarantine", "error"), ("skip", "quarantine"), ("quarantine", "skip")]
+)
 def test_another_policy_for_bad_rows_makes_only_their_shards_anew(large, tokenized, reads, first, then):
     path = Path(large.path) / "b.jsonl"
     path.write_text(path.read_text().replace('"b 400 ', '7, "'))
@@ -298,7 +328,9 @@ def test_another_policy_for_bad_rows_makes_only_their_shards_anew(large, tokeniz
             tokenized(large)
     else:
         fresh = tokenized(large, on_bad_row=then, max_bad_share=0.1, cache="fresh")
-        assert (tokenized(large, on_bad_row=then, max_bad_share=0.1).description.documents) == fresh.description.documents
+        assert (
+            tokenized(large, on_bad_row=then, max_bad_share=0.1).description.documents
+        ) == fresh.description.documents
         if then == "quarantine":
             assert '"raw"' in (kept.folder / "bad_rows.jsonl").read_text()
         pieces += sum(map(len, fresh.plan.shards))
@@ -324,7 +356,9 @@ def test_killed_at_twenty_random_moments_the_store_ends_the_same(large, tokenize
         wait = draw.uniform(1.0, 4.5)
         for _ in range(draw.randint(1, 2)):
             until = time.monotonic() + wait
-            prepare_and_kill(large, tokenizer_folder, tmp_path / f"cache{number}", lambda until=until: time.monotonic() > until)
+            prepare_and_kill(
+                large, tokenizer_folder, tmp_path / f"cache{number}", lambda until=until: time.monotonic() > until
+            )
         assert contents(tokenized(large, by=by, cache=f"cache{number}", workers=0)) == contents(straight)
 
 
@@ -351,7 +385,9 @@ def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(lar
     ended = subprocess.run(command, capture_output=True, text=True)
     (folder,) = (cache / "tokens").iterdir()
     assert ended.returncode and f"{folder}: cannot keep tokenised data there (File too large)" in ended.stderr
-    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_sound() for shard in finished_shards(cache))
+    assert not (folder / "description.json").exists() and all(
+        TokenFiles(shard).is_sound() for shard in finished_shards(cache)
+    )
 
 
 def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokenized, tokenizer_folder, monkeypatch):
@@ -365,7 +401,9 @@ def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokeniz
 
 def test_a_users_function_is_proven_on_the_documents_that_come(tmp_path, monkeypatch, tokenized):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_documents.py").write_text("def texts():\n    return (f'text {number}' for number in range(2500))\n")
+    (tmp_path / "my_documents.py").write_text(
+        "def texts():\n    return (f'text {number}' for number in range(2500))\n"
+    )
     description = tokenized(Source(path="my_documents:texts")).description
     assert description.documents == 2500 and description.made_from["engine"].startswith("gigatoken")
 

@@ -20,17 +20,22 @@ EVALUATION = Evaluation(held_out_share=0.02)
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory, tokenizer):
-    """The sources, some 12 and 6 shards; all of them prepared without a bucket, and on a machine that brought them to one."""
+    """The sources, some 12 and 6 shards; all of them prepared without a bucket, and on a machine that brought them to
+    one."""
     folder = tmp_path_factory.mktemp("brought")
     for name, number in (("a", 750), ("b", 350)):
         lines = [json.dumps({"text": f"{name}{number:04}" + "x" * (number % 40)}) + "\n" for number in range(number)]
         (folder / f"{name}.jsonl").write_text("".join(lines))
     (folder / "bucket").mkdir()
-    data = Data(sources=[Source(path=str(folder / f"{name}.jsonl")) for name in "ab"], sequence_length=64, window_bytes=WINDOW)
+    data = Data(
+        sources=[Source(path=str(folder / f"{name}.jsonl")) for name in "ab"], sequence_length=64, window_bytes=WINDOW
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plan, "SHARD_BYTES", SHARD)
         patched.setenv("CPT_WORKERS", "0")
-        straight = build_data(data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "straight", whole=True)
+        straight = build_data(
+            data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "straight", whole=True
+        )
         patched.setenv("CPT_STORE", f"faulty://{folder}/bucket")
         first = build_data(data, tokenizer, seed=1, evaluation=EVALUATION, cache_dir=folder / "first", whole=True)
         assert upload(first, bucket()) == sum(len(rows.tokenized.plan.shards) for rows in first.windowed)
@@ -60,7 +65,8 @@ def build(data, tokenizer, tmp_path):
 
 @pytest.fixture
 def filled(brought, data, tmp_path, monkeypatch):
-    """The bucket is what one machine brought there, and from now on nothing may be tokenised; gives the rows as they should be."""
+    """The bucket is what one machine brought there, and from now on nothing may be tokenised; gives the rows as they
+    should be."""
     shutil.copytree(brought[0] / "bucket", tmp_path / "bucket", dirs_exist_ok=True)
     monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
     return brought[2]
@@ -82,7 +88,9 @@ def test_another_machine_reads_the_same_rows_and_makes_nothing(build, filled):
 
 def test_a_start_fetches_what_it_begins_with_and_no_more(build, brought, filled, tmp_path):
     build("other")
-    fetched, there = (len(list(folder.glob("tokens/*/*/tokens.bin"))) for folder in (tmp_path / "other", brought[0] / "first"))
+    fetched, there = (
+        len(list(folder.glob("tokens/*/*/tokens.bin"))) for folder in (tmp_path / "other", brought[0] / "first")
+    )
     assert 8 < fetched < there
 
 
@@ -106,7 +114,9 @@ def test_half_an_upload_is_not_seen(build, tmp_path):
 def test_a_missing_object_is_told_by_its_name(build, filled, tmp_path):
     for path in (tmp_path / "bucket").rglob("*.tar"):
         path.unlink()
-    with pytest.raises(DataError, match=r"faulty://.*/bucket/tokens/\w+/\w+.tar: not there, though the manifest lists it"):
+    with pytest.raises(
+        DataError, match=r"faulty://.*/bucket/tokens/\w+/\w+.tar: not there, though the manifest lists it"
+    ):
         all_rows(build("other"), range(300))
 
 
@@ -146,7 +156,9 @@ def test_another_seed_fetches_the_tokens_and_packs_them_anew(data, tokenizer, fi
 @pytest.mark.slow
 def test_workers_without_a_common_disk_bring_a_share_each(build, brought, data, tokenizer, tmp_path, monkeypatch):
     done = [
-        make_share(data, tokenizer, Share(part, 3), seed=1, evaluation=EVALUATION, cache_dir=tmp_path / f"machine {part}")
+        make_share(
+            data, tokenizer, Share(part, 3), seed=1, evaluation=EVALUATION, cache_dir=tmp_path / f"machine {part}"
+        )
         for part in (1, 2, 3)
     ]
     assert sum(one.shards for one in done) == done[0].all_shards and all(one.shards > 5 for one in done)
@@ -185,7 +197,9 @@ def test_what_was_left_out_as_a_copy_is_known_to_all(build, tmp_path, monkeypatc
 def test_a_held_out_set_of_its_own_files_is_brought_too(data, tokenizer, tmp_path, monkeypatch):
     (tmp_path / "judge.jsonl").write_text(json.dumps({"text": "judge " * 40}) + "\n")
     evaluation = Evaluation(perplexity=[HeldOut(path=str(tmp_path / "judge.jsonl"))])
-    upload(build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "first", whole=True), bucket())
+    upload(
+        build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "first", whole=True), bucket()
+    )
     monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
     other = build_data(data, tokenizer, seed=1, evaluation=evaluation, cache_dir=tmp_path / "other")
     assert [held_out.num_documents for held_out in other.held_out.values()] == [1]

@@ -49,5 +49,7 @@ def test_a_bucket_knows_what_a_bounded_disk_has_no_room_for_but_not_copies():
 
 
 def test_too_little_for_some_windows_is_told():
-    with pytest.raises(ResourceError, match="CPT_CACHE_LIMIT is 300, but 1 source.s., read in windows of 100 bytes, need 400"):
+    with pytest.raises(
+        ResourceError, match="CPT_CACHE_LIMIT is 300, but 1 source.s., read in windows of 100 bytes, need 400"
+    ):
         refuse_small_disk(DATA, None, [KEPT], 300, needs_all=False)

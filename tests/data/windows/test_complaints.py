@@ -42,7 +42,10 @@ def test_a_source_of_one_window_is_judged_when_all_of_it_was_read():
 def test_each_complaint_names_the_source_and_what_to_do():
     for message, remedy in (
         (all_held_out(FOUR, replace(START, held_out=3)), "evaluation.held_out_share"),
-        (all_held_out(FOUR, replace(START, held_out=3, left_out={LONG_PROMPT: 17})), "(17: prompt longer than sequence_length; 3 are"),
+        (
+            all_held_out(FOUR, replace(START, held_out=3, left_out={LONG_PROMPT: 17})),
+            "(17: prompt longer than sequence_length; 3 are",
+        ),
         (all_held_out(FOUR, START), "`data.sources[0].max_tokens` is less than its first document has"),
         (other_documents(FOUR), "begin a new run"),
         (used_up(FOUR, 2.0), "data.sources[0].max_epochs"),

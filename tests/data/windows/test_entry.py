@@ -22,5 +22,7 @@ def test_counts_are_added_by_reason():
 def test_windows_that_follow_each_other_add_up_to_one():
     first = replace(START, rows=3, tokens=5, lengths={1: 2}, longest=("a:1", 5), digest="d")
     second = replace(START, first_row=3, rows=4, tokens=6, lengths={1: 1, 2: 1}, longest=("b:1", 4), digest="e")
-    assert summed([first, second]) == replace(START, rows=7, tokens=11, lengths={1: 3, 2: 1}, longest=("a:1", 5), digest="e")
+    assert summed([first, second]) == replace(
+        START, rows=7, tokens=11, lengths={1: 3, 2: 1}, longest=("a:1", 5), digest="e"
+    )
     assert summed([]) == START

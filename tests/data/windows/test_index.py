@@ -40,7 +40,9 @@ def test_after_the_last_window_the_next_time_through_begins(index):
     windows = index()
     assert windows.find(sum(ROWS))[0] == 1 and (windows.total.rows, windows.total.windows) == (sum(ROWS), len(ROWS))
     places = [windows.find(turn) for turn in range(sum(ROWS), 2 * sum(ROWS))]
-    assert sorted((window, place) for _, window, place in places) == [(w, p) for w, rows in enumerate(ROWS) for p in range(rows)]
+    assert sorted((window, place) for _, window, place in places) == [
+        (w, p) for w, rows in enumerate(ROWS) for p in range(rows)
+    ]
     assert [windows.find(turn) for turn in range(3)] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
 
 

@@ -66,7 +66,9 @@ def test_what_is_made_first_is_what_is_read_first(build):
     prepared = build()
     ahead = prepared.read_ahead(0)
     stops = list(ahead.stops())
-    assert [stop.window for stop in stops if stop.source == 0] == list(range(len(prepared.windowed[0].tokenized.plan.windows)))
+    assert [stop.window for stop in stops if stop.source == 0] == list(
+        range(len(prepared.windowed[0].tokenized.plan.windows))
+    )
     assert {stop.source for stop in stops[:4]} == {0, 1}, "both, in turn"
 
 

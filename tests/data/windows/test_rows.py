@@ -33,7 +33,9 @@ def build(tokenizer, tmp_path):
     def run(*sources, cache="cache", seed=1, whole=False, evaluation=None, budget=None, **data):
         recipe = Data(**{"sources": list(sources), "sequence_length": 64, "window_bytes": WINDOW, **data})
         given = evaluation or Evaluation()
-        return build_data(recipe, tokenizer, seed=seed, evaluation=given, budget=budget, cache_dir=tmp_path / cache, whole=whole)
+        return build_data(
+            recipe, tokenizer, seed=seed, evaluation=given, budget=budget, cache_dir=tmp_path / cache, whole=whole
+        )
 
     return run
 
@@ -59,8 +61,14 @@ def test_each_document_stands_in_each_time_through_once(large, build, tokenizer)
     prepared = build(large)
     prepared.windowed[0].begin(all_windows=True)
     total = prepared.windowed[0].total.rows
-    first, second = ([prepared.rows[row]["input_ids"].tolist() for row in range(e * total, (e + 1) * total)] for e in (0, 1))
-    assert numbers_in(first, tokenizer) == numbers_in(second, tokenizer) == {f"{number:04}": 1 for number in range(NUMBER)}
+    first, second = (
+        [prepared.rows[row]["input_ids"].tolist() for row in range(e * total, (e + 1) * total)] for e in (0, 1)
+    )
+    assert (
+        numbers_in(first, tokenizer)
+        == numbers_in(second, tokenizer)
+        == {f"{number:04}": 1 for number in range(NUMBER)}
+    )
     assert len({tuple(row) for row in first} & {tuple(row) for row in second}) < total / 2, "in other company"
 
 
@@ -69,12 +77,15 @@ def test_cold_warm_prepared_and_resumed_rows_are_the_same(large, build):
     assert all_rows(build(large), 900) == cold, "warm"
     assert all_rows(build(large, cache="prepared", whole=True), 900) == cold
     resumed = build(large, cache="resumed")
-    assert [resumed.rows[row]["input_ids"].tolist() for row in (850, 3, 400, 899)] == [cold[row] for row in (850, 3, 400, 899)]
+    assert [resumed.rows[row]["input_ids"].tolist() for row in (850, 3, 400, 899)] == [
+        cold[row] for row in (850, 3, 400, 899)
+    ]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(
-    "pattern", ["rows/*/000001.json", "rows/*/000001/starts.npy", "tokens/*/*/tokens.bin", "tokens/*/*/description.json"]
+    "pattern",
+    ["rows/*/000001.json", "rows/*/000001/starts.npy", "tokens/*/*/tokens.bin", "tokens/*/*/description.json"],
 )
 def test_damage_to_a_source_that_is_half_read_changes_no_row(large, build, tmp_path, pattern, how):
     rows = all_rows(build(large), 200)
@@ -102,7 +113,10 @@ def test_the_windows_come_in_another_order_each_time_through(large, build):
     prepared = build(large, whole=True)
     rows = prepared.windowed[0]
     orders = [[rows.window_at(epoch, place) for place in range(rows.total.windows)] for epoch in range(4)]
-    assert all(sorted(order) == list(range(rows.total.windows)) for order in orders) and len({str(order) for order in orders}) == 4
+    assert (
+        all(sorted(order) == list(range(rows.total.windows)) for order in orders)
+        and len({str(order) for order in orders}) == 4
+    )
     assert all(rows.place_of(epoch, rows.window_at(epoch, 3)) == 3 for epoch in range(4))
 
 
@@ -111,7 +125,9 @@ def test_where_a_row_is_does_not_depend_on_what_was_asked_before(large, build):
     total = one.windowed[0].total.rows
     places = [total - 1, 0, 3 * total + 5, total // 2, total]
     assert [one.rows.place(number) for number in places] == [build(large).rows.place(number) for number in places]
-    assert [other.rows.place(number) for number in reversed(places)] == [one.rows.place(number) for number in reversed(places)]
+    assert [other.rows.place(number) for number in reversed(places)] == [
+        one.rows.place(number) for number in reversed(places)
+    ]
 
 
 def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, build, tokenizer):
@@ -130,7 +146,9 @@ def test_held_out_documents_are_in_no_window_and_the_same_for_every_seed(large, 
 def test_repeated_documents_are_left_out_of_all_windows(large, build, tmp_path, tokenizer):
     shutil.copy(tmp_path / "large" / "a.jsonl", tmp_path / "large" / "d.jsonl")
     prepared = build(large, deduplicate="exact")
-    assert prepared.sources[0].documents == NUMBER and prepared.sources[0].dropped == {"exact duplicate": (NUMBER + 2) // 3}
+    assert prepared.sources[0].documents == NUMBER and prepared.sources[0].dropped == {
+        "exact duplicate": (NUMBER + 2) // 3
+    }
     assert set(numbers_in(all_rows(prepared, prepared.windowed[0].total.rows), tokenizer).values()) == {1}
 
 
@@ -153,7 +171,10 @@ def test_a_limit_in_tokens_ends_the_source(large, build, tokenizer):
 def test_a_source_that_may_not_be_repeated_is_completed_to_know(large, build):
     known = build(large, budget=Budget(tokens=2_000), when_exhausted="stop")
     assert known.sources[0].is_estimate, "far from the end an estimate will do"
-    with pytest.raises(RecipeError, match="`data.when_exhausted`: `large` has 4[0-9],[0-9]+ tokens, the run needs 2[.0-9]+ times as many"):
+    with pytest.raises(
+        RecipeError,
+        match="`data.when_exhausted`: `large` has 4[0-9],[0-9]+ tokens, the run needs 2[.0-9]+ times as many",
+    ):
         build(large, budget=Budget(tokens=100_000), when_exhausted="stop")
 
 
@@ -166,7 +187,9 @@ def test_a_source_that_is_used_up_while_it_is_read_ends_the_run(large, build):
 def test_estimates_are_told_as_such_and_come_close(large, build):
     (estimate,), (exact,) = build(large).sources, build(large, cache="other", whole=True).sources
     assert estimate.is_estimate and not exact.is_estimate
-    assert estimate.documents == pytest.approx(exact.documents, rel=0.2) and estimate.rows == pytest.approx(exact.rows, rel=0.2)
+    assert estimate.documents == pytest.approx(exact.documents, rel=0.2) and estimate.rows == pytest.approx(
+        exact.rows, rel=0.2
+    )
 
 
 def test_the_fingerprint_does_not_depend_on_how_much_is_stored(large, build):

@@ -42,7 +42,11 @@ def test_each_window_comes_back_without_what_is_kept_as_a_sum(tmp_path):
     ]
     total = read_total(tmp_path)
     assert (total.rows, total.windows, total.everything) == (8, 2, summed(ENTRIES))
-    assert (total.everything.lengths, total.everything.longest, total.everything.bad_rows) == ({4: 2, 16: 1}, ("a:1", 7), {"null": 2})
+    assert (total.everything.lengths, total.everything.longest, total.everything.bad_rows) == (
+        {4: 2, 16: 1},
+        ("a:1", 7),
+        {"null": 2},
+    )
 
 
 def test_the_table_is_not_read_but_mapped(tmp_path):

@@ -134,15 +134,20 @@ def checked(block: Block) -> Block:
     """The block itself, if its comments fit it."""
     settings = block.settings
     mistakes = {
-        f"`{block.language}` is none of {', '.join([*COMMANDS[1:], *FILES, *TEXTS])}": block.language not in COMMANDS + FILES + TEXTS,
+        f"`{block.language}` is none of {', '.join([*COMMANDS[1:], *FILES, *TEXTS])}": block.language
+        not in COMMANDS + FILES + TEXTS,
         f"`needs:` is {settings.get('needs')}, not of {', '.join(NEEDS)}": not needs_of(block) <= set(NEEDS),
-        "`needs:` is for commands and programs": "needs" in settings and not (block.is_commands or block.language == "python"),
+        "`needs:` is for commands and programs": "needs" in settings
+        and not (block.is_commands or block.language == "python"),
         "`exit:` and `until:` are for commands that are run": bool(settings.keys() & {"exit", "until"})
         and not (block.is_commands and block.is_run),
         "`exit:` takes a number": not settings.get("exit", "0").isdigit(),
         "`until:` takes what the command prints": settings.get("until") == "",
-        "`file:` takes a path, and is not for commands": settings.get("file") == "" or "file" in settings and block.is_commands,
-        "commands, which begin with `$ `, are not `text`": block.language == "text" and f"\n{PROMPT}" in f"\n{block.text}",
+        "`file:` takes a path, and is not for commands": settings.get("file") == ""
+        or "file" in settings
+        and block.is_commands,
+        "commands, which begin with `$ `, are not `text`": block.language == "text"
+        and f"\n{PROMPT}" in f"\n{block.text}",
         "`prints` is for `text`": "prints" in settings and block.language != "text",
         "`yaml:` is for `yaml`, and says `any` or a recipe": "yaml" in settings
         and (block.language != "yaml" or settings["yaml"] != "any" and not settings["yaml"].endswith(".yaml")),

@@ -1,4 +1,5 @@
-"""A command of a page is one that exists: its options, values, recipes, overrides, targets and files, without running it."""
+"""A command of a page is one that exists: its options, values, recipes, overrides, targets and files, without running
+it."""
 
 import contextlib
 import io
@@ -31,7 +32,7 @@ KNOWN = """
 nvidia-smi pdsh printf pwd rm rsync scancel scontrol scp sed set sinfo sleep sort squeue srun ssh source tail tar tee test touch trap tree
 true unzip wait watch wc wget which xargs xdg-open
 axolotl huggingface-cli llama-bench llama-cli llama-quantize llama-server llamafactory-cli ollama uv vllm
-"""
+"""  # noqa: E501
 """Programs of the system, and of others, that a page may name."""
 
 
@@ -96,7 +97,12 @@ def check_files(words: Sequence[str], reading: Reading) -> None:
     """Files below the repository's folders are there, unless a command is to write them."""
     for before, word in zip(["", *words], words, strict=False):
         path = word.partition("=")[2] if word.startswith("--") else word
-        if WRITTEN_BY.match(before) or WRITTEN_BY.match(word.partition("=")[0]) or set(path) & set("*?{}$<>") or LEFT_OUT in path:
+        if (
+            WRITTEN_BY.match(before)
+            or WRITTEN_BY.match(word.partition("=")[0])
+            or set(path) & set("*?{}$<>")
+            or LEFT_OUT in path
+        ):
             continue
         is_of_ours = Path(path).parts[:1] and Path(path).parts[0] in FOLDERS and "/" in path and Path(path).suffix
         is_written = any(Path(path).is_relative_to(output) for output in reading.written)
@@ -114,7 +120,9 @@ def check_cpt(words: list[str], reading: Reading) -> None:
     if name.isupper():
         return
     values = parsed(command_line(name), "cpt", given, lenient)
-    overrides = [override for override in values.get("overrides") or [] if "$" not in override and LEFT_OUT not in override]
+    overrides = [
+        override for override in values.get("overrides") or [] if "$" not in override and LEFT_OUT not in override
+    ]
     recipe = existing(values.get("recipe"), reading.folder)
     file, space = existing(values.get("file"), reading.folder), existing(values.get("space"), reading.folder)
     if name == "pipeline" and file:
@@ -137,7 +145,9 @@ def existing(value: object, folder: Path) -> Path | None:
     return path if value is not None and path.is_file() else None
 
 
-def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, words: list[str], lenient: bool) -> dict[str, Any]:
+def parsed(
+    command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, words: list[str], lenient: bool
+) -> dict[str, Any]:
     """The values of the innermost command's parameters.
 
     Args:
@@ -171,7 +181,10 @@ def parsed(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str, 
 def stands_for_a_value(parameter: object, words: list[str]) -> bool:
     """Whether a word in capitals stands where the parameter's value goes: `--nodes N`."""
     options = vars(parameter).get("opts", [])
-    return any(before in options and re.fullmatch(r"[A-Z][A-Z_]*", word) for before, word in zip(words, words[1:], strict=False))
+    return any(
+        before in options and re.fullmatch(r"[A-Z][A-Z_]*", word)
+        for before, word in zip(words, words[1:], strict=False)
+    )
 
 
 def check_python(words: list[str], reading: Reading) -> None:
@@ -190,7 +203,9 @@ def check_started(head: str) -> Callable[[list[str], Reading], None]:
     """A launcher with its own options, and what it starts."""
 
     def check(words: list[str], reading: Reading) -> None:
-        script, rest = check_launcher(head, [word for word in words if word != LEFT_OUT], lenient=reading.in_text or LEFT_OUT in words)
+        script, rest = check_launcher(
+            head, [word for word in words if word != LEFT_OUT], lenient=reading.in_text or LEFT_OUT in words
+        )
         if script in ("cpt/train.py", "cpt.train"):
             check_cpt(["train", *rest], reading)
         elif script and script.endswith(".py") and not reading.is_run and not (reading.folder / script).exists():
@@ -213,7 +228,13 @@ def check_make(words: list[str], _: Reading) -> None:
 
 def check_pip(words: list[str], _: Reading) -> None:
     """The extras that are asked for are ours."""
-    extras = set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2], re.M))
+    extras = set(
+        re.findall(
+            r"^([\w-]+) = \[",
+            (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2],
+            re.M,
+        )
+    )
     for asked in re.findall(r"(?:\bcpt|\.|\.whl)\[([\w,-]+)\]", " ".join(words)):
         if missing := set(asked.split(",")) - extras:
             raise PageError(f"there is no extra {', '.join(missing)}; there is {', '.join(sorted(extras))}")

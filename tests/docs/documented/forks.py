@@ -1,8 +1,10 @@
-"""`cpt` on a page starts in a moment: a fork of one process that has imported what all commands import does what the program would do.
+"""`cpt` on a page starts in a moment: a fork of one process that has imported what all commands import does what the
+program would do.
 
-What is started reads its own files and environment, has its own memory and ends for good; only the seconds of imports are saved. A
-command whose environment differs in what is read by imports is executed, as all are with CPT_EXECUTE=1, and as everything but `cpt` is.
-`python forks.py SOCKET` is the one process; CLIENT is the `cpt` that pages find on their PATH.
+What is started reads its own files and environment, has its own memory and ends for good; only the seconds of imports
+are saved. A command whose environment differs in what is read by imports is executed, as all are with CPT_EXECUTE=1,
+and as everything but `cpt` is. `python forks.py SOCKET` is the one process; CLIENT is the `cpt` that pages find on
+their PATH.
 """
 
 import atexit
@@ -65,7 +67,8 @@ sys.exit(code)
 
 
 def programs_of_forks() -> Path | None:
-    """A folder with a `cpt` that forks, to stand first on PATH; the one process is started with it, and ends with this one."""
+    """A folder with a `cpt` that forks, to stand first on PATH; the one process is started with it, and ends with this
+    one."""
     program = shutil.which("cpt", path=str(Path(sys.executable).parent))
     if os.environ.get("CPT_EXECUTE") or program is None:
         return None
@@ -83,7 +86,9 @@ def programs_of_forks() -> Path | None:
     (folder / "cpt").write_text(CLIENT.format(**words))
     (folder / "cpt").chmod(0o755)
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen([sys.executable, __file__, path], env=environment_of_pages(), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, __file__, path], env=environment_of_pages(), stdout=log, stderr=log
+        )
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(process.wait)
     atexit.register(process.terminate)
@@ -131,7 +136,9 @@ def serve(path: str) -> None:
                 os.read(wakes, 1024)
             tell_ends(running)
         for child, client in list(running.items()):
-            if client in ready and child in running:  # nothing more is ever said by it: it is gone, so its command goes too
+            if (
+                client in ready and child in running
+            ):  # nothing more is ever said by it: it is gone, so its command goes too
                 os.kill(child, signal.SIGKILL)
                 running.pop(child).close()
         if asking in ready:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PREPARED_BY = Path(__file__).parents[1] / "pages"
-BESIDE_DOCS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"{name}/README.md" for name in ("recipes", "launch", "benchmarks")))
+BESIDE_DOCS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"{name}/README.md" for name in ("recipes", "launch", "benchmarks")),
+)
 COPIED = ("recipes", "launch", "deepspeed_configs", "examples")
 """Folders that a command may write to; the others are links."""
 LEFT_AT_HOME = ("runs", "demo_runs", "build", "dist")
@@ -27,12 +32,15 @@ class Preparation:
 def pages() -> list[Path]:
     """All that hold commands, relative to the repository."""
     beside = [Path(name) for name in (*BESIDE_DOCS, "deepspeed_configs/README.md")]
-    below_docs = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
+    below_docs = [
+        path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts
+    ]
     return [*beside, *below_docs]
 
 
 def preparation_name(page: Path) -> str:
-    """`docs/guides/mixing.md` -> `mixing`, `docs/reference/recipe.md` -> `reference_recipe`, `recipes/README.md` -> `recipes_README`."""
+    """`docs/guides/mixing.md` -> `mixing`, `docs/reference/recipe.md` -> `reference_recipe`, `recipes/README.md` ->
+    `recipes_README`."""
     return "_".join([*(folder for folder in page.parts[:-1] if folder not in ("docs", "guides")), page.stem])
 
 

@@ -1,4 +1,5 @@
-"""Read all of a page without running it: every block told, every command known, every recipe loaded, every program's names there."""
+"""Read all of a page without running it: every block told, every command known, every recipe loaded, every program's
+names there."""
 
 import ast
 import importlib
@@ -24,16 +25,22 @@ def complaints_about(page: Path, folder: Path) -> list[str]:
     """
     try:
         blocks = read_blocks(page)
-        written = frozenset(path for block in blocks if block.is_commands for step in typed(block) for path in outputs_of(step.command))
+        written = frozenset(
+            path for block in blocks if block.is_commands for step in typed(block) for path in outputs_of(step.command)
+        )
     except PageError as problem:
         return [str(problem)]
     found = []
     for block in blocks:
-        found += complaint(lambda block=block: check_block(block, Reading(folder, is_run=block.is_run, written=written)))
+        found += complaint(
+            lambda block=block: check_block(block, Reading(folder, is_run=block.is_run, written=written))
+        )
     for line, code in read_inline_code(page):
         if code.startswith(IN_TEXT):
             reading = Reading(folder, in_text=True, written=written)
-            found += complaint(lambda place=f"{page.name}:{line}", code=code, reading=reading: check_inline(place, code, reading))
+            found += complaint(
+                lambda place=f"{page.name}:{line}", code=code, reading=reading: check_inline(place, code, reading)
+            )
     return found
 
 

@@ -1,4 +1,5 @@
-"""A YAML block is a recipe that loads, a part that fits into one, a pipeline, or a search space; its names and options exist."""
+"""A YAML block is a recipe that loads, a part that fits into one, a pipeline, or a search space; its names and options
+exist."""
 
 import json
 import re
@@ -51,7 +52,9 @@ def check_yaml(block: Block, folder: Path, root: Path) -> None:
         return
     written = read_plain(block)
     if not isinstance(written, dict):
-        raise PageError(f"{block.place}: a recipe or a part of one has keys; for other YAML write <!-- yaml: any --> before it")
+        raise PageError(
+            f"{block.place}: a recipe or a part of one has keys; for other YAML write <!-- yaml: any --> before it"
+        )
     try:
         if "steps" in written:
             load_pipeline(placed(block, folder))
@@ -90,7 +93,10 @@ def placed(block: Block, folder: Path) -> Path:
 def check_part(block: Block, written: dict[str, Any], folder: Path) -> None:
     """Lay the part over the smallest recipe, of a stage that it fits."""
     if not written.keys() & keys_of(Recipe).keys():
-        raise PageError(f"{block.place}: {', '.join(written)}: no keys of a recipe; for other YAML write <!-- yaml: any --> before it")
+        raise PageError(
+            f"{block.place}: {', '.join(written)}: no keys of a recipe; for other YAML write <!-- yaml: any -->"
+            " before it"
+        )
     complaints = []
     for stage in [written["stage"]] if "stage" in written else ["grpo"] if "rewards" in written else STAGES:
         recipe = {**SMALL, "stage": stage, **{key: over(SMALL.get(key), value) for key, value in written.items()}}
@@ -149,8 +155,14 @@ def check_recipe(path: Path, overrides: Sequence[str]) -> None:
                 found.run(lambda build=build, key=f"{key}[{number}]", component=component: build({key: [component]}))
     for number, task in enumerate(recipe.evaluation.tasks):
         options_of = domain_test_of_recipe if task.name == DOMAIN_TEST else task_of_recipe
-        found.run(lambda of=options_of, task=task, key=f"evaluation.tasks[{number}]": check_options(of, task.options, key))
-    mistakes = [str(mistake) for mistake in found.mistakes if isinstance(mistake, RecipeError) and not OF_THE_READERS.search(str(mistake))]
+        found.run(
+            lambda of=options_of, task=task, key=f"evaluation.tasks[{number}]": check_options(of, task.options, key)
+        )
+    mistakes = [
+        str(mistake)
+        for mistake in found.mistakes
+        if isinstance(mistake, RecipeError) and not OF_THE_READERS.search(str(mistake))
+    ]
     if mistakes:
         raise RecipeError("\n".join(mistakes))
 
@@ -159,7 +171,9 @@ def parts_by_name(data: Data) -> list[tuple[Callable[..., Any], dict[str, list[C
     """What builds a kind of part, and where its lists stand in the recipe."""
     sources = {f"data.sources[{number}]": source for number, source in enumerate(data.sources)}
     filters = {"data.filters": data.filters} | {f"{key}.filters": source.filters for key, source in sources.items()}
-    transforms = {"data.transforms": data.transforms} | {f"{key}.transforms": source.transforms for key, source in sources.items()}
+    transforms = {"data.transforms": data.transforms} | {
+        f"{key}.transforms": source.transforms for key, source in sources.items()
+    }
     return [(build_filters, filters), (build_transforms, transforms)]
 
 

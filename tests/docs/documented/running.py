@@ -1,4 +1,5 @@
-"""Run the blocks of a page as its reader does: top to bottom, in one folder, one shell, and compare what it shows with what is printed."""
+"""Run the blocks of a page as its reader does: top to bottom, in one folder, one shell, and compare what it shows with
+what is printed."""
 
 import contextlib
 import os
@@ -46,7 +47,10 @@ class Session:
     @property
     def environment(self) -> dict[str, str]:
         """As of all pages, with a `cpt` that begins at once where there is one, and this page's own cache."""
-        ours = environment_of_pages() | {"CPT_CACHE": str(self.folder / ".cache"), "PAGE_STATE": str(self.folder / STATE)}
+        ours = environment_of_pages() | {
+            "CPT_CACHE": str(self.folder / ".cache"),
+            "PAGE_STATE": str(self.folder / STATE),
+        }
         return ours | {"PATH": f"{self.programs}{os.pathsep}{ours['PATH']}"} if self.programs else ours
 
     def with_free_ports(self, text: str) -> str:
@@ -115,7 +119,8 @@ def run_commands(block: Block, session: Session) -> None:
             code = wait_for(started, block)
             if code != expected:
                 raise PageError(
-                    f"{block.place}: `{step.command.strip()}` ended with {code}, not with {expected}\n{end_of(started.printed)}"
+                    f"{block.place}: `{step.command.strip()}` ended with {code}, not with"
+                    f" {expected}\n{end_of(started.printed)}"
                 )
         session.printed += started.printed
         compare(block, session.with_free_ports("\n".join(step.printed)).splitlines(), started.printed)
@@ -129,7 +134,9 @@ def compare(block: Block, shown: Sequence[str], printed: str) -> None:
     """
     missing = not_printed(shown, printed)
     if missing is not None:
-        raise PageError(f"{block.place}: shown, but not printed there:\n  {missing}\nPrinted:\n{end_of(printed, lines=80)}")
+        raise PageError(
+            f"{block.place}: shown, but not printed there:\n  {missing}\nPrinted:\n{end_of(printed, lines=80)}"
+        )
 
 
 @dataclass
@@ -175,7 +182,9 @@ def wait_for(started: Started, block: Block) -> int:
         return started.process.wait(SECONDS)
     except subprocess.TimeoutExpired:
         started.end()
-        raise PageError(f"{block.place}: not finished after {SECONDS} s; shorten it, or write <!-- needs: time -->") from None
+        raise PageError(
+            f"{block.place}: not finished after {SECONDS} s; shorten it, or write <!-- needs: time -->"
+        ) from None
 
 
 def wait_until(words: str, started: Started, block: Block) -> None:

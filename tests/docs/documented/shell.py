@@ -1,4 +1,5 @@
-"""The simple commands in a piece of shell: words and nothing else, without redirections, variables in front, loops and comments."""
+"""The simple commands in a piece of shell: words and nothing else, without redirections, variables in front, loops and
+comments."""
 
 import re
 import shlex

@@ -5,7 +5,18 @@ from pathlib import Path
 
 from guide_texts import write_base, write_general
 
-WHEN = ["Восени", "Щоранку", "Минулого року", "Після дощу", "Узимку", "Перед святом", "Уночі", "Навесні", "Того літа", "Інколи"]
+WHEN = [
+    "Восени",
+    "Щоранку",
+    "Минулого року",
+    "Після дощу",
+    "Узимку",
+    "Перед святом",
+    "Уночі",
+    "Навесні",
+    "Того літа",
+    "Інколи",
+]
 WHO = [
     "старі рибалки",
     "діти з нашого села",
@@ -34,7 +45,16 @@ WHAT = [
     "дивилися на зорі",
     "вивчали мови",
 ]
-WHERE = ["біля річки", "у великому місті", "за горами", "на березі озера", "у старій школі", "посеред поля", "на площі", "у тихому лісі"]
+WHERE = [
+    "біля річки",
+    "у великому місті",
+    "за горами",
+    "на березі озера",
+    "у старій школі",
+    "посеред поля",
+    "на площі",
+    "у тихому лісі",
+]
 WHY = [
     "бо так робили їхні батьки",
     "хоча ніхто їх не просив",
@@ -65,4 +85,6 @@ def text(draw: random.Random) -> str:
 def sentence(draw: random.Random) -> str:
     """Their subjects and verbs are plural, so that any of them go together."""
     when, who, what, where, why = (draw.choice(phrases) for phrases in (WHEN, WHO, WHAT, WHERE, WHY))
-    return draw.choice([f"{when} {who} {what} {where}, {why}.", f"{when} {who} {where} {what}.", f"{when} {what} {who}, {why}."])
+    return draw.choice(
+        [f"{when} {who} {what} {where}, {why}.", f"{when} {who} {where} {what}.", f"{when} {what} {who}, {why}."]
+    )

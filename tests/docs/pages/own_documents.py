@@ -17,7 +17,9 @@ def prepare(folder: Path) -> None:
     for number, (name, passages) in enumerate(manuals(70).items()):
         if number % 20 == 0:
             lines = [line for passage in passages for line in [*passage.splitlines(), ""]]
-            write_pdf(papers / f"{name}.pdf", [lines[start : start + 50] for start in range(0, len(lines), 50)], title=name)
+            write_pdf(
+                papers / f"{name}.pdf", [lines[start : start + 50] for start in range(0, len(lines), 50)], title=name
+            )
         elif number % 20 == 1:
             write_word(papers / f"{name}.docx", name, passages)
         elif number % 5 == 2:

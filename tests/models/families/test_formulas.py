@@ -21,11 +21,30 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_new": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
-YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 2048,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
 YARN |= {"attention_factor": 1.0}  # MiniMind's `inference_rope_scaling`
 ROTATIONS = [{"rope_theta": 500.0}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, {"rope_scaling": YARN}]
-DECODER = [{}, {"hidden_act": "gelu"}, {"rms_norm_eps": 0.5}, {"attention_bias": True}, {"head_dim": 16}, {"num_key_value_heads": 1}]
-DECODER += [{"num_attention_heads": 2}, {"tie_word_embeddings": False}, {"num_hidden_layers": 3}, {"intermediate_size": 80}, *ROTATIONS]
+DECODER = [
+    {},
+    {"hidden_act": "gelu"},
+    {"rms_norm_eps": 0.5},
+    {"attention_bias": True},
+    {"head_dim": 16},
+    {"num_key_value_heads": 1},
+]
+DECODER += [
+    {"num_attention_heads": 2},
+    {"tie_word_embeddings": False},
+    {"num_hidden_layers": 3},
+    {"intermediate_size": 80},
+    *ROTATIONS,
+]
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 MIXTURE = [{"num_experts": 5, "num_experts_per_tok": k} for k in (1, 2, 3)]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -41,8 +60,17 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"unpadded_vocab_size": 128},
     ],
     "minimind2": [*DECODER, {"mlp_bias": True}],
-    "minimind3": [*DECODER, WINDOW | {"max_window_layers": 1}, WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}],
-    "minimind2_moe": [*(one for one in DECODER if "attention_bias" not in one), *MIXTURE, {"n_shared_experts": 0}, {"n_shared_experts": 2}],
+    "minimind3": [
+        *DECODER,
+        WINDOW | {"max_window_layers": 1},
+        WINDOW | {"layer_types": ["sliding_attention", "full_attention"]},
+    ],
+    "minimind2_moe": [
+        *(one for one in DECODER if "attention_bias" not in one),
+        *MIXTURE,
+        {"n_shared_experts": 0},
+        {"n_shared_experts": 2},
+    ],
     "minimind3_moe": [
         *DECODER,
         *MIXTURE,
@@ -88,7 +116,11 @@ def angles(config, width: int) -> torch.Tensor:
     if rope["rope_type"] == "yarn":
 
         def pair_that_turns(times):  # the pair of dimensions that turns so often within the original context
-            return width * math.log(rope["original_max_position_embeddings"] / (2 * math.pi * times)) / (2 * math.log(theta))
+            return (
+                width
+                * math.log(rope["original_max_position_embeddings"] / (2 * math.pi * times))
+                / (2 * math.log(theta))
+            )
 
         low, high = math.floor(pair_that_turns(rope["beta_fast"])), math.ceil(pair_that_turns(rope["beta_slow"]))
         stretched = ((pair - max(low, 0)) / (high - max(low, 0))).clamp(0, 1)
@@ -121,7 +153,9 @@ class Formulas:
 
     def gated(self, x, name):
         act = ACTIVATIONS[self.config.hidden_act]
-        return self.linear(act(self.linear(x, f"{name}.gate_proj")) * self.linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+        return self.linear(
+            act(self.linear(x, f"{name}.gate_proj")) * self.linear(x, f"{name}.up_proj"), f"{name}.down_proj"
+        )
 
     def mixture(self, x, name):
         config, act = self.config, ACTIVATIONS[self.config.hidden_act]
@@ -147,10 +181,14 @@ class Formulas:
         for layer in range(config.num_hidden_layers):
             name = f"model.layers.{layer}"
             h = rms(x, self.tensors[f"{name}.input_layernorm.weight"], config.rms_norm_eps)
-            q, k, v = (self.linear(h, f"{name}.self_attn.{p}_proj").unflatten(-1, (-1, config.head_dim)).transpose(1, 2) for p in "qkv")
+            q, k, v = (
+                self.linear(h, f"{name}.self_attn.{p}_proj").unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+                for p in "qkv"
+            )
             if config.model_type.startswith("minimind3"):
                 q, k = (
-                    rms(part, self.tensors[f"{name}.self_attn.{p}_norm.weight"], config.rms_norm_eps) for part, p in ((q, "q"), (k, "k"))
+                    rms(part, self.tensors[f"{name}.self_attn.{p}_norm.weight"], config.rms_norm_eps)
+                    for part, p in ((q, "q"), (k, "k"))
                 )
             out = attend(rotate(q, angle), rotate(k, angle), v, config.head_dim**-0.5, self.window(layer))
             x = x + self.linear(out, f"{name}.self_attn.o_proj")
@@ -188,7 +226,9 @@ class Formulas:
             name = f"transformer.h.{layer}"
             parts = conv(norm(x, f"{name}.ln_1"), f"{name}.attn.c_attn").chunk(3, -1)
             q, k, v = (part.unflatten(-1, (config.n_head, -1)).transpose(1, 2) for part in parts)
-            scale = (q.shape[-1] ** -0.5 if config.scale_attn_weights else 1) / (layer + 1 if config.scale_attn_by_inverse_layer_idx else 1)
+            scale = (q.shape[-1] ** -0.5 if config.scale_attn_weights else 1) / (
+                layer + 1 if config.scale_attn_by_inverse_layer_idx else 1
+            )
             x = x + conv(attend(q, k, v, scale), f"{name}.attn.c_proj")
             x = x + conv(act(conv(norm(x, f"{name}.ln_2"), f"{name}.mlp.c_fc")), f"{name}.mlp.c_proj")
         return self.linear(norm(x, "transformer.ln_f"), "lm_head")
@@ -197,7 +237,8 @@ class Formulas:
         return self.gpt2() if self.config.model_type == "cpt-gpt2" else self.decoder()
 
     def balance(self):
-        """Per layer: experts x sum of (share of the choices x mean score); in each sequence (MiniMind2) or over the batch."""
+        """Per layer: experts x sum of (share of the choices x mean score); in each sequence (MiniMind2) or over the
+        batch."""
         experts, top_k, total = self.config.num_experts, self.config.num_experts_per_tok, 0.0
         for scores in self.router_scores:
             chosen = F.one_hot(scores.topk(top_k, -1).indices, experts).float()  # B, T, k, E
@@ -209,7 +250,9 @@ class Formulas:
 
 
 def build(model_type: str, options: dict[str, Any], attention: str | None = None):
-    model = AutoModelForCausalLM.from_config(config_from(tiny_config(model_type) | options), attn_implementation=attention)
+    model = AutoModelForCausalLM.from_config(
+        config_from(tiny_config(model_type) | options), attn_implementation=attention
+    )
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():  # otherwise biases are 0, norms are 1 and the router's scores hardly differ
         for parameter in model.parameters():
@@ -217,7 +260,9 @@ def build(model_type: str, options: dict[str, Any], attention: str | None = None
     return model
 
 
-CASES = [pytest.param(name, options, id=f"{name}-{options}") for name, several in OPTIONS.items() for options in several]
+CASES = [
+    pytest.param(name, options, id=f"{name}-{options}") for name, several in OPTIONS.items() for options in several
+]
 
 
 @pytest.mark.parametrize(("model_type", "options"), CASES)
@@ -236,7 +281,9 @@ def test_the_balance_loss_is_that_of_the_original(model_type: str, top_k: int, c
     model = build(model_type, {"num_experts_per_tok": top_k, "router_aux_loss_coef": coefficient}).train()
     formulas = Formulas(model)
     cross_entropy = F.cross_entropy(formulas.logits()[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
-    torch.testing.assert_close(model(IDS, labels=IDS).loss, cross_entropy + coefficient * formulas.balance(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        model(IDS, labels=IDS).loss, cross_entropy + coefficient * formulas.balance(), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -252,7 +299,9 @@ def test_every_key_of_a_familys_config_is_compared_here_or_refused(model_type: s
     own = {field.name for field in dataclasses.fields(FAMILIES[model_type][0])} - {
         field.name for field in dataclasses.fields(PreTrainedConfig)
     }
-    compared = {key for options in OPTIONS[model_type] for key in options} | set(DROPOUT.get(model_type, ("attention_dropout",)))
+    compared = {key for options in OPTIONS[model_type] for key in options} | set(
+        DROPOUT.get(model_type, ("attention_dropout",))
+    )
     refused = {key for name, key, _ in REFUSED if name == model_type}
     assert own - compared - refused - NO_FORMULA == set()
 
@@ -271,7 +320,9 @@ def test_grouped_matrix_products_compute_what_the_loop_over_experts_does(model_t
         model.set_experts_implementation(name)
         losses.append(model(IDS, labels=IDS).loss)
     torch.testing.assert_close(losses[0], losses[1])
-    assert build(model_type, {}).config._experts_implementation == "grouped_mm", "transformers' default, as for its own mixtures"
+    assert build(model_type, {}).config._experts_implementation == "grouped_mm", (
+        "transformers' default, as for its own mixtures"
+    )
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -20,7 +20,9 @@ def published(tmp_path: Path) -> GPT2LMHeadModel:
 
 
 def padded(tmp_path: Path, **section):
-    return build_model(Model(path=str(tmp_path / "gpt2"), config=tiny_config("cpt-gpt2"), **section), make_tokenizer()).eval()
+    return build_model(
+        Model(path=str(tmp_path / "gpt2"), config=tiny_config("cpt-gpt2"), **section), make_tokenizer()
+    ).eval()
 
 
 def test_published_weights_give_equal_logits_and_loss(published: GPT2LMHeadModel, tmp_path: Path):

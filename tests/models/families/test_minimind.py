@@ -20,7 +20,9 @@ def test_a_bare_state_dict_in_minimind_names_loads_with_equal_logits(model_type:
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")  # per expert, as MiniMind saves them
     torch.save(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, tmp_path / "pretrain.pth")
-    loaded = build_model(Model(path=str(tmp_path / "pretrain.pth"), config=tiny_config(model_type)), make_tokenizer()).eval()
+    loaded = build_model(
+        Model(path=str(tmp_path / "pretrain.pth"), config=tiny_config(model_type)), make_tokenizer()
+    ).eval()
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
 
 

@@ -35,7 +35,9 @@ def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_pa
     expected = {}
     for model_type in NATIVE:
         for kind, shard_size in (("whole", "1GB"), ("sharded", "20KB")):
-            model = build_model(Model(from_scratch=True, config=tiny_config(model_type)), make_tokenizer(), seed=5).eval()
+            model = build_model(
+                Model(from_scratch=True, config=tiny_config(model_type)), make_tokenizer(), seed=5
+            ).eval()
             folder = tmp_path / f"{model_type}-{kind}"
             model.save_pretrained(folder, max_shard_size=shard_size)
             assert export_native(folder)
@@ -48,7 +50,9 @@ def test_every_family_exports_to_a_folder_that_loads_without_this_package(tmp_pa
         torch.testing.assert_close(seen, logits[..., : seen.shape[-1]], atol=2e-6, rtol=0, msg=folder.name)
 
 
-@pytest.mark.parametrize("options", [{"n_shared_experts": 2}, {"n_shared_experts": 0}, {"num_experts_per_tok": 1}, {"head_dim": 16}])
+@pytest.mark.parametrize(
+    "options", [{"n_shared_experts": 2}, {"n_shared_experts": 0}, {"num_experts_per_tok": 1}, {"head_dim": 16}]
+)
 def test_an_exported_minimind2_mixture_keeps_its_options(options: dict[str, int], tmp_path: Path):
     config = tiny_config("minimind2_moe") | options
     model = build_model(Model(from_scratch=True, config=config), make_tokenizer(), seed=5).eval()

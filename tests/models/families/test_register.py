@@ -96,5 +96,8 @@ def test_the_loss_counts_each_token_once_over_accumulated_batches(model_type: st
     labels[0, :20] = -100
     whole = model(input_ids=IDS, labels=labels, use_cache=False).loss
     num_items = (labels[:, 1:] != -100).sum()
-    halves = [model(input_ids=IDS[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=num_items, use_cache=False).loss for i in (0, 1)]
+    halves = [
+        model(input_ids=IDS[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=num_items, use_cache=False).loss
+        for i in (0, 1)
+    ]
     torch.testing.assert_close(sum(halves), whole)

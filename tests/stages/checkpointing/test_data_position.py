@@ -16,7 +16,10 @@ from cpt.tokenizer.load import load_tokenizer
 def data(tiny_recipe, tmp_path, monkeypatch):
     """Of one source in several windows."""
     monkeypatch.setenv("CPT_WORKERS", "1")
-    tiny_recipe["data"] |= {"sources": [{"path": str(write_documents(tmp_path / "d.jsonl", 300, seed=1))}], "window_bytes": 20_000}
+    tiny_recipe["data"] |= {
+        "sources": [{"path": str(write_documents(tmp_path / "d.jsonl", 300, seed=1))}],
+        "window_bytes": 20_000,
+    }
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
 

@@ -34,7 +34,11 @@ def point(tmp_path):
 
 
 def test_the_same_processes_go_on_bit_for_bit(point):
-    assert exactness(ResumePoint(), "plain", deterministic=True) == exactness(point, "plain", deterministic=True) == "bit-exact"
+    assert (
+        exactness(ResumePoint(), "plain", deterministic=True)
+        == exactness(point, "plain", deterministic=True)
+        == "bit-exact"
+    )
     assert written_for(point.checkpoint) == 1
 
 
@@ -42,7 +46,9 @@ def test_a_weaker_class_says_why(point, monkeypatch):
     assert exactness(point, "plain", deterministic=False).startswith("rounding: GPU")
     assert exactness(ResumePoint(point.checkpoint), "plain", deterministic=True).startswith("unproven: ")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert exactness(point, "plain", deterministic=True).startswith("elastic: from step 4 with 2 processes instead of 1")
+    assert exactness(point, "plain", deterministic=True).startswith(
+        "elastic: from step 4 with 2 processes instead of 1"
+    )
 
 
 def test_what_a_run_has_lost_it_does_not_get_back(point):
@@ -57,7 +63,10 @@ def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_p
     open_ = load_recipe(write_recipe(tiny_recipe, tmp_path / "open.yaml"))
     assert keep_global_batch(open_, point) == open_ and keep_global_batch(open_, ResumePoint()) == open_
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert keep_global_batch(open_, point).budget.global_batch_tokens == 256 and keep_global_batch(stated, point) == stated
+    assert (
+        keep_global_batch(open_, point).budget.global_batch_tokens == 256
+        and keep_global_batch(stated, point) == stated
+    )
     tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
     shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
     assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"
@@ -65,7 +74,10 @@ def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_p
 
 def test_another_way_to_share_the_model_is_told_and_kept_in_mind(point, tmp_path):
     said = exactness(point, "fsdp", deterministic=True)
-    assert said.startswith("converted: from step 4 with FSDP2 instead of no sharding (one process or DDP): the same rows in the same steps")
+    assert said.startswith(
+        "converted: from step 4 with FSDP2 instead of no sharding (one process or DDP): the same rows in the same"
+        " steps"
+    )
     tell_converted(tmp_path, point.manifest, "zero-2")
     (event,) = read_events(tmp_path)
     assert event["kind"] == "converted" and "with DeepSpeed's ZeRO-2 instead of no sharding" in event["message"]
@@ -84,7 +96,10 @@ def test_each_group_has_its_own_options_and_step_again(tmp_path):
     (tmp_path / "latest_universal").write_text("global_step4_universal")
     zero = tmp_path / "global_step4_universal" / "zero"
     zero.mkdir(parents=True)
-    torch.save({"param_groups": [{"params": [0], "weight_decay": 0.1}, {"params": [1], "weight_decay": 0.0}]}, zero / "optimizer_state.pt")
+    torch.save(
+        {"param_groups": [{"params": [0], "weight_decay": 0.1}, {"params": [1], "weight_decay": 0.0}]},
+        zero / "optimizer_state.pt",
+    )
     shared = torch.tensor(4.0)
     for weight in weights:
         optimizer.state[weight]["step"] = shared

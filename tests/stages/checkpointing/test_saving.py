@@ -39,7 +39,13 @@ def test_the_last_ones_stay_and_the_manifest_tells_what_they_are(tiny_recipe, tm
     trainer.train()
     assert published(trainer) == ["checkpoint-3", "checkpoint-4"]
     manifest = read_manifest(trainer.run_folder / "checkpoint-4")
-    assert (manifest.step, manifest.rows, manifest.tokens, manifest.world_size, manifest.zero_stage) == (4, 16, 1024, 1, None)
+    assert (manifest.step, manifest.rows, manifest.tokens, manifest.world_size, manifest.zero_stage) == (
+        4,
+        16,
+        1024,
+        1,
+        None,
+    )
     assert manifest.kind == "full" and manifest.versions["torch"] == torch.__version__ and events(trainer) == []
     assert json.loads((trainer.run_folder / "checkpoint-4" / "data_position.json").read_text())["row"] == 16
 
@@ -49,7 +55,9 @@ def test_weights_alone_are_published_between_checkpoints(tiny_recipe, tmp_path):
     trainer.train()
     assert published(trainer) == ["checkpoint-2", "checkpoint-4", "weights-1", "weights-3"]
     weights = trainer.run_folder / "weights-3"
-    assert read_manifest(weights).kind == "weights" and damages(weights) == [] and not (weights / "optimizer.pt").exists()
+    assert (
+        read_manifest(weights).kind == "weights" and damages(weights) == [] and not (weights / "optimizer.pt").exists()
+    )
 
 
 @pytest.mark.slow
@@ -123,10 +131,16 @@ def test_the_last_save_is_tried_again(tiny_recipe, tmp_path, monkeypatch, no_pau
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(tiny_recipe, tmp_path, monkeypatch, no_pause, in_background):
+def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
+    tiny_recipe, tmp_path, monkeypatch, no_pause, in_background
+):
     trainer = trainer_of(tiny_recipe, tmp_path, in_background=in_background)
-    trainer.add_callback(At(3, lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))))
-    with pytest.raises(CheckpointError, match=r"step 4 could not be saved .*0 MiB free\)\. The newest checkpoint is .*checkpoint-2"):
+    trainer.add_callback(
+        At(3, lambda: monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0)))
+    )
+    with pytest.raises(
+        CheckpointError, match=r"step 4 could not be saved .*0 MiB free\)\. The newest checkpoint is .*checkpoint-2"
+    ):
         trainer.train()
     assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
 
@@ -170,7 +184,9 @@ def test_a_rule_of_ones_own_that_fails_costs_an_event(tiny_recipe, tmp_path, mon
 def test_each_checkpoint_is_given_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch, in_background):
     trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=in_background)
     pushed = []
-    monkeypatch.setattr(trainer, "_push_from_checkpoint", lambda folder: pushed.append((folder, damages(Path(folder)))))
+    monkeypatch.setattr(
+        trainer, "_push_from_checkpoint", lambda folder: pushed.append((folder, damages(Path(folder))))
+    )
     trainer.args.push_to_hub = True
     trainer.train()
     assert pushed == [(str(trainer.run_folder / f"checkpoint-{step}"), []) for step in (2, 4)]
@@ -179,7 +195,10 @@ def test_each_checkpoint_is_given_to_the_hub_once_it_is_published(tiny_recipe, t
 def test_checkpoints_are_copied_to_the_archive(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, every_steps=2, keep=1, archive=str(tmp_path / "archive"))
     trainer.train()
-    assert damages(tmp_path / "archive" / "tiny" / "checkpoint-4") == [] and damages(tmp_path / "archive" / "tiny" / "checkpoint-2") == []
+    assert (
+        damages(tmp_path / "archive" / "tiny" / "checkpoint-4") == []
+        and damages(tmp_path / "archive" / "tiny" / "checkpoint-2") == []
+    )
 
 
 def test_what_a_killed_run_left_unfinished_is_removed(tiny_recipe, tmp_path):

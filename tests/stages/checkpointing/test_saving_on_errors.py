@@ -34,7 +34,9 @@ def failing_run(sections, folder, moment, **checkpoints):
     run = recipe.output_dir / recipe.name
     run.mkdir(parents=True)
     watchers = [Fails(moment)]
-    trainer = build_trainer(recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=watchers)
+    trainer = build_trainer(
+        recipe, build_model(recipe.model, tokenizer, seed=recipe.seed), tokenizer, data, watchers=watchers
+    )
     with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
         trainer.train()
     return [checkpoint.name for checkpoint in published_checkpoints(run)], read_events(run)[-1]["message"]

@@ -8,7 +8,13 @@ from transformers import Trainer
 
 from cpt.checkpoints.manifest import damages
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8, "model_type": "qwen3_moe"}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "head_dim": 8,
+    "model_type": "qwen3_moe",
+}
 GRID = ["plain", "lora", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tied", "experts", "lora_cpt"))]
 
 

@@ -60,12 +60,17 @@ def test_mistakes_are_found_before_anything_is_loaded(reward, says):
 
 
 def test_a_missing_column_is_named_before_the_run():
-    with pytest.raises(DataError, match=r"`rewards\[1\]` \(maths_answer\) reads the column `solution`.*beside the prompt: answer"):
+    with pytest.raises(
+        DataError, match=r"`rewards\[1\]` \(maths_answer\) reads the column `solution`.*beside the prompt: answer"
+    ):
         built(Reward(name="exact_match"), Reward(name="maths_answer", column="solution"))
 
 
 def test_columns_of_an_own_reward_are_its_parameters_and_options_stand_behind_the_star(own):
-    text = "def reward(completions, answer, *, worth=1.0):\n    return [worth * (a == c) for a, c in zip(answer, completions)]\n"
+    text = (
+        "def reward(completions, answer, *, worth=1.0):\n    return [worth * (a == c) for a, c in zip(answer,"
+        " completions)]\n"
+    )
     (reward,) = built(own(text, worth=3))
     assert reward(**GIVEN) == [3, 0]
     with pytest.raises(DataError, match="reads the column `answer`"):
@@ -73,7 +78,10 @@ def test_columns_of_an_own_reward_are_its_parameters_and_options_stand_behind_th
 
 
 def test_an_option_does_not_collide_with_a_column_of_its_name(own):
-    text = "def reward(prompts, completions, *, answer='2', **columns):\n    return [float(c == answer) for c in completions]\n"
+    text = (
+        "def reward(prompts, completions, *, answer='2', **columns):\n    return [float(c == answer) for c in"
+        " completions]\n"
+    )
     (reward,) = built(own(text))
     assert reward(**GIVEN) == [1, 0]
 

@@ -24,10 +24,14 @@ def test_scores_are_the_models_own_whatever_the_batch(tmp_path):
     model, tokenizer = save_judge(tmp_path / "judge")
     prompts, said = ["w3 w4 ", "w5 ", "w6 "], ["w7", "w8 w9 w10", "w11"]
     with torch.no_grad():
-        texts = [tokenizer(a + b, return_tensors="pt", add_special_tokens=False) for a, b in zip(prompts, said, strict=True)]
+        texts = [
+            tokenizer(a + b, return_tensors="pt", add_special_tokens=False) for a, b in zip(prompts, said, strict=True)
+        ]
         expected = [model(**text).logits[0, 0].item() for text in texts]
     for size in (1, 2, 8):
-        assert reward_model(prompts, said, path=str(tmp_path / "judge"), batch_size=size) == pytest.approx(expected, abs=1e-5)
+        assert reward_model(prompts, said, path=str(tmp_path / "judge"), batch_size=size) == pytest.approx(
+            expected, abs=1e-5
+        )
 
 
 def test_messages_go_through_its_own_template_and_a_run_stands_for_its_export(tmp_path):

@@ -14,7 +14,9 @@ SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
 
 
 def trained(stage, folder, resume=None, **sections):
-    trainer = quiet_trainer(bandit(stage, folder, steps=8, checkpoints={"every_steps": 3, "keep": {"last": 9}}, **sections))
+    trainer = quiet_trainer(
+        bandit(stage, folder, steps=8, checkpoints={"every_steps": 3, "keep": {"last": 9}}, **sections)
+    )
     set_seed(1 if resume is None else 2)  # what a start leaves behind differs from the run's own numbers
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -26,7 +28,10 @@ def trained(stage, folder, resume=None, **sections):
     [
         ("grpo", 3),
         ("spo", 3),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in [("ppo", 3), ("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [("ppo", 3), ("rloo", 3), ("grpo", 6), ("ppo", 6), ("spo", 6)]
+        ),
     ],
 )
 def test_a_run_that_goes_on_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, step, tmp_path):
@@ -60,7 +65,9 @@ def test_completions_of_another_number_of_processes_are_made_anew(tmp_path):
 
 @pytest.mark.parametrize("stage", ["grpo", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("ppo", "spo"))])
 def test_memory_that_ends_halves_micro_batches_and_not_generations(stage, tmp_path):
-    trainer = quiet_trainer(bandit(stage, tmp_path, steps=8, training={"per_device_train_batch_size": 16, **SPREAD["training"]}))
+    trainer = quiet_trainer(
+        bandit(stage, tmp_path, steps=8, training={"per_device_train_batch_size": 16, **SPREAD["training"]})
+    )
     loss_of, calls = trainer._compute_loss, []
 
     def ends_once(model, inputs):
@@ -73,7 +80,11 @@ def test_memory_that_ends_halves_micro_batches_and_not_generations(stage, tmp_pa
     trainer.train()
     assert calls == [16] * 3 + [8] * 12
     assert trainer.state.global_step == 8
-    assert trainer.args.generation_batch_size == 32 == trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    assert (
+        trainer.args.generation_batch_size
+        == 32
+        == trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    )
     assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
 
 
@@ -111,7 +122,11 @@ def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_ou
     trainer.train()
     assert trainer.rows_of_steps.left_out == [(12, 22)]
     first = [list(range(8)), list(range(8, 16)), list(range(16, 24))]
-    assert answered == [*first, [8, 9, 10, 11, 22, 23, 24, 25], list(range(26, 34))]  # back at step 6, in the middle of a generation
+    assert answered == [
+        *first,
+        [8, 9, 10, 11, 22, 23, 24, 25],
+        list(range(26, 34)),
+    ]  # back at step 6, in the middle of a generation
     assert trainer.state.global_step == 12
     assert all(weight.isfinite().all() for weight in weights_of(trainer))
 
@@ -143,7 +158,13 @@ def test_the_reference_is_what_the_run_began_with(tmp_path):
 @pytest.mark.long
 def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
     trainer = quiet_trainer(
-        bandit("grpo", tmp_path, steps=10, training={"beta": 0.1}, model={"from_scratch": True, "config": MODEL, "lora": {"r": 4}})
+        bandit(
+            "grpo",
+            tmp_path,
+            steps=10,
+            training={"beta": 0.1},
+            model={"from_scratch": True, "config": MODEL, "lora": {"r": 4}},
+        )
     )
     trainer.train()
     assert trainer.ref_model is None and list(trainer.model.peft_config) == ["default"]
@@ -157,7 +178,10 @@ def test_an_adapter_has_the_model_below_it_as_its_reference(tmp_path):
         ({"rewards": []}, "learns from them, and there are none"),
         ({"training": {"reward_weights": [1.0]}}, "write `weight`"),
         ({"training": {"beta": 0.1, "sync_ref_model": True}}, "sync_ref_model"),
-        ({"training": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}}, "be a multiple of the other"),
+        (
+            {"training": {"steps_per_generation": 3, "gradient_accumulation_steps": 2, "num_generations": 2}},
+            "be a multiple of the other",
+        ),
     ],
 )
 def test_recipes_that_cannot_be_are_refused(sections, says, tmp_path):
@@ -178,8 +202,12 @@ def test_a_column_that_rewards_read_has_to_be_there(tmp_path):
 def test_an_evaluation_tells_rewards_and_leaves_the_runs_random_numbers_alone(tmp_path):
     from types import SimpleNamespace
 
-    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1, training={"num_generations_eval": 2, "per_device_eval_batch_size": 4}))
-    trainer.held_out = {"questions": SimpleNamespace(rows=[trainer.rows[number] for number in range(6)], form="prompt")}
+    trainer = quiet_trainer(
+        bandit("grpo", tmp_path, steps=1, training={"num_generations_eval": 2, "per_device_eval_batch_size": 4})
+    )
+    trainer.held_out = {
+        "questions": SimpleNamespace(rows=[trainer.rows[number] for number in range(6)], form="prompt")
+    }
     before = torch.random.get_rng_state()
     first, again = trainer.evaluate(), trainer.evaluate()
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -10,9 +10,13 @@ from cpt.stages.sampling.value_head import ValueHead, clipped_value_loss, estima
 def by_hand(reward, values, gamma, lam):
     """Equation 16 of arXiv 1506.02438, written out: sums of discounted errors of one completion without padding."""
     deltas = [
-        (reward if t == len(values) - 1 else 0) + gamma * (values[t + 1] if t + 1 < len(values) else 0) - v for t, v in enumerate(values)
+        (reward if t == len(values) - 1 else 0) + gamma * (values[t + 1] if t + 1 < len(values) else 0) - v
+        for t, v in enumerate(values)
     ]
-    return [sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, len(values))) for t in range(len(values))]
+    return [
+        sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, len(values)))
+        for t in range(len(values))
+    ]
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.99, 1.0)])

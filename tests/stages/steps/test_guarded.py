@@ -24,7 +24,9 @@ class WeightsAt(TrainerCallback):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize(
-    ("change", "kind"), [(lambda loss: loss * math.nan, "nan_skipped"), (lambda loss: loss * 1e4, "spike_skipped")], ids=["nan", "spike"]
+    ("change", "kind"),
+    [(lambda loss: loss * math.nan, "nan_skipped"), (lambda loss: loss * 1e4, "spike_skipped")],
+    ids=["nan", "spike"],
 )
 def test_a_bad_step_changes_no_weight_and_the_next_one_goes_on(tiny_recipe, tmp_path, optimizer, change, kind):
     """With AdamW the kernel looks at a flag; SGD has no such kernel, so the host leaves its step out."""
@@ -45,7 +47,9 @@ def test_the_schedule_and_the_rows_go_on_over_a_skipped_step(tiny_recipe, tmp_pa
     trainer = trainer_of(tiny_recipe, tmp_path / "skips", faults=at_steps(9, change=lambda loss: loss * math.nan))
     for one in (reference, trainer):
         one.train()
-    rates = [[line["learning_rate"] for line in one.state.log_history if "loss" in line] for one in (reference, trainer)]
+    rates = [
+        [line["learning_rate"] for line in one.state.log_history if "loss" in line] for one in (reference, trainer)
+    ]
     assert rates[0] == rates[1]
     assert losses(trainer)[STEPS] == pytest.approx(losses(reference)[STEPS], rel=0.05)
 
@@ -89,7 +93,9 @@ def test_a_healthy_run_is_the_same_with_and_without_the_guard(tiny_recipe, tmp_p
 
 
 def test_without_the_guard_nothing_is_skipped(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, faults=at_steps(9, change=lambda loss: loss * 1e4), safety={"loss_guard": None})
+    trainer = trainer_of(
+        tiny_recipe, tmp_path, faults=at_steps(9, change=lambda loss: loss * 1e4), safety={"loss_guard": None}
+    )
     trainer.train()
     assert not events(trainer, *SKIPPED) and losses(trainer)[9] > 1e4
 
@@ -98,7 +104,9 @@ def test_without_the_guard_nothing_is_skipped(tiny_recipe, tmp_path):
 def test_the_mean_of_several_steps_is_that_of_the_steps_that_counted(tiny_recipe, tmp_path):
     training = {**tiny_recipe["training"], "logging_steps": 4}
     each = trainer_of(tiny_recipe, tmp_path / "each", faults=at_steps(9, change=lambda loss: loss * math.nan))
-    fourth = trainer_of(tiny_recipe, tmp_path / "fourth", faults=at_steps(9, change=lambda loss: loss * math.nan), training=training)
+    fourth = trainer_of(
+        tiny_recipe, tmp_path / "fourth", faults=at_steps(9, change=lambda loss: loss * math.nan), training=training
+    )
     for trainer in (each, fourth):
         trainer.train()
     found = losses(each)

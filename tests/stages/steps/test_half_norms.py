@@ -9,7 +9,9 @@ from cpt.optim.clipping import gradient_norm
 SLOW_KERNEL = {"optimizer": {"name": "sgd", "learning_rate": 1e-3}}  # clipped by hand
 
 
-@pytest.mark.parametrize("guard", [pytest.param({"loss_guard": None}, id="alone", marks=pytest.mark.slow), pytest.param({}, id="guarded")])
+@pytest.mark.parametrize(
+    "guard", [pytest.param({"loss_guard": None}, id="alone", marks=pytest.mark.slow), pytest.param({}, id="guarded")]
+)
 def test_bfloat16_gradients_are_clipped_by_their_norm_in_fp32(tiny_recipe, tmp_path, guard):
     model = {**tiny_recipe["model"], "dtype": "bfloat16"}
     training = {**tiny_recipe["training"], "max_grad_norm": 0.25}
@@ -29,11 +31,19 @@ def test_bfloat16_gradients_are_clipped_by_their_norm_in_fp32(tiny_recipe, tmp_p
 
 
 @pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
-def test_a_bad_step_leaves_bfloat16_weights_and_their_states_alone_and_large_gradients_are_clipped(tiny_recipe, tmp_path, name):
+def test_a_bad_step_leaves_bfloat16_weights_and_their_states_alone_and_large_gradients_are_clipped(
+    tiny_recipe, tmp_path, name
+):
     model, training = {**tiny_recipe["model"], "dtype": "bfloat16"}, {**tiny_recipe["training"], "max_grad_norm": 0.25}
     settings = {"optimizer": {"name": name, "learning_rate": 3e-3}, "model": model, "training": training}
     watcher = States()
-    trainer = trainer_of(tiny_recipe, tmp_path, callbacks=[watcher], faults=at_steps(9, change=lambda loss: loss * torch.nan), **settings)
+    trainer = trainer_of(
+        tiny_recipe,
+        tmp_path,
+        callbacks=[watcher],
+        faults=at_steps(9, change=lambda loss: loss * torch.nan),
+        **settings,
+    )
     trainer.train()
     assert events(trainer, "nan_skipped") == [("nan_skipped", 9)]
     assert watcher.same(8, 9) and not watcher.same(9, 10)
@@ -48,16 +58,21 @@ class States(TrainerCallback):
         self.after, self.moments = {}, []
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
-        kept = [value for one in optimizer.optimizer.state.values() for value in one.values() if torch.is_tensor(value)]
+        kept = [
+            value for one in optimizer.optimizer.state.values() for value in one.values() if torch.is_tensor(value)
+        ]
         self.after[state.global_step] = [tensor.clone() for tensor in (*model.state_dict().values(), *kept)]
-        self.moments = [one["exp_avg"] for one in optimizer.optimizer.state.values() if one["exp_avg"].dtype == torch.float32]
+        self.moments = [
+            one["exp_avg"] for one in optimizer.optimizer.state.values() if one["exp_avg"].dtype == torch.float32
+        ]
 
     def same(self, one, other):
         return all(torch.equal(*pair) for pair in zip(self.after[one], self.after[other], strict=True))
 
 
 class Gradients(TrainerCallback):
-    """The type of all gradients before each update, and how far those of the first step are from the sum of its micro-batches in fp64."""
+    """The type of all gradients before each update, and how far those of the first step are from the sum of its
+    micro-batches in fp64."""
 
     def __init__(self):
         self.dtypes, self.sums, self.error, self.calls = [], {}, 0.0, 0
@@ -73,11 +88,16 @@ class Gradients(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         self.dtypes.append({weight.grad.dtype for weight in model.parameters()})
         if len(self.dtypes) == 1:
-            self.error = max(((w.grad.double() - exact).norm() / exact.norm()).item() for w, exact in self.sums.items())
+            self.error = max(
+                ((w.grad.double() - exact).norm() / exact.norm()).item() for w, exact in self.sums.items()
+            )
 
 
 def halves(sections, folder, *, rows=1, dtype="bfloat16", **changes):
-    model, training = {**sections["model"], "dtype": dtype}, {**sections["training"], "bf16": True, "per_device_train_batch_size": rows}
+    model, training = (
+        {**sections["model"], "dtype": dtype},
+        {**sections["training"], "bf16": True, "per_device_train_batch_size": rows},
+    )
     return trainer_of(sections, folder, **{"model": model, "training": training, **changes})
 
 
@@ -85,7 +105,9 @@ def halves(sections, folder, *, rows=1, dtype="bfloat16", **changes):
 def test_gradients_of_64_micro_batches_accumulate_in_fp32(tiny_recipe, tmp_path, name):
     seen = Gradients()
     batch = {"tokens": 64 * 64, "global_batch_tokens": 64 * 64}
-    halves(tiny_recipe, tmp_path, callbacks=[seen], budget=batch, optimizer={"name": name, "learning_rate": 1e-3}).train()
+    halves(
+        tiny_recipe, tmp_path, callbacks=[seen], budget=batch, optimizer={"name": name, "learning_rate": 1e-3}
+    ).train()
     assert seen.calls == 64 * len(seen.sums) and seen.dtypes == [{torch.float32}]
     assert 0 < seen.error < 1e-6
 
@@ -119,7 +141,9 @@ def test_after_out_of_memory_the_smaller_micro_batches_accumulate_in_fp32(tiny_r
 
 def test_a_bad_step_with_accumulated_gradients_changes_nothing_and_large_gradients_are_clipped(tiny_recipe, tmp_path):
     watcher = States()
-    trainer = halves(tiny_recipe, tmp_path, callbacks=[watcher], faults=at_steps(9, change=lambda loss: loss * torch.nan))
+    trainer = halves(
+        tiny_recipe, tmp_path, callbacks=[watcher], faults=at_steps(9, change=lambda loss: loss * torch.nan)
+    )
     trainer.args.max_grad_norm = 0.25
     trainer.train()
     assert events(trainer, "nan_skipped") == [("nan_skipped", 9)]
@@ -159,7 +183,9 @@ def test_bfloat16_weights_compute_without_autocast_and_with_nearly_the_same_loss
 
 @pytest.mark.parametrize("model", [{"dtype": "float32"}, {"lora": {"r": 4}}], ids=["fp32", "adapters"])
 def test_fp32_weights_and_adapters_compute_in_autocast(tiny_recipe, tmp_path, model):
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), dtype=torch.bfloat16).save_pretrained(tmp_path / "base")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), dtype=torch.bfloat16).save_pretrained(
+        tmp_path / "base"
+    )
     start = {"path": str(tmp_path / "base"), "dtype": "bfloat16", **model}
     _, modes = seen_in_forward(halves(tiny_recipe, tmp_path, model=start, stage="cpt"))
     assert True in modes

@@ -45,7 +45,8 @@ def test_a_step_walks_through_no_modules(tiny_recipe, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_plain_micro_batch_is_the_trainers_own_bit_for_bit(tiny_recipe, tmp_path, accumulation):
-    """Of every version of transformers that is installed: what it does beside forward and backward pass must be nothing."""
+    """Of every version of transformers that is installed: what it does beside forward and backward pass must be
+    nothing."""
     training = {**tiny_recipe["training"], "per_device_train_batch_size": 4 // accumulation}
     seen = []
     for plain in (True, False):
@@ -66,7 +67,9 @@ def test_a_plain_micro_batch_is_the_trainers_own_bit_for_bit(tiny_recipe, tmp_pa
     [
         lambda trainer: setattr(trainer.args, "torch_empty_cache_steps", 3),
         lambda trainer: setattr(trainer, "loss_is_scaled_for_ga", True),
-        lambda trainer: setattr(trainer, "compute_loss_func", lambda outputs, labels, num_items_in_batch: outputs.loss),
+        lambda trainer: setattr(
+            trainer, "compute_loss_func", lambda outputs, labels, num_items_in_batch: outputs.loss
+        ),
         lambda trainer: setattr(trainer.accelerator, "backward", lambda loss: loss.backward()),
     ],
 )
@@ -87,7 +90,9 @@ def test_the_trainers_own_count_of_operations_is_kept(tiny_recipe, tmp_path):
 @pytest.mark.parametrize("counts", [[4], [3, 7, 1]])
 def test_labels_are_counted_as_the_trainer_counts_them(tiny_recipe, tmp_path, counts):
     trainer = trainer_of(tiny_recipe, tmp_path)
-    batches = [{"labels": torch.tensor([[5] * (count + 1) + [-100] * (8 - count)])} for count in counts]  # the first is never predicted
+    batches = [
+        {"labels": torch.tensor([[5] * (count + 1) + [-100] * (8 - count)])} for count in counts
+    ]  # the first is never predicted
     theirs = Trainer._get_num_items_in_batch(trainer, batches, torch.device("cpu"))
     assert trainer._get_num_items_in_batch(batches, torch.device("cpu")) == int(theirs) == sum(counts)
     assert isinstance(trainer._get_num_items_in_batch(batches, torch.device("cpu")), int)
@@ -183,7 +188,9 @@ def test_old_objects_are_set_apart_while_it_trains_and_given_back(tiny_recipe, t
     trainer = trainer_of(tiny_recipe, tmp_path)
     trainer._save_checkpoint = lambda *_: None
     frozen = []
-    trainer.add_callback(type("Looks", (TrainerCallback,), {"on_step_end": lambda *_, **__: frozen.append(gc.get_freeze_count())}))
+    trainer.add_callback(
+        type("Looks", (TrainerCallback,), {"on_step_end": lambda *_, **__: frozen.append(gc.get_freeze_count())})
+    )
     trainer.train()
     assert min(frozen) > 10_000
     assert gc.get_freeze_count() == 0

@@ -27,12 +27,15 @@ def released_trainer(sections, folder, *, releases=True, optimizer=None, **chang
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_is_the_same_with_and_without_and_leaves_no_hooks(tiny_recipe, tmp_path, optimizer):
     ordinary, released = (
-        released_trainer(tiny_recipe, tmp_path / str(releases), releases=releases, optimizer=optimizer) for releases in (False, True)
+        released_trainer(tiny_recipe, tmp_path / str(releases), releases=releases, optimizer=optimizer)
+        for releases in (False, True)
     )
     for trainer in (ordinary, released):
         trainer.train()
     assert losses(released) == losses(ordinary) and same(weights(released), weights(ordinary))
-    norms = [[line["grad_norm"] for line in trainer.state.log_history if "loss" in line] for trainer in (ordinary, released)]
+    norms = [
+        [line["grad_norm"] for line in trainer.state.log_history if "loss" in line] for trainer in (ordinary, released)
+    ]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4) and min(norms[1]) > 0
     assert losses(released)[STEPS] < losses(released)[1]
     assert not any(parameter._post_accumulate_grad_hooks for parameter in released.model.parameters())
@@ -43,7 +46,9 @@ def test_a_loss_in_chunks_and_layers_computed_again_give_each_parameter_one_upda
     monkeypatch.setattr(fused_loss, "tokens_at_once", lambda vocabulary: 16)  # 16 chunks in a step
     saving = {**tiny_recipe["training"], "gradient_checkpointing": True}
     recipe = {**tiny_recipe, "model": {**tiny_recipe["model"], "fused_loss": True}, "training": saving}
-    ordinary, released = (released_trainer(recipe, tmp_path / str(releases), releases=releases) for releases in (False, True))
+    ordinary, released = (
+        released_trainer(recipe, tmp_path / str(releases), releases=releases) for releases in (False, True)
+    )
     for trainer in (ordinary, released):
         trainer.train()
     assert same(weights(released), weights(ordinary)) and losses(released)[STEPS] < losses(released)[1]
@@ -69,12 +74,16 @@ def test_a_save_in_the_background_holds_the_backward_pass_back_that_would_change
         checkpoints = {"every_steps": 1, "keep": 99, "in_background": in_background}
         trainer = released_trainer(tiny_recipe, tmp_path / str(in_background), checkpoints=checkpoints)
         trainer.train()
-        found[in_background] = [load_file(trainer.run_folder / f"checkpoint-{step}" / "model.safetensors") for step in range(1, STEPS + 1)]
+        found[in_background] = [
+            load_file(trainer.run_folder / f"checkpoint-{step}" / "model.safetensors") for step in range(1, STEPS + 1)
+        ]
     assert all(same(one, other) for one, other in zip(found[True], found[False], strict=True))
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"), [(lambda loss: loss * math.nan, "nan_skipped"), (lambda loss: loss * 1e4, "spike_skipped")], ids=["nan", "spike"]
+    ("change", "kind"),
+    [(lambda loss: loss * math.nan, "nan_skipped"), (lambda loss: loss * 1e4, "spike_skipped")],
+    ids=["nan", "spike"],
 )
 def test_a_bad_loss_is_judged_before_the_backward_pass_and_changes_nothing(tiny_recipe, tmp_path, change, kind):
     trainer = released_trainer(tiny_recipe, tmp_path, faults=at_steps(9, change=change))
@@ -110,10 +119,17 @@ def test_a_gradient_that_is_not_finite_is_kept_out_and_told(tiny_recipe, tmp_pat
 
 @pytest.mark.long
 def test_after_many_bad_losses_it_goes_back_and_on(tiny_recipe, tmp_path):
-    checkpoints = {"checkpoints": {"every_steps": 2, "keep": 9}, "safety": {"loss_guard": {"name": "robust", "skips": 1}}}
+    checkpoints = {
+        "checkpoints": {"every_steps": 2, "keep": 9},
+        "safety": {"loss_guard": {"name": "robust", "skips": 1}},
+    }
     trainer = released_trainer(tiny_recipe, tmp_path, faults=in_rows(20, 24), **checkpoints)
     trainer.train()
-    assert [kind for kind, _ in events(trainer, "nan_skipped", "rolled_back")] == ["nan_skipped", "nan_skipped", "rolled_back"]
+    assert [kind for kind, _ in events(trainer, "nan_skipped", "rolled_back")] == [
+        "nan_skipped",
+        "nan_skipped",
+        "rolled_back",
+    ]
     assert trainer.state.global_step == STEPS and losses(trainer)[STEPS] < losses(trainer)[1]
 
 
@@ -129,7 +145,9 @@ def test_out_of_memory_ends_with_what_to_write(tiny_recipe, tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     trainer = released_trainer(tiny_recipe, tmp_path, faults=at_steps(3, change=fault))
-    with pytest.raises(ResourceError, match="out of memory in step 3 .*splits no step.*per_device_train_batch_size: 2"):
+    with pytest.raises(
+        ResourceError, match="out of memory in step 3 .*splits no step.*per_device_train_batch_size: 2"
+    ):
         trainer.train()
     assert not events(trainer, "out_of_memory")
 

@@ -21,7 +21,12 @@ def rolled_back(tiny_recipe, folder, **changes):
 def test_after_too_many_bad_steps_the_run_goes_back_and_leaves_their_rows_out(tiny_recipe, tmp_path):
     trainer = rolled_back(tiny_recipe, tmp_path)
     trainer.train()
-    assert events(trainer, "nan_skipped", "rolled_back") == [("nan_skipped", 7), ("nan_skipped", 8), ("nan_skipped", 9), ("rolled_back", 9)]
+    assert events(trainer, "nan_skipped", "rolled_back") == [
+        ("nan_skipped", 7),
+        ("nan_skipped", 8),
+        ("nan_skipped", 9),
+        ("rolled_back", 9),
+    ]
     (back,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "rolled_back"]
     assert back["to_step"] == 6 and trainer.rows_of_steps.left_out == [(24, 36)]
     assert len(losses(trainer)) == STEPS and trainer.state.global_step == STEPS
@@ -81,7 +86,9 @@ def test_resumed_in_the_middle_of_bad_steps_the_run_decides_the_same(tiny_recipe
 @pytest.mark.slow
 def test_a_run_that_goes_wrong_for_ever_stops_with_a_clear_word(tiny_recipe, tmp_path):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=in_rows(*range(24, 200, 4)), **EVERY, safety=TOLERANT)
-    with pytest.raises(TrainingError, match=r"diverged: steps 7, 8, 9 .* 1 roll-back.*6 skipped .*checkpoint-8.*learning_rate"):
+    with pytest.raises(
+        TrainingError, match=r"diverged: steps 7, 8, 9 .* 1 roll-back.*6 skipped .*checkpoint-8.*learning_rate"
+    ):
         trainer.train()
     assert len(events(trainer, "rolled_back")) == 1
 
@@ -126,7 +133,9 @@ def test_a_save_after_an_error_counts_what_nobody_has_read_yet(tiny_recipe, tmp_
             raise ValueError("between a step and its verdict")
         return in_rows(*BAD_ROWS)(trainer, inputs, loss)
 
-    trainer = trainer_of(tiny_recipe, tmp_path, faults=fault, training={**tiny_recipe["training"], "logging_steps": 100})
+    trainer = trainer_of(
+        tiny_recipe, tmp_path, faults=fault, training={**tiny_recipe["training"], "logging_steps": 100}
+    )
     with pytest.raises(ValueError, match="verdict"):
         trainer.train()
     assert trainer.budget.total == 0 and trainer.safety_state()["budget"]["recent"] == [[7, 24, 28]]

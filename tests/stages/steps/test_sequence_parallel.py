@@ -18,7 +18,9 @@ def shared() -> SharedRows:
     """The sixth of eight processes, where four share each row."""
     trainer = SharedRows.__new__(SharedRows)
     config = ParallelismConfig(sp_size=4, dp_replicate_size=2)
-    trainer.args = SimpleNamespace(parallelism_config=config, process_index=5, world_size=8, device=torch.device("cpu"))
+    trainer.args = SimpleNamespace(
+        parallelism_config=config, process_index=5, world_size=8, device=torch.device("cpu")
+    )
     return trainer
 
 
@@ -37,14 +39,23 @@ def test_the_mean_of_the_losses_over_processes_is_that_of_the_step(shared):
         def forward(self, labels, num_items_in_batch):
             return SimpleNamespace(loss=labels.sum() / num_items_in_batch)
 
-    losses = [shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, num_items_in_batch=24) for rank in range(8)]
+    losses = [
+        shared.compute_loss(Summed(), {"labels": torch.full((3,), float(rank))}, num_items_in_batch=24)
+        for rank in range(8)
+    ]
     assert torch.stack(losses).mean() == pytest.approx(3 * sum(range(8)) / 24)
 
 
 def test_deepspeed_averages_over_all_processes_and_names_its_files_so():
-    engine = SimpleNamespace(sequence_parallel_size=4, checkpoint_mp_rank=3, optimizer=SimpleNamespace(sequence_parallel_size=4))
+    engine = SimpleNamespace(
+        sequence_parallel_size=4, checkpoint_mp_rank=3, optimizer=SimpleNamespace(sequence_parallel_size=4)
+    )
     average_over_all(engine)
-    assert vars(engine) == {"sequence_parallel_size": 1, "checkpoint_mp_rank": 0, "optimizer": SimpleNamespace(sequence_parallel_size=1)}
+    assert vars(engine) == {
+        "sequence_parallel_size": 1,
+        "checkpoint_mp_rank": 0,
+        "optimizer": SimpleNamespace(sequence_parallel_size=1),
+    }
 
 
 def test_a_trainer_that_shares_nothing_is_as_before(tiny_recipe, tmp_path):

@@ -56,7 +56,10 @@ def test_memory_that_ends_in_the_backward_leaves_no_gradient_behind(tiny_recipe,
             return EndsInBackward.apply(loss) if len(seen) == 2 else loss
         return loss
 
-    reference, trainer = trainer_of(tiny_recipe, tmp_path / "reference"), trainer_of(tiny_recipe, tmp_path / "small", faults=fault)
+    reference, trainer = (
+        trainer_of(tiny_recipe, tmp_path / "reference"),
+        trainer_of(tiny_recipe, tmp_path / "small", faults=fault),
+    )
     for one in (reference, trainer):
         one.train()
     assert seen == [2, 2] and losses(trainer) == pytest.approx(losses(reference), rel=1e-5)
@@ -64,7 +67,9 @@ def test_memory_that_ends_in_the_backward_leaves_no_gradient_behind(tiny_recipe,
 
 @pytest.mark.slow
 def test_the_next_start_knows_what_fitted(tiny_recipe, tmp_path):
-    trainer = trainer_of(tiny_recipe, tmp_path, faults=too_large_above({3: 2}), **MEMORY, checkpoints={"every_steps": 4, "keep": None})
+    trainer = trainer_of(
+        tiny_recipe, tmp_path, faults=too_large_above({3: 2}), **MEMORY, checkpoints={"every_steps": 4, "keep": None}
+    )
     trainer.train()
     assert json.loads((trainer.run_folder / "learned.json").read_text()) == {"micro_batch": {"1": 2}}
     again = trainer_of(tiny_recipe, tmp_path, faults=too_large_above({1: 2}), **MEMORY)
@@ -108,4 +113,7 @@ def test_bad_steps_are_skipped_with_smaller_micro_batches_too(tiny_recipe, tmp_p
 
     trainer = trainer_of(tiny_recipe, tmp_path, faults=fault, **MEMORY)
     trainer.train()
-    assert events(trainer, "nan_skipped") == [("nan_skipped", 7), ("nan_skipped", 12)] and trainer.state.global_step == STEPS
+    assert (
+        events(trainer, "nan_skipped") == [("nan_skipped", 7), ("nan_skipped", 12)]
+        and trainer.state.global_step == STEPS
+    )
