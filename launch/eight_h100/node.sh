@@ -3,8 +3,8 @@
 #
 #   bash launch/eight_h100/node.sh
 #
-# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends. SIGUSR2 ends it at once.
-# How it ended is in runs/production-multi-gpu/status.json; the exit codes of launchers do not say it.
+# SIGINT, SIGTERM, SIGHUP or SIGUSR1 to this script: the run saves at the end of its step and ends. SIGUSR2 ends it at
+# once. How it ended is in runs/production-multi-gpu/status.json; the exit codes of launchers do not say it.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
@@ -15,8 +15,9 @@ NODE_RANK=0
 # shellcheck source=/dev/null
 source launch/eight_h100/environment.sh
 
-# Launchers answer signals in ways of their own: some end the run after 30 s, some leave it behind. So they get none (a session of their
-# own, SIGUSR1 ignored), and the run's processes are told directly. One that is still starting hears of it the next time.
+# Launchers answer signals in ways of their own: some end the run after 30 s, some leave it behind. So they get none (a
+# session of their own, SIGUSR1 ignored), and the run's processes are told directly. One that is still starting hears
+# of it the next time.
 SECONDS_BETWEEN_SIGNALS=10
 launcher=
 told_to_stop=

@@ -4,9 +4,9 @@
 #   bash launch/sixteen_nodes/start.sh          on any machine that reaches them and has this folder
 #
 # It has to stay until the run ends: use tmux where you will not.
-# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from there. Twice: all of it
-# ends at once. When a node fails the others get 60 s to end by themselves. What each node says has its name in front.
-# Where there is no ssh between nodes: bash launch/sixteen_nodes/node.sh NODE_RANK on each of them.
+# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from
+# there. Twice: all of it ends at once. When a node fails the others get 60 s to end by themselves. What each
+# node says has its name in front. Where there is no ssh between nodes: bash launch/sixteen_nodes/node.sh NODE_RANK on each of them.
 set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." || exit
 

@@ -4,9 +4,9 @@
 #   bash launch/two_nodes/start.sh          on any machine that reaches them and has this folder
 #
 # It has to stay until the run ends: use tmux where you will not.
-# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from there. Twice: all of it
-# ends at once. When a node fails the others get 60 s to end by themselves. What each node says has its name in front.
-# Where there is no ssh between nodes: bash launch/two_nodes/node.sh NODE_RANK on each of them.
+# Ctrl-C, SIGTERM, SIGHUP or SIGUSR1: the run saves at the end of its step and ends; the same command goes on from
+# there. Twice: all of it ends at once. When a node fails the others get 60 s to end by themselves. What each
+# node says has its name in front. Where there is no ssh between nodes: bash launch/two_nodes/node.sh NODE_RANK on each of them.
 # Or DeepSpeed's own way, by pdsh: it passes on the variables of .deepspeed_env alone, checks nothing, and waits 30 s for a save.
 #   DS_ENV_FILE=$PWD/launch/two_nodes/.deepspeed_env deepspeed --hostfile launch/two_nodes/hostfile --num_nodes 2 --num_gpus 8 \
 #       --master_addr node-0 --master_port 29500 cpt/train.py recipes/production_multi_gpu.yaml training.gradient_accumulation_steps=4 training.gradient_checkpointing=true training.fsdp=null training.accelerator_config=null training.deepspeed=deepspeed_configs/ds_config_production.json
