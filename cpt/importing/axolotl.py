@@ -97,7 +97,7 @@ def translate_stage(config: Translation) -> str:
         names = [":".join(str(name).rsplit(".", 1)) for name in config.take("reward_funcs", [])]
         weights = config.take("reward_weights", [1.0] * len(names))
         rewards = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=False)]
-        config.put("rewards", rewards or ["exact_match"], "reward_funcs" if rewards else "FILL IN: docs/stages.md")
+        config.put("rewards", rewards or [{"name": "exact_match"}], "FILL IN" if not rewards else "reward_funcs")
     return stage
 
 
@@ -129,8 +129,10 @@ def translate_model(config: Translation) -> None:
 
 def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
     """The entries of a list of datasets, which stay in the config."""
-    found = config.values.get(key) or []
-    found = [found] if isinstance(found, dict) else [{"path": found}] if isinstance(found, str) else found
+    found: Any = config.values.get(key) or []
+    if isinstance(found, str):
+        found = {"path": found}
+    found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in found):
         raise config.error(key, "expected a list of datasets, each with a `path`")
     config.values[key] = found
