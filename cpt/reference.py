@@ -47,8 +47,8 @@ parameter in the backward pass and free its gradient).""",
     "safety.loss_guard": """Every guard also takes `window` (accepted steps to compare with; 128), `skips` (more
 skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
 often; then the run stops; 3).""",
-    "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe the
-keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.""",
+    "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe
+the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.""",
 }
 SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 RECIPE = """# Recipe reference
