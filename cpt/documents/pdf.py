@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cpt.documents.kinds import CJK, Converted, NotConverted
 
@@ -14,7 +15,7 @@ ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
 LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # of a table of contents, with the page
 WORD = re.compile(r"[^\W\d_]+")
-OUTER_LINES, MIN_PAGES, SHORT_LINE = 2, 3, 0.7
+MARGIN, MIN_PAGES, SHORT_LINE = 0.08, 3, 0.7
 
 
 def convert_pdf(raw: bytes) -> Converted:
@@ -23,7 +24,7 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
-        pages = [lines_of(document[number].get_textpage().get_text_range()) for number in range(len(document))]
+        pages = without_running_lines([lines_and_margins(document[number]) for number in range(len(document))])
         title = document.get_metadata_value("Title")
         outline: dict[int, dict[str, int]] = defaultdict(dict)  # page -> title -> level
         for bookmark in document.get_toc():
@@ -33,7 +34,7 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
-    text = text_of(without_running_lines(pages), outline)
+    text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"none on {len(pages):,} page(s). Run OCR on it first")
     if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
@@ -53,17 +54,19 @@ def lines_of(page: str) -> list[str]:
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
 
-def without_running_lines(pages: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The pages without headers, footers and page numbers: outer lines that recur, digits aside, on other pages."""
-    outer = [{*range(OUTER_LINES), *range(len(page) - OUTER_LINES, len(page))} for page in pages]
-    times = Counter(
-        key
-        for page, places in zip(pages, outer, strict=True)
-        for key in {running_key(page[n]) for n in places if 0 <= n < len(page)}
-    )
+def lines_and_margins(page: Any) -> tuple[list[str], set[str]]:
+    """The lines of a page, and which of them are in its top and bottom margins."""
+    text, height = page.get_textpage(), page.get_height()
+    margins = text.get_text_bounded(bottom=(1 - MARGIN) * height), text.get_text_bounded(top=MARGIN * height)
+    return lines_of(text.get_text_range()), {line for margin in margins for line in lines_of(margin)}
+
+
+def without_running_lines(pages: Sequence[tuple[list[str], set[str]]]) -> list[list[str]]:
+    """The pages without headers, footers and page numbers: lines in the margins that recur, digits aside."""
+    times = Counter(key for _, margins in pages for key in {running_key(line) for line in margins})
     return [
-        [line for n, line in enumerate(page) if n not in places or times[running_key(line)] < MIN_PAGES]
-        for page, places in zip(pages, outer, strict=True)
+        [line for line in lines if line not in margins or times[running_key(line)] < MIN_PAGES]
+        for lines, margins in pages
     ]
 
 
