@@ -19,7 +19,7 @@ MAX_UNPACKED_BYTES = 512 * 2**20
 PLAIN = ["a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s"]
 PLAIN += ["samp", "strong", "tt", "u", "var"]
 NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
-MENUS = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
+MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
 MENUS += (".sphinxsidebar", ".related", ".footer")
 RAISED, LOWERED = "\ue001", "\ue002"  # around superscripts and subscripts until they become 2^10 and H_2O
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")

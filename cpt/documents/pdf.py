@@ -1,5 +1,6 @@
 """PDF -> text: pdfium's text, without running headers, with the document's outline as headings."""
 
+import ctypes
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -15,7 +16,7 @@ ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
 LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # of a table of contents, with the page
 WORD = re.compile(r"[^\W\d_]+")
-MARGIN, MIN_PAGES, SHORT_LINE = 0.08, 3, 0.7
+MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
 
 
 def convert_pdf(raw: bytes) -> Converted:
@@ -55,24 +56,44 @@ def lines_of(page: str) -> list[str]:
 
 
 def lines_and_margins(page: Any) -> tuple[list[str], set[str]]:
-    """The lines of a page, and which of them are in its top and bottom margins."""
+    """The lines of a page, and the keys of those in its top and bottom margins."""
     text, height = page.get_textpage(), page.get_height()
     margins = text.get_text_bounded(bottom=(1 - MARGIN) * height), text.get_text_bounded(top=MARGIN * height)
-    return lines_of(text.get_text_range()), {line for margin in margins for line in lines_of(margin)}
+    return lines_of(text_of_page(text)), {running_key(line) for margin in margins for line in lines_of(margin)}
+
+
+def text_of_page(page: Any) -> str:
+    """pdfium's characters. A blank that pdfium guessed stays where glyphs are apart: in wide fonts it guesses too
+    many."""
+    from pypdfium2 import raw
+
+    box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
+    guessed = False
+    for index in range(page.count_chars()):
+        character = chr(raw.FPDFText_GetUnicode(page, index))
+        if character == " " and raw.FPDFText_IsGenerated(page, index) == 1:
+            guessed = True
+            continue
+        raw.FPDFText_GetLooseCharBox(page, index, ctypes.byref(box))
+        if guessed and box.left - right > BLANK * (box.top - box.bottom):
+            characters.append(" ")
+        characters.append(character)
+        guessed, right = False, box.right
+    return "".join(characters)
 
 
 def without_running_lines(pages: Sequence[tuple[list[str], set[str]]]) -> list[list[str]]:
     """The pages without headers, footers and page numbers: lines in the margins that recur, digits aside."""
-    times = Counter(key for _, margins in pages for key in {running_key(line) for line in margins})
+    times = Counter(key for _, margins in pages for key in margins)
     return [
-        [line for line in lines if line not in margins or times[running_key(line)] < MIN_PAGES]
+        [line for line in lines if (key := running_key(line)) not in margins or times[key] < MIN_PAGES]
         for lines, margins in pages
     ]
 
 
 def running_key(line: str) -> str:
     """The same for `Chapter 2, page 17` and `Chapter 2, page 18`."""
-    return re.sub(r"\d+|\b[ivxlc]+\b", "#", line.casefold())
+    return re.sub(r"\d+|\b[ivxlc]+\b|\s", "#", line.casefold()).replace("#", "")
 
 
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
