@@ -85,7 +85,14 @@ def translated(path: Path, tool: Tool | None = None, gpus: int = 1) -> Translati
     found = Translation(path, str(tool), plain(root), lines, gpus)
     if not isinstance(found.values.get(needed), str):
         raise RecipeError(f"{path}: `{needed}` is missing: the model to start from.{did_you_mean(needed, lines)}")
-    translate(found)
+    try:
+        translate(found)
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as problem:  # a list for a number, and so on: the tool refuses it too
+        raise RecipeError(f"{path}: a value is not of the kind that {tool} takes: {problem}") from problem
     return found
 
 

@@ -111,7 +111,11 @@ def translate_schedule(config: Translation, step_tokens: int, steps: float) -> N
     if decay_steps:
         config.put("schedule.decay_tokens", int(decay_steps) * step_tokens, f"num_decay_steps: {decay_steps}")
     if name != "constant":
-        floors = [config.take("cosine_min_lr_ratio"), options.pop("min_lr_rate", 0), options.pop("min_lr_ratio", 0)]
+        floors = [
+            config.take_number("cosine_min_lr_ratio"),
+            options.pop("min_lr_rate", 0),
+            options.pop("min_lr_ratio", 0),
+        ]
         if "min_lr" in options:
             floors.append(float(options.pop("min_lr")) / config.recipe["optimizer"]["learning_rate"])
         config.put("schedule.floor", float(next(filter(None, floors), 0.0)))  # 0 by default there, 0.1 in cpt
@@ -132,7 +136,7 @@ def translate_intervals(config: Translation, epochs: float) -> None:
     translate_interval(config, "checkpoints", "save", epochs)
     keep = config.take_number("save_total_limit")
     if "checkpoints" in config.recipe:
-        config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", "save_total_limit"))
+        config.put("checkpoints.keep", keep or None, config.names.get("save_total_limit", ""))
     if "evaluation" in config.recipe:
         translate_interval(config, "evaluation", "eval", epochs)
 
