@@ -27,6 +27,16 @@ def test_what_is_in_the_folder_is_what_would_be_written():
     )
 
 
+def test_the_tables_of_the_page_are_current():
+    assert write.PAGE.read_text() == write.page(write.PAGE.read_text())
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_a_linter_finds_nothing_in_a_dockerfile(path):
+    linted = subprocess.run([HADOLINT, path], capture_output=True, text=True)
+    assert linted.stdout + linted.stderr == "" and linted.returncode == 0
+
+
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_every_dependency_of_cpt_is_in_an_images_requirements(line):
     given = [Requirement(text) for text in write.requirements(line) if not text.startswith(("#", "--"))]
