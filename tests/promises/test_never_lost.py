@@ -15,6 +15,9 @@ import pytest
 import torch
 from promises.conftest import events, losses, status, tiny_recipe, weights, written
 
+from cpt import load_recipe
+from cpt.train import train as train_recipe
+
 STEPS = 8
 DAMAGES = ("cut", "zeroed", "flipped bit", "missing")
 
@@ -126,6 +129,59 @@ def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bi
     in_background = "checkpoints.in_background=true"
     assert train(in_background, trouble="kill@6").returncode == -signal.SIGKILL
     assert train(in_background).returncode == 0 and is_same(run, straight)
+
+
+def test_a_resumed_run_repeats_no_step_before_its_last_checkpoint(train, copy, run, straight):
+    copy()
+    assert train(trouble="callback@4").returncode == 0 and is_same(run, straight)
+    assert "LookupError" not in json.dumps(events(run))  # the callback did not see step 4 again
+
+
+def test_restarted_by_a_launcher_a_run_continues_from_its_newest_checkpoint(train, copy, run):
+    copy()
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    assert train("--resume", run / "checkpoint-2", trouble="callback@4", environment=restarted).returncode == 0
+    assert "LookupError" not in json.dumps(events(run))
+
+
+def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(recipe, write, tmp_path, monkeypatch):
+    """What a power cut could lose: files, the manifest, a name in a folder."""
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
+    on_disk, published, waiting = set(), [], {}
+    fsync, rename = os.fsync, os.rename
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        on_disk.add(os.fstat(descriptor).st_ino)
+        waiting.pop(os.fstat(descriptor).st_ino, None)
+
+    def recorded_rename(source, target, **options):
+        if Path(target).name.startswith("checkpoint-"):
+            assert (Path(source) / "manifest.json").exists()
+            files = [path for path in Path(source).rglob("*") if path.is_file()]
+            assert [path.name for path in files if path.stat().st_ino not in on_disk] == []
+            published.append(Path(target).name)
+            waiting[Path(target).parent.stat().st_ino] = target
+        rename(source, target, **options)
+
+    for name, recorded in {"fsync": recorded_fsync, "rename": recorded_rename, "replace": os.replace}.items():
+        monkeypatch.setattr(os, name, recorded)
+    train_recipe(load_recipe(write({**recipe, "checkpoints": {"every_steps": 4}})))
+    assert published == ["checkpoint-4", "checkpoint-8"] and not waiting  # the run's folder was synced after each
+    stored = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".bin", ".npy")]
+    assert stored and [path.name for path in stored if path.stat().st_ino not in on_disk] == []
+
+
+def test_the_newest_checkpoints_are_kept_and_those_that_the_recipe_names(recipe, write, corpus):
+    recipe["checkpoints"] = {"every_tokens": 256, "keep": {"last": 2, "every": 4, "best": "eval_held_loss"}}
+    held_out = [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]
+    recipe["evaluation"] = {"every_steps": 1, "perplexity": held_out}
+    recipe["schedule"] = {"name": "linear", "warmup_tokens": 1024}
+    run = train_recipe(load_recipe(write(recipe))).parent
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    figures = {line["step"]: line["eval_held_loss"] for line in lines if "eval_held_loss" in line and line["step"]}
+    assert len(figures) == STEPS and min(figures.values()) != figures[1]
+    assert {*checkpoints(run)} == {f"checkpoint-{step}" for step in (4, 7, 8, min(figures, key=figures.get))}
 
 
 # Signals
@@ -253,6 +309,25 @@ def test_a_checkpoint_can_be_chosen_and_what_was_newer_is_kept_aside(train, copy
     assert list((run / "set-aside").rglob("checkpoint-4"))
 
 
+def test_a_checkpoint_with_another_manifest_or_more_weights_is_refused(cpt, copy):
+    checkpoint = copy() / "checkpoint-4"
+    manifest = (checkpoint / "manifest.json").read_text()
+    (checkpoint / "manifest.json").write_text(manifest.replace('"step": 4', '"step": 3'))
+    assert cpt("verify", checkpoint).returncode == 2
+    (checkpoint / "manifest.json").write_text(manifest)
+    assert cpt("verify", checkpoint).returncode == 0
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "model-00002-of-00002.safetensors")
+    assert cpt("verify", checkpoint).returncode == 2
+
+
+def test_a_checkpoint_that_lacks_the_optimizers_state_is_not_resumed_from(train, copy, tmp_path):
+    theirs = shutil.copytree(copy() / "checkpoint-4", tmp_path / "theirs/checkpoint-4")
+    (theirs / "manifest.json").unlink()
+    (theirs / "optimizer.pt").unlink()
+    refused = train("--resume", theirs, "name=other")
+    assert refused.returncode == 2 and "optimizer.pt" in refused.stderr
+
+
 class Planted:
     def __init__(self, mark):
         self.mark = str(mark)
@@ -289,6 +364,39 @@ def test_a_step_whose_loss_is_nan_is_skipped_and_written_down(train, run):
     assert train(trouble="nan@3").returncode == 0
     assert [(event["kind"], event["step"]) for event in events(run)] == [("nan_skipped", 3)]
     assert updates(run) == {STEPS - 1} and len(losses(run)) == STEPS
+
+
+def test_a_first_step_of_absurd_loss_is_skipped(train, run):
+    assert train("budget.tokens=512", trouble="spike@1").returncode == 0
+    assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 1)]
+
+
+def test_weights_that_are_not_finite_are_not_saved(train, run):
+    refused = train(trouble="weights@7")
+    assert refused.returncode == 2 and checkpoints(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(train, run, my_lab):
+    seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
+    assert train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
+    assert [event["kind"] for event in events(run)] == ["nan_skipped", "nan_skipped", "rolled_back", "set_aside"]
+    assert events(run)[2]["to_step"] == 2
+    lines = [json.loads(line)["rows"] for line in (my_lab / "seen.jsonl").read_text().splitlines()]
+    steps = [{*one, *other} for one, other in zip(lines[::2], lines[1::2], strict=True)]  # two micro-batches each
+    first, again = steps[:6], steps[6:]
+    assert len(again) == 6 and again[:2] == [first[2], first[4]]
+    assert not (first[3] | first[5]) & set().union(*again)
+    assert len(losses(run)) == STEPS
+
+
+def test_steps_skipped_long_ago_do_not_count(train, run):
+    assert train("safety.loss_guard={name: robust, skips: 1, window: 5}", trouble="nan@1,8").returncode == 0
+    assert [event["kind"] for event in events(run)] == ["nan_skipped", "nan_skipped"]
+
+
+def test_a_run_that_diverged_too_often_ends(train, run):
+    guard = "safety.loss_guard={name: robust, skips: 0, rollbacks: 0}"
+    assert train(guard, trouble="nan@3").returncode == 2 and status(run)["state"] == "failed"
 
 
 @pytest.mark.slow

@@ -208,6 +208,63 @@ def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):
     assert known.returncode == 0
 
 
+PARAMETERS = 2 * 16000 * 512 + 4 * (512 * 512 * 2 + 512 * 256 * 2 + 3 * 512 * 1408 + 2 * 512) + 512
+
+
+@pytest.fixture
+def zero(tmp_path):
+    """A DeepSpeed profile, as a key of `training`."""
+
+    def written(**section) -> dict[str, str]:
+        (tmp_path / "zero.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": section}))
+        return {"deepspeed": str(tmp_path / "zero.json")}
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (1, {"weights": 2, "gradients": 2, "optimizer": 12 / 4}),
+        (2, {"weights": 2, "gradients": 2 / 4, "optimizer": 12 / 4}),
+        (3, {"weights": 2 / 4, "gradients": 2 / 4, "optimizer": 12 / 4}),
+        ("fsdp", {"weights": 4 / 4, "gradients": 4, "optimizer": 8 / 4}),
+    ],
+)
+def test_what_four_gpus_share_is_counted_to_the_byte(stage, expected, planned, zero):
+    """ZeRO shares bf16 weights, gradients and an fp32 copy with two moments; FSDP keeps gradients of a step whole."""
+    engine = {"fsdp": True, "gradient_accumulation_steps": 2} if stage == "fsdp" else zero(stage=stage)
+    terms = plan_run(load_recipe(planned(FAMILIES["llama"], **engine)), "H100", gpus=4).gpu_terms["the update"]
+    found = {
+        word: next(size for name, size in terms.items() if name.startswith(word)) / PARAMETERS for word in expected
+    }
+    assert found == pytest.approx(expected)
+
+
+def test_a_run_needs_memory_of_the_host_too(planned, zero):
+    file = planned(FAMILIES["llama"], **zero(stage=3, offload_optimizer={"device": "cpu"}))
+    little, enough = (plan_run(load_recipe(file), "RTX 4090", host_memory=size).fits for size in (2, 256))
+    assert enough and not little
+
+
+def test_accumulation_takes_its_time(planned):
+    once, four = (
+        plan_run(load_recipe(planned(FAMILIES["llama"], gradient_accumulation_steps=steps)), "H100")
+        for steps in (1, 4)
+    )
+    assert four.tokens_per_step == 4 * once.tokens_per_step
+    assert four.tokens_per_second == pytest.approx(once.tokens_per_second, rel=0.3)
+
+
+def test_a_sliding_window_saves_operations(planned):
+    window = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 128}
+    whole, less = (
+        plan_run(load_recipe(planned(shape)), "H100") for shape in ({**window, "sliding_window": None}, window)
+    )
+    attended = 512 / 2 - (128 - 128**2 / (2 * 512))  # tokens, on average
+    assert whole.flops_per_token - less.flops_per_token == pytest.approx(3 * 4 * (2 * 2 * 512 * attended), rel=1e-6)
+
+
 @pytest.mark.slow
 def test_adapters_need_a_fraction_of_the_optimizers_memory(planned):
     whole, adapters = (
