@@ -9,6 +9,7 @@ import argparse
 import ast
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -32,13 +33,12 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 LINES, RESULTS = Path(__file__).with_name("lines.yaml"), ROOT / "benchmarks/results/mutations.json"
-NOT_COPIED = (".git", ".venv*", ".*_cache", "runs", "demo_runs", "*.egg-info", "results", "dist", "build")
-IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # children are forked with these
-NEVER = ("browser", "quantized", "llama_cpp", "cluster", "gpu", "network")
-NAMED = ["-m", " and ".join(f"not {mark}" for mark in NEVER)]  # tests named by -k or :: run even if they are slow
-NO_TESTS = (4, 5)  # pytest's exit codes for paths that do not exist and for no test selected
-SECONDS = 240
+IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # test processes are forked
+NEEDS_MORE = ("browser", "quantized", "llama_cpp", "cluster", "gpu", "network")
+NO_TESTS = (4, 5)  # pytest's exit codes for a path that does not exist and for no test selected
+SECONDS = 600
 COPY = Path()  # of the repository, one for each worker process
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,33 @@ class Mutation:
     breaks: str
     """What goes wrong, in one sentence."""
     pattern: str
-    """Any white space in it matches any white space, line breaks included, or none."""
+    """White space in it matches any white space, line breaks included, or none."""
     replacement: str
     tests: tuple[str, ...]
     """Arguments of pytest, relative to tests/; the next is run where the one before notices nothing."""
 
-    def find(self, root: Path) -> list[tuple[Path, str]]:
-        """Each file with a match, once for each match, with its text after the replacement."""
+    def matches(self) -> list[tuple[str, str]]:
+        """For each match, its file and the file's text with the match replaced."""
         regex = re.compile(re.sub(r"[ \n]+", r"\\s*", self.pattern.strip()))
-        found = []
-        for path, text in sources(root).items():
-            number = len(regex.findall(text))
-            found += [(path, regex.sub(self.replacement, text))] * number if number else []
-        return found
+        return [
+            (path, text[: found.start()] + found.expand(self.replacement) + text[found.end() :])
+            for path, text in sources().items()
+            for found in regex.finditer(text)
+        ]
 
 
 @cache
-def sources(root: Path) -> dict[Path, str]:
+def sources() -> dict[str, str]:
     """All files of cpt/ with their text."""
-    return {path.relative_to(root): path.read_text() for path in sorted((root / "cpt").rglob("*.py"))}
+    return {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "cpt").rglob("*.py"))}
 
 
-def read_lines(file: Path = LINES) -> list[Mutation]:
-    """All mutations of the file."""
-    areas: dict[str, list[dict[str, Any]]] = yaml.safe_load(file.read_text())
+def read_lines() -> list[Mutation]:
+    """All mutations of lines.yaml."""
+    areas = yaml.safe_load(LINES.read_text()).items()
     return [
         Mutation(area, one["breaks"], one["line"], one["with"], tuple(one["tests"]))
-        for area, listed in areas.items()
+        for area, listed in areas
         for one in listed
     ]
 
@@ -83,105 +83,97 @@ def read_lines(file: Path = LINES) -> list[Mutation]:
 def main() -> None:
     """Try the mutations and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument("--only", default="", help="regular expression: try lines whose description or file matches")
-    parser.add_argument("--changed", metavar="REVISION", help="try lines of files that differ from this git revision")
+    parser.add_argument("--only", default="", help="regular expression on the sentence, area or file of lines")
+    parser.add_argument("--changed", metavar="REVISION", help="only lines of files that differ from this git revision")
     parser.add_argument("-j", type=int, default=1, help="how many to try at the same time (default 1)")
     options = parser.parse_args()
-    mutations = read_lines()
-    chosen = [one for one in mutations if is_chosen(one, options.only, options.changed)]
+    differ = {*git("diff", "--name-only", options.changed or "HEAD", "--", "cpt")}
+    chosen = []
+    for mutation in read_lines():
+        files = {path for path, _ in mutation.matches()}
+        is_named = re.search(options.only, "\n".join([mutation.breaks, mutation.area, *files]))
+        if is_named and (options.changed is None or not files or files & differ):  # no file: the pattern is stale
+            chosen.append(mutation)
+    # Compiled files are safe: a broken file has another modification time.
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    sys.dont_write_bytecode = False  # a broken file has another time than the compiled one
+    sys.dont_write_bytecode = False
     for library in IMPORTED_ONCE:
         import_module(library)
-    results: dict[str, dict[str, Any]] = {}
-    with ProcessPoolExecutor(max(1, options.j), mp_context=get_context("fork"), initializer=make_copy) as pool:
-        for future in as_completed(pool.submit(try_mutation, one) for one in chosen):
-            row = future.result()
-            results[row["breaks"]] = row
-            write_results(mutations, results, [])
-            print(f"{row['status']:8} {row['seconds']:5.1f} s  {row['breaks']}: {row['noticed_by'] or ''}", flush=True)
-        noticing = {row["noticed_by"] for row in results.values() if row["noticed_by"]}
-        unsound = pool.submit(failing_unbroken, sorted(noticing)).result()
-        written = write_results(mutations, mark_unsound(results, unsound), pool.submit(promises).result())
-    print(json.dumps(written["counts"]))
-    sys.exit(any(row["status"] != "noticed" for row in results.values()))
+    scratch = Path(tempfile.mkdtemp(prefix="mutations-"))
+    try:
+        rows = try_all(chosen, options.j, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    sys.exit(any(row["status"] != "noticed" for row in rows.values()))
 
 
-def is_chosen(mutation: Mutation, only: str, revision: str | None) -> bool:
-    """Whether --only and --changed select it; a stale pattern counts as changed."""
-    files = {str(path) for path, _ in mutation.find(ROOT)}
-    if revision is not None and files and not files & changed_files(revision):
-        return False
-    return re.search(only, "\n".join([mutation.breaks, mutation.area, *files])) is not None
+def try_all(chosen: list[Mutation], workers: int, scratch: Path) -> dict[str, Row]:
+    """Try each in a copy below `scratch`; results are written after each one."""
+    rows: dict[str, Row] = {}
+    with ProcessPoolExecutor(workers, get_context("fork"), make_copy, (scratch,)) as pool:
+        futures = {pool.submit(try_mutation, one): one for one in chosen}
+        for future in as_completed(futures):
+            problem = future.exception()
+            row = future.result() if problem is None else row_of(futures[future], "untested", repr(problem))
+            rows[row["breaks"]] = row
+            write_results(rows, [])
+            outcome = row["noticed_by"] or row["error"]
+            print(f"{row['status']:8} {row['seconds']:5.1f} s  {row['breaks']}: {outcome}", flush=True)
+        noticing = sorted({row["noticed_by"] for row in rows.values()} - {""})
+        for test in pool.submit(failing_unbroken, noticing).result():
+            for row in rows.values():
+                if row["noticed_by"] == test:
+                    row |= {"status": "survived", "noticed_by": "", "error": f"{test} fails anyway"}
+        print(json.dumps(write_results(rows, pool.submit(names_of_promises).result())))
+    return rows
 
 
-@cache
-def changed_files(revision: str) -> set[str]:
-    """Paths below cpt/ that differ from the revision."""
-    command = ["git", "diff", "--name-only", revision, "--", "cpt"]
-    return set(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines())
-
-
-def make_copy() -> None:
-    """Copy the repository for this worker; removed with it."""
+def make_copy(scratch: Path) -> None:
+    """Copy the repository for this worker."""
     global COPY
-    scratch = tempfile.TemporaryDirectory(prefix="mutations-")
-    make_copy.scratch = scratch  # type: ignore[attr-defined]  # lives as long as the process
-    COPY = Path(scratch.name) / "repository"
-    shutil.copytree(ROOT, COPY, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    COPY = scratch / str(os.getpid()) / "repository"
+    for name in git("ls-files", "--cached", "--others", "--exclude-standard"):
+        if (ROOT / name).is_file():
+            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, COPY / name)
 
 
-def try_mutation(mutation: Mutation) -> dict[str, Any]:
+def git(*words: str) -> list[str]:
+    """The lines that a git command prints."""
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def row_of(mutation: Mutation, status: str, error: str = "") -> Row:
+    """A row of the results."""
+    about = {"breaks": mutation.breaks, "area": mutation.area, "file": ""}
+    return about | {"status": status, "noticed_by": "", "error": error, "seconds": 0.0}
+
+
+def try_mutation(mutation: Mutation) -> Row:
     """Break the line in this worker's copy, run the tests, and repair it."""
-    found, begin = mutation.find(ROOT), time.monotonic()
-    row: dict[str, Any] = {"breaks": mutation.breaks, "area": mutation.area, "file": None, "status": "stale"}
-    row |= {"noticed_by": None, "error": None, "seconds": 0.0}
-    if len(found) != 1:
-        return row | {"error": f"the pattern matches {len(found)} times"}
-    (path, broken), row["file"] = found[0], str(found[0][0])
-    ast.parse(broken)
-    if broken == sources(ROOT)[path]:
-        return row | {"error": "the replacement changes nothing"}
+    matches, begin = mutation.matches(), time.monotonic()
+    if len(matches) != 1:
+        return row_of(mutation, "stale", f"the pattern matches {len(matches)} times")
+    path, broken = matches[0]
+    ast.parse(broken)  # a syntax error would be noticed by every test
     (COPY / path).write_text(broken)
-    outcomes = []
+    codes, failed, error = [], "", ""
     try:
         for tests in mutation.tests:
-            outcomes.append(run_tests(tests))
-            if outcomes[-1][0] == 1:
+            code, failed, error = run_tests(tests)
+            codes.append(code)
+            if code == 1:
                 break
     finally:
         shutil.copy2(ROOT / path, COPY / path)
-    code, test, error = outcomes[-1]
-    status = "noticed" if code == 1 else "survived" if any(code == 0 for code, _, _ in outcomes) else "untested"
-    return row | {
-        "status": status,
-        "noticed_by": test if status == "noticed" else None,
-        "error": error,
-        "seconds": round(time.monotonic() - begin, 1),
-    }
-
-
-def failing_unbroken(tests: list[str]) -> set[str]:
-    """Which of these tests fail where nothing is broken, and so prove nothing."""
-    failing: set[str] = set()
-    while remaining := [test for test in tests if test not in failing]:
-        code, test, _ = run_tests(shlex.join(remaining))
-        if code != 1 or test in failing:
-            break
-        failing.add(test)
-    return failing
-
-
-def mark_unsound(results: dict[str, dict[str, Any]], unsound: set[str]) -> dict[str, dict[str, Any]]:
-    """Count a line as survived where only a test that fails anyway noticed it."""
-    for row in results.values():
-        if row["noticed_by"] in unsound:
-            row |= {"status": "survived", "error": f"{row['noticed_by']} fails anyway", "noticed_by": None}
-    return results
+    status = "noticed" if 1 in codes else "survived" if 0 in codes else "untested"
+    seconds = round(time.monotonic() - begin, 1)
+    return row_of(mutation, status, error) | {"file": path, "noticed_by": failed, "seconds": seconds}
 
 
 def run_tests(tests: str, *options: str) -> tuple[int, str, str]:
-    """Pytest's exit code, the first test that failed and its error, from a child process with the copy's own cpt."""
+    """Pytest's exit code, the first test that failed and its error, or else what pytest printed; in a child process
+    that imports the copy's cpt."""
     log = COPY.parent / "log"
     if (child := os.fork()) == 0:
         os.setsid()
@@ -193,55 +185,63 @@ def run_tests(tests: str, *options: str) -> tuple[int, str, str]:
         os.environ |= {"PYTHONPATH": str(COPY), "CPT_PROMISES_START": "fork"}
         for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "cpt")]:
             del sys.modules[name]
-        named = NAMED if "-k" in tests or "::" in tests else []
-        common = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", f"--timeout={SECONDS}", *named]
-        words = [
-            f"tests/{word}" if word.startswith(tuple(os.listdir("tests"))) else word for word in shlex.split(tests)
-        ]
-        os._exit(int(pytest.main([*common, f"--basetemp={COPY.parent / 'tests'}", *options, *words])))
+        # slow tests run where they are named
+        markers = ["-m", " and ".join(f"not {mark}" for mark in NEEDS_MORE)] if "-k" in tests or "::" in tests else []
+        common = f"-x -q -rfE -p no:cacheprovider --timeout={SECONDS} --basetemp={COPY.parent}/tests".split()
+        below = tuple(os.listdir("tests"))
+        words = [f"tests/{word}" if word.startswith(below) else word for word in shlex.split(tests)]
+        os._exit(int(pytest.main([*common, *markers, *options, *words])))
     code, said = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), log.read_text()
-    end_session(child)
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+(?:\[.*?\])?)(?: - .*)?$", said, re.MULTILINE)
-    if code not in (0, 1, *NO_TESTS) or code == 1 and failed is None:
-        raise RuntimeError(f"pytest {tests} ended with {code}:\n{said[-3000:]}")
-    if code != 1:
-        return code, said if options else "", ""
-    assert failed is not None
-    error = re.search(r"^E\s+(.*)$", said, re.MULTILINE)
-    return code, failed[1], error[1][:200] if error else "timeout"
-
-
-def end_session(leader: int) -> None:
-    """Kill what the tests left running."""
-    for process in psutil.process_iter():
+    for process in psutil.process_iter():  # what the tests left running
         with suppress(ProcessLookupError, psutil.Error):
-            if os.getsid(process.pid) == leader:
+            if os.getsid(process.pid) == child:
                 process.kill()
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+(?:\[.*?\])?)(?: - .*)?$", said, re.MULTILINE)
+    if code == 1 and failed is not None:
+        error = re.search(r"^E\s+(.*)$", said, re.MULTILINE)
+        return code, failed[1], error[1][:200] if error else "timeout"
+    return (code if code in (0, *NO_TESTS) else 2), "", "" if code in (0, *NO_TESTS) and not options else said
 
 
-def promises() -> list[str]:
-    """Names of all tests in tests/promises, without parameters."""
-    said = run_tests("promises", "--collect-only", *NAMED)[1]
+def failing_unbroken(tests: list[str]) -> list[str]:
+    """Which of these tests fail where nothing is broken, and so prove nothing."""
+    failing: list[str] = []
+    while remaining := [test for test in tests if test not in failing]:
+        code, failed, _ = run_tests(shlex.join(remaining))
+        if code != 1 or failed not in remaining:
+            break
+        failing.append(failed)
+    return failing
+
+
+def names_of_promises() -> list[str]:
+    """All tests of tests/promises, without parameters."""
+    said = run_tests("promises -k test", "--collect-only")[2]
     return sorted(set(re.findall(r"^tests/(promises/\w+\.py::\w+)", said, re.MULTILINE)))
 
 
-def write_results(mutations: list[Mutation], new: dict[str, dict[str, Any]], promised: list[str]) -> dict[str, Any]:
-    """Write the new rows and, for lines that were not tried now, the rows of earlier runs."""
+def write_results(new: dict[str, Row], promised: list[str]) -> dict[str, int]:
+    """Write the new rows and, for lines that were not tried now, the rows of earlier runs; returns the counts."""
     before = json.loads(RESULTS.read_text())["mutations"] if RESULTS.exists() else []
-    rows = {row["breaks"]: row for row in before if "breaks" in row} | new
-    listed = [rows[one.breaks] for one in mutations if one.breaks in rows]
-    noticing = {(row["noticed_by"] or "").partition("[")[0] for row in listed}
-    counts = {"mutations": len(mutations), **Counter(row["status"] for row in listed)}
-    counts["noticed by a promise"] = sum((row["noticed_by"] or "").startswith("promises/") for row in listed)
+    rows, lines = {row["breaks"]: row for row in before} | new, read_lines()
+    listed = [rows[one.breaks] for one in lines if one.breaks in rows]
+    noticing = [(row["noticed_by"] or "").partition("[")[0] for row in listed]
+    counts = {"lines": len(lines), **Counter(row["status"] for row in listed)}
+    counts["noticed by a promise"] = sum(name.startswith("promises/") for name in noticing)
+    measured = {"measured": counts.get("noticed", 0), "met": counts.get("noticed") == len(lines)}
     content = {
-        "python": sys.version.split()[0],
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "measurements": [
+            {"name": "broken lines that a test notices", "target": f"{len(lines)}", "unit": "lines", **measured}
+        ],
         "counts": counts,
-        "survivors": [row["breaks"] for row in listed if row["status"] != "noticed"],
+        "not noticed": [row["breaks"] for row in listed if row["status"] != "noticed"],
         "promises that noticed nothing": [name for name in promised if name not in noticing],
         "mutations": listed,
     }
     RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    return content
+    return counts
 
 
 if __name__ == "__main__":

@@ -147,13 +147,13 @@ def test_restarted_by_a_launcher_a_run_continues_from_its_newest_checkpoint(trai
 def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(recipe, write, tmp_path, monkeypatch):
     """What a power cut could lose: files, the manifest, a name in a folder."""
     monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
-    on_disk, published, waiting = set(), [], {}
+    on_disk, published, order = set(), [], []
     fsync, rename = os.fsync, os.rename
 
     def recorded_fsync(descriptor):
         fsync(descriptor)
         on_disk.add(os.fstat(descriptor).st_ino)
-        waiting.pop(os.fstat(descriptor).st_ino, None)
+        order.append(os.fstat(descriptor).st_ino)
 
     def recorded_rename(source, target, **options):
         if Path(target).name.startswith("checkpoint-"):
@@ -161,13 +161,15 @@ def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(recipe, write, 
             files = [path for path in Path(source).rglob("*") if path.is_file()]
             assert [path.name for path in files if path.stat().st_ino not in on_disk] == []
             published.append(Path(target).name)
-            waiting[Path(target).parent.stat().st_ino] = target
+            order.append(Path(target).name)
         rename(source, target, **options)
 
     for name, recorded in {"fsync": recorded_fsync, "rename": recorded_rename, "replace": os.replace}.items():
         monkeypatch.setattr(os, name, recorded)
     train_recipe(load_recipe(write({**recipe, "checkpoints": {"every_steps": 4}})))
-    assert published == ["checkpoint-4", "checkpoint-8"] and not waiting  # the run's folder was synced after each
+    assert published == ["checkpoint-4", "checkpoint-8"]
+    run = (tmp_path / "runs/run").stat().st_ino
+    assert all(order[order.index(name) + 1] == run for name in published)  # next the folder with the new name
     stored = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".bin", ".npy")]
     assert stored and [path.name for path in stored if path.stat().st_ino not in on_disk] == []
 
@@ -312,7 +314,7 @@ def test_a_checkpoint_can_be_chosen_and_what_was_newer_is_kept_aside(train, copy
 def test_a_checkpoint_with_another_manifest_or_more_weights_is_refused(cpt, copy):
     checkpoint = copy() / "checkpoint-4"
     manifest = (checkpoint / "manifest.json").read_text()
-    (checkpoint / "manifest.json").write_text(manifest.replace('"step": 4', '"step": 3'))
+    (checkpoint / "manifest.json").write_text(manifest.replace('"tokens": 1', '"tokens": 2'))
     assert cpt("verify", checkpoint).returncode == 2
     (checkpoint / "manifest.json").write_text(manifest)
     assert cpt("verify", checkpoint).returncode == 0
@@ -440,11 +442,18 @@ def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, stra
     assert is_same(run, straight)
 
 
-@pytest.mark.slow
-def test_a_run_refuses_to_resume_with_other_data(train, copy, corpus):
-    copy()
-    refused = train(f"data.sources=[{{path: {corpus}/general.jsonl}}]")
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_lab, corpus, run):
+    own = shutil.copy(corpus / "domain.jsonl", my_lab / "own.jsonl")
+    recipe["data"]["sources"] = [{"path": str(own)}]
+    recipe |= {"checkpoints": {"every_steps": 2}, "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]}}
+    file = write(recipe)
+    assert cpt("train", file, folder=my_lab, environment={"TROUBLE": "term@3"}).returncode == 75
+    with own.open("a") as documents:
+        documents.write('{"text": "one more document"}\n')
+    assert cpt("train", file, folder=my_lab).returncode == 2
+    (run / "inputs.json").unlink()  # the checkpoint knows its data, too
+    refused = cpt("train", file, folder=my_lab)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr and not (run / "final").exists()
 
 
 # The disk

@@ -136,7 +136,7 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     )
 
 
-@pytest.mark.parametrize("name", ["better", "worse", "equal"])
+@pytest.mark.parametrize("name", ["better", pytest.param("worse", marks=pytest.mark.slow), "equal"])
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
     words = (
         "--against",
