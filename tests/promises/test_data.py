@@ -116,6 +116,12 @@ def test_documents_read_in_small_windows_are_all_read_once(epoch, tmp_path):
     assert whole.texts == windowed.texts == Counter(TEXTS) and not same_rows(whole.rows, windowed.rows)
 
 
+def test_lines_that_begin_where_a_window_does_are_read_once(epoch):
+    texts = [f"number {number:03}." for number in range(80)]
+    length = len(json.dumps({"text": texts[0]})) + 1
+    assert epoch(texts, window_bytes=8 * length).texts == Counter(texts)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv", "tsv", "txt", "json", "jsonl.gz", "jsonl.zst"])
 def test_the_same_documents_in_another_format_are_the_same_rows(epoch, tmp_path, kind):
     file, more = tmp_path / f"other.{kind}", {"text_documents": "line"} if kind == "txt" else {}
@@ -302,6 +308,12 @@ def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch
         sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
     assert trainer.evaluate()["eval_a_loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
+    evaluation = {"perplexity": [{"path": jsonl(tmp_path / "held.jsonl", TEXTS[:9])}]}
+    filters = [{"name": "decontaminate", "own_evaluation": False}]  # equal texts are dropped without it, too
+    assert epoch(evaluation=evaluation, filters=filters).texts == Counter(TEXTS[9:])
 
 
 def test_a_bad_row_ends_the_run_with_its_file_and_line(epoch, tmp_path):

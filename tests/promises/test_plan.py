@@ -89,6 +89,8 @@ def test_the_table_that_is_shown_adds_up(cpt, planned):
         )
     ]
     assert len(of_gpu) > 4 and of_gpu[-1] == pytest.approx(sum(of_gpu[:-1]), abs=0.05)
+    peak = plan_run(load_recipe(planned(FAMILIES["llama"])), "RTX 4090").peak_bytes
+    assert of_gpu[-1] == pytest.approx(peak / GIB, abs=0.01)
 
 
 def test_weights_and_adams_moments_are_counted_to_the_byte(planned):
