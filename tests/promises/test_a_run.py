@@ -206,6 +206,7 @@ def test_numbers_take_underscores_exponents_and_units(whole):
     assert tokens == {2_000_000}
 
 
+@pytest.mark.slow
 def test_lora_trains_adapters_and_exports_a_merged_model(cpt, whole, run_of):
     words = f"model={{path: {run_of()}/final}}", "stage=cpt", "name=adapted"
     typed = cpt("train", whole, *words, "--lora")
@@ -259,6 +260,7 @@ def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):
     assert first.wait().returncode == 75
 
 
+@pytest.mark.slow
 def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     (tmp_path / "runs/run/thesis.tex").write_text("mine")

@@ -566,6 +566,7 @@ def test_worker_processes_and_an_empty_store_change_no_batch(seen, tmp_path):
 
 
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
+    recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
     assert cpt("train", file, "name=before", **own).returncode == 0 and cpt("store", "verify", **own).returncode == 0
     stored = max((tmp_path / "store").rglob("*.bin"), key=lambda path: path.stat().st_size)

@@ -72,7 +72,19 @@ FAMILIES = {
     "minimind3": {**SHAPE, "intermediate_size": 48},
     "minimind3_moe": {**SHAPE, "moe_intermediate_size": 48},
 }
-SLOW = {"qwen3_moe", "qwen2", "qwen3", "nemotron", "nemotron_h", "gpt2", "minimind2", "minimind2_moe", "minimind3"}
+SLOW = {
+    "deepseek_v3",
+    "cpt-gpt2",
+    "qwen3_moe",
+    "qwen2",
+    "qwen3",
+    "nemotron",
+    "nemotron_h",
+    "gpt2",
+    "minimind2",
+    "minimind2_moe",
+    "minimind3",
+}
 IDS = torch.arange(3, 35)[None]
 WITHOUT_CPT = """
 import sys

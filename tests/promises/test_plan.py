@@ -140,6 +140,7 @@ def test_recomputing_takes_less_memory_and_more_time(planned):
     assert recomputed.flops_per_token == plain.flops_per_token
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_with_3_and_its_cheapest_change_fits(cpt, planned, tmp_path):
     words = ("--gpu", "RTX 4090", "--host-memory", 64)
     file = planned(LARGE)
@@ -193,6 +194,7 @@ def test_zero_3_shards_weights_gradients_and_moments_over_the_gpus(planned):
         assert terms[8][name] == pytest.approx(terms[2][name] / 4, rel=0.01), name
 
 
+@pytest.mark.slow
 def test_more_gpus_read_more_tokens_a_step_and_a_second(planned):
     one, eight = (plan_run(load_recipe(planned(FAMILIES["llama"])), "H100", gpus=gpus) for gpus in (1, 8))
     assert eight.tokens_per_step == 8 * one.tokens_per_step and eight.tokens_per_second > 4 * one.tokens_per_second
@@ -224,8 +226,8 @@ def zero(tmp_path):
 @pytest.mark.parametrize(
     ("stage", "expected"),
     [
-        (1, {"weights": 2, "gradients": 2, "optimizer": 12 / 4}),
-        (2, {"weights": 2, "gradients": 2 / 4, "optimizer": 12 / 4}),
+        pytest.param(1, {"weights": 2, "gradients": 2, "optimizer": 12 / 4}, marks=pytest.mark.slow),
+        pytest.param(2, {"weights": 2, "gradients": 2 / 4, "optimizer": 12 / 4}, marks=pytest.mark.slow),
         (3, {"weights": 2 / 4, "gradients": 2 / 4, "optimizer": 12 / 4}),
         ("fsdp", {"weights": 4 / 4, "gradients": 4, "optimizer": 8 / 4}),
     ],
@@ -246,6 +248,7 @@ def test_a_run_needs_memory_of_the_host_too(planned, zero):
     assert enough and not little
 
 
+@pytest.mark.slow
 def test_accumulation_takes_its_time(planned):
     once, four = (
         plan_run(load_recipe(planned(FAMILIES["llama"], gradient_accumulation_steps=steps)), "H100")
@@ -255,6 +258,7 @@ def test_accumulation_takes_its_time(planned):
     assert four.tokens_per_second == pytest.approx(once.tokens_per_second, rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_sliding_window_saves_operations(planned):
     window = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 128}
     whole, less = (

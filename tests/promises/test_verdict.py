@@ -136,7 +136,9 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     )
 
 
-@pytest.mark.parametrize("name", ["better", pytest.param("worse", marks=pytest.mark.slow), "equal"])
+@pytest.mark.parametrize(
+    "name", ["better", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worse", "equal"))]
+)
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
     words = (
         "--against",
@@ -241,6 +243,7 @@ def test_harm_is_reported_as_harm(continued, texts, write):
     assert found["worked"] is False and found["domain"]["low"] > 0
 
 
+@pytest.mark.slow
 def test_forgetting_is_reported_and_stops_a_run_where_the_recipe_says_so(continued, texts, write):
     continued["data"]["sources"] = [{"path": str(texts / "general.jsonl")}]
     base = train(
