@@ -130,7 +130,6 @@ WITHOUT_EFFECT = [
         "--revision",
         "main",
     ),
-    ("mixture", TINY, "--plot", "x.png", "--probe", "--dry-run"),
     ("contamination", TINY, "--task-folder", "tasks"),
     ("evaluate", "x/y", "--needle", "4096", "--sequence-length", "512"),
     ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
