@@ -136,7 +136,6 @@ WITHOUT_EFFECT = [
     ("evaluate", "x/y", "--text", "a=b.txt", "--seed", "5"),
     ("export", "runs/x", "--push-to-hub", "me/x", "--quantize", "int8"),
     ("export", "runs/x", "--output", "/nonexistent/x", "--adapter-only", "--dtype", "float32"),
-    ("export", "runs/x", "--output", "/nonexistent/x", "--gguf", "f16", "--max-shard-size", "1GB"),
 ]
 
 

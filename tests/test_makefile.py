@@ -41,7 +41,7 @@ def test_help_lists_every_target():
     [
         ("demo", "/cpt demo"),
         ("test", "-m pytest --durations 10 -n 2"),
-        ("test-slow", "-m 'slow and not long and not browser and not quantized and not llama_cpp and not cluster and"),
+        ("test-slow", "-m 'slow and not long and not browser and not quantized and not cluster and"),
         ("test-browser", "-m browser"),
         ("test-gpu", "-m 'gpu and not quantized'"),
         ("test-quantized", "/quantized/bin/python -m pytest --durations 10 -m 'quantized"),
