@@ -16,7 +16,7 @@ from cpt.extend import check_options
 from cpt.pipeline.steps import load_pipeline
 from cpt.preflight.found import PreflightReport
 from cpt.preflight.gate import check_names
-from cpt.recipe.load import load_recipe, load_with_places
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Data, Recipe
 from cpt.recipe.sections import keys_of
 from cpt.recipe.tree import Mistakes, plain
@@ -179,4 +179,4 @@ def parts_by_name(data: Data) -> list[tuple[Callable[..., Any], dict[str, list[C
 
 def check_space(space: Path, recipe: Path) -> None:
     """A space fits the recipe that it is to be tried on."""
-    recipes_at_ends(load_space(space), load_with_places(recipe)[1])
+    recipes_at_ends(load_space(space), recipe)
