@@ -46,9 +46,9 @@ from cpt.launchers.attempts import (
     refuse_more_than_the_machine_holds,
 )
 from cpt.launchers.processes import environment_alone
-from cpt.preflight.disk import checkpoints_at_once
+from cpt.preflight.found import placed
 from cpt.preflight.gate import check_reality
-from cpt.preflight.places import placed
+from cpt.preflight.resources import checkpoints_at_once
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe
 from cpt.recipe.tree import Node

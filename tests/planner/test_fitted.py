@@ -46,13 +46,8 @@ def test_elsewhere_or_with_overrides_every_key_is_written(recipe, tmp_path):
     assert fitted.seed == 7 and fitted.training["gradient_checkpointing"]
 
 
-def test_a_profile_is_switched_off(recipe):
-    write_fitted(recipe, recipe.parent / "fitted.yaml", (), {"training.deepspeed": None})
-    assert load_recipe(recipe.parent / "fitted.yaml").training["deepspeed"] is None
-
-
 def test_a_file_is_not_written_over(recipe):
-    with pytest.raises(RecipeError, match="exists"):
+    with pytest.raises(RecipeError):
         write_fitted(recipe, recipe, (), CHANGES)
     write_fitted(recipe, recipe, (), CHANGES, force=True)
     assert load_recipe(recipe).model.lora == {"r": 16}
