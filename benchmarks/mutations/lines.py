@@ -202,10 +202,10 @@ MUTATIONS = (
     ),
     Mutation(
         "planner",
-        "cpt/planner/optimizer_terms.py",
+        "cpt/planner/terms.py",
         "FULL_MOMENTS * trained + (MASTER * trained if rounding_of(setup) is None else compensation)",
         "FULL_MOMENTS * trained",
-        "tests/planner/test_optimizer_terms.py",
+        "tests/planner/test_memory.py",
     ),
     Mutation(
         "planner",
