@@ -21,7 +21,7 @@ from cpt.data.mixture.lengths import lengths_of_phases
 from cpt.data.mixture.mixture import MixtureRows
 from cpt.data.mixture.order import shuffled
 from cpt.data.mixture.phases import asked_shares, shares_over
-from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats, tokens_of_epoch
+from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats
 from cpt.data.open_sources import open_sources
 from cpt.data.prepared import PreparedData
 from cpt.data.quality.duplicates import Repeated, repeated_documents
@@ -228,7 +228,7 @@ class Builder:
         """Of the whole run; 1 where its length is not known."""
         if self.budget is None:
             return 1
-        return rows_of_run(self.budget, tokens_of_epoch(reports, self.layout), self.data.sequence_length)
+        return rows_of_run(self.budget, sum(report.rows for report in reports), self.data.sequence_length)
 
     def scarce(
         self, windowed: Sequence[WindowedRows], mixture: MixtureRows, reports: Sequence[SourceReport]

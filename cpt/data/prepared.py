@@ -7,7 +7,6 @@ from typing import Any
 from cpt.data.checking.report import SourceReport
 from cpt.data.held_out import HeldOutSet
 from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.repeats import tokens_of_epoch
 from cpt.data.store.cache_limit import Room, cache_limit
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.windows.read_ahead import ReadAhead
@@ -37,13 +36,9 @@ class PreparedData:
 
     @property
     def num_rows(self) -> int:
-        """Of all sources once; an estimate where one is."""
+        """Rows of one epoch. With `budget.epochs` this is exact and the same after a resume, because the whole of each
+        source is read first; otherwise it may be an estimate."""
         return sum(report.rows for report in self.sources)
-
-    @property
-    def tokens_of_epoch(self) -> int:
-        """What a budget of one epoch is in tokens, as rows count them."""
-        return tokens_of_epoch(self.sources, self.windowed[0].layout)
 
     @property
     def num_tokens(self) -> int:

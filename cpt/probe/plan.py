@@ -1,5 +1,6 @@
 """Which short runs a probe makes of a recipe, what they cost, and what has to be true of the recipe first."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,7 +244,7 @@ def make_plan(
         "--rates", wanted, "peak learning rates, more than 0 and up to 1", lowest=1e-12, below=1.000001
     )
     replayed = replayed_sources(recipe, replay, chosen)
-    length = run_length(recipe, tokens_of_sources)
+    length = run_length(recipe, math.ceil(tokens_of_sources / recipe.data.sequence_length))
     runs = len(chosen) * len(tried) + LONGER
     steps = length.steps * PART / runs if probe_tokens is None else probe_tokens / length.tokens_per_step
     steps = int(steps) // READINGS * READINGS

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 
 from cpt.data.checking.report import SourceReport
-from cpt.data.layout import Layout
 from cpt.data.mixture.mixture import MixtureRows
 from cpt.errors import RecipeError
 from cpt.ranks import is_main_process
@@ -15,28 +14,17 @@ from cpt.recipe.sense_data import reported_name
 log = logging.getLogger("cpt")
 
 
-def rows_of_run(budget: Budget, num_tokens: int, sequence_length: int) -> int:
-    """Rows of the whole run. Without `global_batch_tokens` it may be up to one step longer: how long a step is, only
-    the launch says.
+def rows_of_run(budget: Budget, rows_of_epoch: int, sequence_length: int) -> int:
+    """Rows of the whole run. Without `global_batch_tokens` the run may be up to one step longer: only the launch
+    decides how long a step is.
 
     Args:
-        num_tokens: of all sources once: `tokens_of_epoch`.
+        rows_of_epoch: rows of all sources. An epoch counts rows, padding included: counted in tokens it would end
+            before the last rows.
     """
-    tokens = budget.tokens if budget.tokens is not None else (budget.epochs or 0) * num_tokens
+    rows = (budget.epochs or 0) * rows_of_epoch if budget.tokens is None else budget.tokens / sequence_length
     step = max(1, (budget.global_batch_tokens or 0) // sequence_length)
-    return max(1, math.ceil(tokens / (step * sequence_length))) * step
-
-
-def tokens_of_epoch(reports: Sequence[SourceReport], layout: Layout) -> int:
-    """What a budget of one epoch is in tokens: those of all documents once; of examples, as many as all of their rows
-    could hold.
-
-    So an epoch of examples goes through each of them, however long they are; a row counts as `sequence_length` tokens,
-    as everywhere.
-    """
-    if layout.form == "document":
-        return sum(report.tokens for report in reports)
-    return sum(report.rows for report in reports) * layout.sequence_length
+    return max(1, math.ceil(rows / step)) * step
 
 
 def allowed_epochs(data: Data, source: Source) -> float | None:

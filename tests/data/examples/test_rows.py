@@ -221,9 +221,7 @@ def test_weights_of_conversations_are_shares_of_tokens(build, rows_file):
 
 def test_epochs_are_of_rows(build, rows_file, talking):
     prepared = build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2, global_batch_tokens=5 * 64))
-    assert prepared.tokens_of_epoch == 25 * 64 and prepared.epochs(50) == {"a": 2.0}
-    packed = build("conversation", rows_file("b", talks(25)), budget=Budget(epochs=1))
-    assert packed.tokens_of_epoch == packed.num_rows * 64
+    assert prepared.num_rows == 25 and prepared.epochs(50) == {"a": 2.0}
     with pytest.raises(RecipeError, match="`data.when_exhausted`: `a` has"):
         build("preference", rows_file("a", pairs(25)), budget=Budget(epochs=2), when_exhausted="stop")
 

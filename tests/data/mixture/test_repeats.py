@@ -88,4 +88,4 @@ def test_a_limit_of_one_source_is_named():
     ],
 )
 def test_a_run_is_as_long_as_its_budget_in_whole_steps(budget, rows):
-    assert rows_of_run(Budget(**budget), num_tokens=1000, sequence_length=100) == rows
+    assert rows_of_run(Budget(**budget), rows_of_epoch=10, sequence_length=100) == rows
