@@ -31,7 +31,7 @@ from cpt.data.store.folder import default_cache_dir, key_of
 from cpt.data.store.token_files import StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.tokenization import DocumentEncoder
-from cpt.data.windows.bounded import disk_limit, is_ready, refuse_small_disk, why_all
+from cpt.data.windows.bounded import is_ready, refuse_small_disk, why_all
 from cpt.data.windows.rows import WindowedRows
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
@@ -110,8 +110,8 @@ class Builder:
         judges = [opened[f"evaluation.perplexity[{number}]"] for number in range(len(self.evaluation.perplexity))]
         sources = [opened[f"data.sources[{number}]"] for number in range(len(self.data.sources))]
         needs_all = whole or why_all(self.data, self.budget) is not None
-        limit = disk_limit(self.data, sources)
-        refuse_small_disk(self.data, self.budget, sources, limit, needs_all=needs_all)
+        limit = self.data.disk_bytes
+        refuse_small_disk(self.data, self.budget, sources, needs_all=needs_all)
         make_shards(
             [
                 *everything(judges),

@@ -7,7 +7,6 @@ from typing import Any
 from cpt.data.checking.report import SourceReport
 from cpt.data.held_out import HeldOutSet
 from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.store.cache_limit import Room, cache_limit
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.data.windows.read_ahead import ReadAhead
 from cpt.data.windows.rows import WindowedRows
@@ -82,10 +81,8 @@ class PreparedData:
         shares = self.rows.turns.shares(first_row)
         if not ahead:
             return None
-        limit = cache_limit()
-        room = Room(self.windowed[0].cache_dir, limit) if limit is not None else None
         chosen = [self.windowed[n] for n in ahead], [shares[n] for n in ahead], [counts[n] for n in ahead]
-        return ReadAhead(*chosen, self.disk_bytes, room)
+        return ReadAhead(*chosen, self.disk_bytes)
 
     def state(self, first_row: int) -> dict[str, Any]:
         """What a checkpoint keeps, to go on at `first_row` also where the store is empty."""

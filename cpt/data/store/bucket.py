@@ -10,12 +10,9 @@ Names are those of the store on a disk (`store.py`), and tell all that decides t
 only written anew with the same content, so that it does not matter how many machines write at once.
 """
 
-import errno
-import logging
 import os
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,15 +25,12 @@ from xxhash import xxh3_128
 
 from cpt.data.readers.values import first_line
 from cpt.errors import DataError, ResourceError
+from cpt.files import NO_SPACE
 
 VARIABLE = "CPT_STORE"
-TRIES = 6
-FIRST_WAIT_SECONDS = 0.5  # doubled with each try, up to 16 s: half a minute in all
-FULL = (errno.ENOSPC, errno.EDQUOT)
 DIGEST = 32  # bytes at the end of an object, behind the archive: xxh3-128 of what is in front of them
 BLOCK = 1 << 20
 Result = TypeVar("Result")
-log = logging.getLogger("cpt")
 
 
 def bucket() -> "Bucket | None":
@@ -153,37 +147,27 @@ class Bucket:
             return None
 
     def _tell(self, name: str, function: Callable[[], Result]) -> Result:
-        """What a function gives that asks a network which may be busy or gone for a while.
+        """Call a function of the file system, which retries by itself.
 
         Raises:
-            ResourceError: it refuses, or was asked in vain too often.
+            ResourceError: it refuses, or cannot be reached.
             FileNotFoundError: there is no such object.
             OSError: the local disk is full.
         """
-        for number in range(TRIES):
-            try:
-                return function()
-            except FileNotFoundError:
+        try:
+            return function()
+        except FileNotFoundError:
+            raise
+        except PermissionError as problem:
+            raise ResourceError(
+                f"{self.url}/{name}: refused ({first_line(problem)}). Check the credentials of this machine."
+            ) from problem
+        except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
+            if isinstance(problem, OSError) and problem.errno in NO_SPACE:
                 raise
-            except PermissionError as problem:
-                raise ResourceError(
-                    f"{self.url}/{name}: refused ({first_line(problem)}). Look at the credentials of this machine."
-                ) from problem
-            except Exception as problem:  # each of fsspec's systems has errors of its own, many no OSError
-                if isinstance(problem, OSError) and problem.errno in FULL:
-                    raise
-                last = problem
-                if number + 1 < TRIES:
-                    wait = FIRST_WAIT_SECONDS * 2**number
-                    log.info(
-                        f"{self.url}/{name}: {first_line(problem) or type(problem).__name__}; asked again in"
-                        f" {wait:g} s"
-                    )
-                    time.sleep(wait)
-        what = first_line(last) or type(last).__name__
-        raise ResourceError(
-            f"{self.url}/{name}: asked {TRIES} times in vain ({what}). Is the network there, and {VARIABLE} right?"
-        ) from last
+            raise ResourceError(
+                f"{self.url}/{name}: {first_line(problem)}. Check the network and {VARIABLE}."
+            ) from problem
 
 
 def digest_of(file: IO[bytes], num_bytes: int | None = None) -> str:

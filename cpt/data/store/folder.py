@@ -23,7 +23,6 @@ from cpt.errors import ResourceError
 from cpt.files import report_damage, sealed, size_and_hash, unsealed
 
 DIGESTS = "digests.json"  # in a folder of derived files: the hash of each
-CLAIMS = "claims"  # the folder, beside what is made by many machines
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what file systems say that have none
 DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was filling
 

@@ -23,7 +23,7 @@ from cpt.data.plan import FileState, Plan
 from cpt.data.readers.opening import is_url
 from cpt.data.sources import hash_file, kind_of, states_of
 from cpt.data.store.bucket import bucket
-from cpt.data.store.folder import CLAIMS, hold, key_of, write_once
+from cpt.data.store.folder import hold, key_of, write_once
 from cpt.data.store.shards import ShardWork, object_of, sample
 from cpt.data.store.source_description import (
     SourceDescription,
@@ -303,7 +303,7 @@ class TokenizedSource:
         """Remove what only the making needed."""
         for lock in self.folder.glob("*.lock"):
             lock.unlink(missing_ok=True)
-        for left in [*self.folder.glob("*.unfinished"), self.folder / CLAIMS]:
+        for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
 
 

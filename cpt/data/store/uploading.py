@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from cpt.data.prepared import PreparedData
@@ -60,12 +61,14 @@ def upload_shards(source: TokenizedSource, numbers: Sequence[int], store: Bucket
     folders = [source.shard_folder(number) for number in numbers]
     new = [folder for folder in folders if f"{folder.name}.tar" not in kept]
 
-    def put(folder: Path) -> None:
-        try:
-            store.put_folder(folder, object_of(source.folder, folder.name))
-        except OSError as problem:
-            raise cannot_keep(folder.parent, problem) from problem
-
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(put, new))
+        list(pool.map(partial(upload_shard, store=store), new))
     return len(new)
+
+
+def upload_shard(folder: Path, store: Bucket) -> None:
+    """One shard, as one object."""
+    try:
+        store.put_folder(folder, object_of(folder.parent, folder.name))
+    except OSError as problem:
+        raise cannot_keep(folder.parent, problem) from problem

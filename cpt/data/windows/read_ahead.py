@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cpt.data.parallel import num_workers
-from cpt.data.store.cache_limit import Room
 from cpt.data.store.fill import Wanted, made
 from cpt.data.windows.rows import WindowedRows, reopen
 from cpt.errors import CptError
@@ -41,7 +40,6 @@ class ReadAhead:
         shares: of the run's rows that come from each source; they decide only what is made first.
         first_turns: where the run begins in each source.
         disk_bytes: that the tokens of all these sources may take, about; None for as many as there are.
-        room: what is left for them where the whole store's folder is bounded.
     """
 
     def __init__(
@@ -50,10 +48,9 @@ class ReadAhead:
         shares: Sequence[float],
         first_turns: Sequence[int],
         disk_bytes: int | None = None,
-        room: Room | None = None,
     ) -> None:
         self.rows = [reopen(*one.__reduce__()[1]) for one in rows]
-        self.shares, self.first_turns, self.disk_bytes, self.room = shares, first_turns, disk_bytes, room
+        self.shares, self.first_turns, self.disk_bytes = shares, first_turns, disk_bytes
         self.unwanted = threading.Event()
         self.begun: list[Stop] = []
         """Whose shards are not all there yet."""
@@ -173,16 +170,11 @@ class ReadAhead:
         used = sum(list(self.present.values()))
         begun = {(stop.source, stop.window) for stop in list(self.begun)} - self.present.keys()
         used += round(sum(map(self.file_bytes, begun)) * used / max(1, sum(map(self.file_bytes, list(self.present)))))
-        limit = (
-            self.disk_bytes
-            if self.room is None
-            else min(self.disk_bytes, self.room.left(sum(list(self.present.values())), used))
-        )
         for source, window in list(self.present):
-            if used > limit and (source, window) not in needed:
+            if used > self.disk_bytes and (source, window) not in needed:
                 self.rows[source].remove(window)
                 used -= self.present.pop((source, window))
-        return used <= limit
+        return used <= self.disk_bytes
 
     def is_passed(self, stop: Stop) -> bool:
         """Whether all readers have left a window, by the marks of the foremost."""

@@ -5,14 +5,12 @@ import tarfile
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.data.store import bucket as module
 from cpt.data.store.bucket import bucket, opened
 from cpt.errors import DataError, ResourceError
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(module, "FIRST_WAIT_SECONDS", 0.0)
+def nothing_fails():
     FaultyStore.failing.clear()
     FaultyStore.asked.clear()
 
@@ -73,28 +71,6 @@ def test_a_damaged_object_is_told_by_its_name(store, folder, tmp_path, harm):
     (tmp_path / "again").mkdir()
     with pytest.raises(DataError, match=r"bucket/tokens/a/b.tar: not what was written"):
         store.get_folder("tokens/a/b.tar", tmp_path / "again")
-
-
-def test_a_network_that_comes_back_is_asked_again(store, folder, tmp_path):
-    store.put_folder(folder, "b.tar")
-    FaultyStore.failing += [
-        ("get_file", ConnectionResetError("gone")),
-        ("get_file", RuntimeError("an error of its own")),
-        ("get_file", TimeoutError()),
-    ]
-    (tmp_path / "again").mkdir()
-    assert store.get_folder("b.tar", tmp_path / "again") and content(tmp_path / "again") == content(folder)
-    assert [call for call, _ in FaultyStore.asked].count("get_file") == 4
-
-
-def test_waits_grow_from_try_to_try(store, monkeypatch):
-    waited = []
-    monkeypatch.setattr(module, "FIRST_WAIT_SECONDS", 0.5)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: waited.append(seconds) if seconds else None)
-    FaultyStore.failing += [("cat_file", ConnectionError("gone"))] * 20
-    with pytest.raises(ResourceError, match=r"bucket/a.json: asked 6 times in vain \(gone\).*CPT_STORE"):
-        store.read("a.json")
-    assert waited == [0.5, 1, 2, 4, 8]
 
 
 def test_a_refusal_is_told_at_once(store):

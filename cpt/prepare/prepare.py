@@ -1,0 +1,139 @@
+"""Fill the token store before a run: with all of a recipe's documents, with one part of them, or on a Ray cluster."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpt.data.build import as_asked, build_data
+from cpt.data.checking.contamination import with_decontamination
+from cpt.data.form_of_stage import form_of_stage
+from cpt.data.open_sources import open_sources
+from cpt.data.parallel import num_workers
+from cpt.data.plan import Shard
+from cpt.data.prepared import PreparedData
+from cpt.data.store.bucket import bucket
+from cpt.data.store.fill import Wanted, made
+from cpt.data.store.folder import default_cache_dir
+from cpt.data.store.shards import ShardWork
+from cpt.data.store.tokenized import TokenizedSource
+from cpt.data.store.uploading import upload, upload_shard
+from cpt.data.tokenization import DocumentEncoder
+from cpt.errors import LaunchError, RecipeError, ResourceError
+from cpt.optim.schedules import phases_in_tokens
+from cpt.recipe.schema import Recipe
+from cpt.tokenizer.load import load_tokenizer
+
+log = logging.getLogger("cpt")
+RETRIES = 5  # of a Ray task whose process or machine died
+PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT")
+
+
+def prepare_recipe(recipe: Recipe, cache_dir: Path | None = None) -> PreparedData:
+    """Make everything that the recipe's run reads, and upload it to $CPT_STORE if that is set.
+
+    With `data.disk_bytes`, only what the run begins with is made.
+    """
+    prepared = build_data(
+        phases_in_tokens(recipe),
+        load_tokenizer(recipe.tokenizer, recipe.model),
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        form=form_of_stage(recipe.stage),
+        budget=recipe.budget,
+        cache_dir=cache_dir,
+        whole=recipe.data.disk_bytes is None,
+    )
+    if (store := bucket()) is not None:
+        log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
+    return prepared
+
+
+def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = None) -> tuple[int, int]:
+    """Make part `part` of `of` parts, counted from 1. Parts may be made at the same time, on any machines.
+
+    Returns:
+        How many shards of tokens this call made, and how many are still missing in the store.
+    """
+    shards, store = all_shards(open_all(recipe, cache_dir or default_cache_dir())), bucket()
+    mine = unmade(shards[part - 1 :: of])
+    for source, number in made(mine, min(num_workers(), len(mine)), list({source for source, _ in mine})):
+        if store is not None:
+            upload_shard(source.shard_folder(number), store)
+    return len(mine), len(unmade(shards))
+
+
+def prepare_on_ray(recipe: Recipe, cache_dir: Path | None = None) -> int:
+    """Make the missing shards as tasks of the Ray cluster that RAY_ADDRESS names, by default of this machine.
+
+    All machines must share the store's folder, or CPT_STORE. Returns the number of tasks.
+
+    Raises:
+        LaunchError: a task died too often.
+        ResourceError: Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as problem:
+        raise ResourceError("--with ray needs Ray: pip install 'cpt[ray]'.") from problem
+    cache = (cache_dir or default_cache_dir()).absolute()
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    missing = unmade(all_shards(open_all(recipe, cache)))
+    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+    try:
+        task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
+        works = {source: ray.put(source.proven_work) for source, _ in missing}
+        waiting = [
+            task.remote(works[source], source.plan.shards[number], source.shard_folder(number).name, str(Path.cwd()))
+            for source, number in missing
+        ]
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            ray.get(ready)
+    except ray.exceptions.RayTaskError as problem:
+        raise problem.cause from problem
+    except ray.exceptions.RayError as problem:
+        raise LaunchError(
+            f"a Ray task died ({str(problem).splitlines()[0]}). Start the same command again: it continues."
+        ) from problem
+    finally:
+        ray.shutdown()
+    return len(missing)
+
+
+def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None:
+    """One Ray task. Relative paths keep the meaning that they have where the command was typed."""
+    os.chdir(folder)
+    work(shard, name)
+    if (store := bucket()) is not None:
+        upload_shard(work.folder / name, store)
+
+
+def open_all(recipe: Recipe, cache_dir: Path) -> list[TokenizedSource]:
+    """Every source and held-out set, as the run opens them.
+
+    Raises:
+        RecipeError: the recipe bounds its store, which only a run can fill.
+    """
+    if recipe.data.disk_bytes is not None:
+        raise RecipeError(
+            "`data.disk_bytes` bounds the store, which is filled while the run reads. Leave it out to prepare shards."
+        )
+    data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
+    clean = with_decontamination(data, evaluation, cache_dir)
+    encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
+    return list(open_sources(clean, evaluation, encoder, cache_dir, recipe.seed).values())
+
+
+def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
+    """Every shard, in an order that all processes share."""
+    return [(source, number) for source in sources for number in range(len(source.plan.shards))]
+
+
+def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
+    """Those that neither this machine nor the bucket has."""
+    by_source: dict[TokenizedSource, list[int]] = {}
+    for source, number in shards:
+        by_source.setdefault(source, []).append(number)
+    return [(source, number) for source, numbers in by_source.items() for number in source.unmade(numbers)]
