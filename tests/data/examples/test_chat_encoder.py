@@ -1,7 +1,4 @@
 import copy
-import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from cpt.data.examples.chat import CONTROL, transcript
 from cpt.data.examples.chat_encoder import ChatEncoder, refused
 from cpt.data.tokenization import DocumentEncoder
-from cpt.errors import DataError, RecipeError
+from cpt.errors import DataError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -153,16 +150,6 @@ PROVEN = {}
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(chats=CHATS)
-def test_a_faster_encoder_gives_the_same_ids(tokenizers, name, chats):
-    plain = ChatEncoder(DocumentEncoder(tokenizers[name]), "data.sources[0]")
-    if name not in PROVEN:
-        PROVEN[name] = plain.proven_for(texts_of([["Say something.", "Something."]]))
-    assert PROVEN[name].by_parts == (name not in ("tokens that swallow blanks", "llama 2", "slow"))
-    assert documents(PROVEN[name], texts_of(chats)) == documents(plain, texts_of(chats))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_no_message_writes_a_control_token(tokenizers, name):
     tokenizer = tokenizers[name]
     encoder = ChatEncoder(DocumentEncoder(tokenizer), "data.sources[0]")
@@ -202,41 +189,6 @@ def test_bos_and_eos_stand_once(tokenizers):
     assert tokenizers["chatml"].decode(ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
 
 
-def test_no_chats_are_no_ids(tokenizers):
-    ids, lengths = ChatEncoder(DocumentEncoder(tokenizers["chatml"]), "").encode([])
-    assert len(ids) == len(lengths) == 0
-
-
-def test_it_travels_to_workers(tokenizers):
-    texts = texts_of([["a", "b<|im_end|>"], ["c"]])
-    for name in ("chatml", "llama 2"):
-        encoder = ChatEncoder(DocumentEncoder(tokenizers[name]), "")
-        assert documents(pickle.loads(pickle.dumps(encoder)), texts) == documents(encoder, texts)
-        proven = encoder.proven_for(texts)
-        assert documents(pickle.loads(pickle.dumps(proven)), texts) == documents(encoder, texts)
-
-
-def test_the_template_is_in_the_fingerprint(tokenizers):
-    plain = [DocumentEncoder(tokenizers[name]) for name in ("chatml", "no control tokens")]
-    assert plain[0].fingerprint == plain[1].fingerprint, "texts are not tokenised anew for another template"
-    assert len({ChatEncoder(encoder, "").fingerprint for encoder in plain} | {plain[0].fingerprint}) == 3
-
-
-def test_a_tokenizer_without_a_template_is_refused(tokenizer):
-    with pytest.raises(
-        RecipeError, match=r"`data.sources\[1\].chat`: the tokenizer .* has no chat template. Set `tokenizer.path`"
-    ):
-        ChatEncoder(DocumentEncoder(tokenizer), "data.sources[1]")
-
-
-def test_of_several_templates_the_default_is_taken(tokenizer):
-    several = bytes_tokenizer(tokenizer, {"default": CHATML, "tool_use": PLAIN})
-    assert ChatEncoder(DocumentEncoder(several), "").template == CHATML
-    without = bytes_tokenizer(tokenizer, {"tool_use": PLAIN})
-    with pytest.raises(RecipeError, match="has no chat template"):
-        ChatEncoder(DocumentEncoder(without), "")
-
-
 def test_what_the_template_refuses_is_dropped_by_a_filter(tokenizer):
     encoder = ChatEncoder(DocumentEncoder(bytes_tokenizer(tokenizer, ALTERNATING)), "")
     (component,) = encoder.filters()
@@ -259,9 +211,3 @@ def test_a_template_with_todays_date_writes_the_same_every_day(tokenizer):
     )
     (ids,) = documents(ChatEncoder(DocumentEncoder(dated), ""), texts_of([["a"]]))
     assert dated.decode(ids) == "\n[26 Jul 20242024-07-26]a<|endoftext|>"
-
-
-def test_nothing_heavy_is_imported_before_a_chat_comes():
-    heavy = "not {'transformers', 'jinja2'}.isdisjoint(sys.modules)"
-    code = f"import sys, cpt.data.examples.chat_encoder, cpt.data.readers.values; sys.exit({heavy})"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -27,10 +27,6 @@ def test_files_are_cut_where_a_part_can_be_found_by_itself(name, more, cut):
     assert ranges == ([Range(0, 100), Range(100, 200), Range(200, None)] if cut else [Range()])
 
 
-def test_a_small_file_stays_whole():
-    assert ranges_of("a.jsonl", 100, Source(path="a.jsonl"), piece_bytes=100) == [Range()]
-
-
 @pytest.mark.parametrize("extension", READERS)
 def test_every_format_is_read_by_its_extension(extension, tmp_path):
     contents = {

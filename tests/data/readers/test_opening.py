@@ -34,11 +34,6 @@ def test_a_compressed_file_that_is_cut_off_gives_what_was_read_and_one_bad_row(t
     assert isinstance(bad, BadRow) and bad.reason == "damaged file" and "cannot be read to its end" in bad.detail
 
 
-def test_what_is_not_compressed_at_all_is_said(tmp_path, bad):
-    (tmp_path / "a.jsonl.gz").write_bytes(ROWS[:100])
-    assert bad(tmp_path / "a.jsonl.gz").reason == "damaged file"
-
-
 def test_urls_are_read_like_files(tmp_path, texts):
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/b.jsonl", b'{"text": "two"}\n')

@@ -145,12 +145,6 @@ def test_a_damaged_manifest_or_table_is_told(build, filled, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_fetches_the_tokens_and_packs_them_anew(data, tokenizer, filled, tmp_path):
-    other = build_data(data, tokenizer, seed=2, evaluation=EVALUATION, cache_dir=tmp_path / "other")
-    assert len({str(row) for row in all_rows(other, range(200))}) == 200
-
-
-@pytest.mark.slow
 def test_what_was_left_out_as_a_copy_is_known_to_all(build, tmp_path, monkeypatch):
     first = build("first", whole=True, deduplicate="exact")
     upload(first, bucket())

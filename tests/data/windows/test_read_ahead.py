@@ -39,13 +39,6 @@ def all_rows(prepared, numbers):
     return [prepared.rows[row]["input_ids"].tolist() for row in numbers]
 
 
-def wait_until(is_so, seconds=30):
-    until = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < until, "too long"
-        time.sleep(0.05)
-
-
 def tokens_on_disk(tmp_path, cache="cache"):
     return sum(size_of(folder) for folder in (tmp_path / cache / "tokens").iterdir())
 
@@ -60,23 +53,6 @@ def test_all_is_made_while_the_run_reads(build, tmp_path):
     again = build()
     assert all(rows.is_complete for rows in again.windowed) and again.read_ahead(0) is None
     assert not any(report.is_estimate for report in again.sources)
-
-
-def test_what_is_made_first_is_what_is_read_first(build):
-    prepared = build()
-    ahead = prepared.read_ahead(0)
-    stops = list(ahead.stops())
-    assert [stop.window for stop in stops if stop.source == 0] == list(
-        range(len(prepared.windowed[0].tokenized.plan.windows))
-    )
-    assert {stop.source for stop in stops[:4]} == {0, 1}, "both, in turn"
-
-
-def test_a_resumed_run_begins_where_it_is(build):
-    prepared = build()
-    all_rows(prepared, [600])
-    first = next(build().read_ahead(600).stops())
-    assert first.window > 1 and first.epoch == 0
 
 
 def test_a_stopped_one_leaves_a_store_that_can_be_gone_on_with(build):
@@ -121,16 +97,6 @@ def test_a_bounded_run_goes_on_exactly_where_it_was(build, tmp_path):
     ahead = second.read_ahead(500)
     ahead.start()
     assert all_rows(second, range(500, 900)) == straight[500:]
-    ahead.stop()
-
-
-def test_the_thread_waits_while_nobody_reads(build, tmp_path):
-    prepared = build(disk_bytes=120_000)
-    ahead = prepared.read_ahead(0)
-    ahead.start()
-    wait_until(lambda: len(ahead.present) > 3)
-    time.sleep(1)
-    assert tokens_on_disk(tmp_path) < 1.25 * 120_000 and ahead.thread.is_alive()
     ahead.stop()
 
 
