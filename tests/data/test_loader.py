@@ -48,9 +48,7 @@ def with_first_positions(batch):
     return {**batch, "first": batch["position_ids"][:, 0]}
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"depth": 0}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}]
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"collate_fn": lambda some: stack_rows(some)}])
 def test_batches_are_completed_where_they_are_made(rows, options):
     plain, completed = batches(rows), batches(rows, complete=with_first_positions, **options)
     assert same(plain, completed) and all(batch["first"].tolist() == [0, 0] for batch in completed)
@@ -62,9 +60,7 @@ def test_workers_change_nothing(rows, context):
     assert same(batches(rows, num_workers=2, multiprocessing_context=context), batches(rows))
 
 
-@pytest.mark.parametrize(
-    "options", [{"depth": 0}, {"depth": 1}, {"depth": 4}, {}, {"num_workers": 2}, {"num_workers": 4}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 4}], ids=str)
 def test_the_way_of_feeding_changes_nothing(rows, options):
     assert same(
         batches(rows, rows_in_all=400, **options), [stack_rows([rows[n], rows[n + 1]]) for n in range(0, 400, 2)]
@@ -85,7 +81,7 @@ def test_a_batch_is_pinned_by_the_thread_where_there_is_a_device(rows, monkeypat
     loader = CPTDataLoader(
         rows, micro_batch=1, rows_in_all=3, pin_memory=True, collate_fn=lambda some: Pinnable(stack_rows(some))
     )
-    assert len(list(loader)) == 3 and pinned == ["data-prefetch"] * 3 and devices == [3]
+    assert len(list(loader)) == 3 and pinned == ["data-prefetch_0"] * 3 and devices == [3]
 
 
 @pytest.mark.gpu

@@ -197,11 +197,10 @@ def test_a_held_out_text_that_is_longer_than_a_row_is_read_to_its_end_in_every_f
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("depth", [None, 0])
-def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers, depth):
+def test_the_loader_gives_them_to_the_trainers_collator(build, rows_file, workers):
     prepared = build("preference", rows_file("a", pairs(20)))
     loader = CPTDataLoader(
-        prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, depth=depth, num_workers=workers, collate_fn=lists
+        prepared.rows, micro_batch=4, rows_in_all=20, first_row=8, num_workers=workers, collate_fn=lists
     )
     assert [batch["rows"] for batch in loader] == [
         [prepared.rows[n] for n in range(first, first + 4)] for first in (8, 12, 16)
