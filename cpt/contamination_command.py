@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.data.checking.contamination import Contamination, find_contamination, is_refused
-from cpt.data.checking.decontamination import Judged
-from cpt.data.form_of_stage import sections_of
+from cpt.data.contamination import Contamination, find_contamination, is_refused
+from cpt.data.filters.decontamination import Judged
+from cpt.data.readers.forms import sections_of
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 

@@ -1,4 +1,4 @@
-"""From the recipe's `data` section to the rows that are trained on and the rows that the model is judged by."""
+"""From the recipe's `data` section to the rows that are trained on and the rows for evaluation."""
 
 import logging
 from collections import Counter
@@ -11,30 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.checking.contamination import with_decontamination
-from cpt.data.checking.held_out_share import nothing_held_out, other_share
-from cpt.data.checking.report import SourceReport, report_on, tell
-from cpt.data.forms import form_of_source, refuse_layout, with_form
-from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.layout import Layout
-from cpt.data.mixture.lengths import lengths_of_phases
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.order import shuffled
-from cpt.data.mixture.phases import asked_shares, shares_over
-from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats
+from cpt.cache import default_cache_dir, key_of
+from cpt.data.contamination import with_decontamination
+from cpt.data.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share
+from cpt.data.mixture import MixtureRows, asked_shares, lengths_of_phases, shares_over
 from cpt.data.open_sources import open_sources
-from cpt.data.prepared import PreparedData
-from cpt.data.quality.duplicates import Repeated, repeated_documents
-from cpt.data.selection import Selection, is_held_out, longest_held_out
-from cpt.data.store.fill import Wanted, make_shards
-from cpt.data.store.folder import default_cache_dir, key_of
+from cpt.data.prepared import PreparedData, SourceReport, allowed_epochs, report_on, rows_of_run, tell, tell_repeats
+from cpt.data.readers.forms import form_of_source, refuse_layout, with_form
+from cpt.data.rows.rows import Layout
+from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.windows import WindowedRows, is_ready, refuse_small_disk, why_all
+from cpt.data.store.order import shuffled
 from cpt.data.store.token_files import StoredDocuments
-from cpt.data.store.tokenized import TokenizedSource
-from cpt.data.tokenization import DocumentEncoder
-from cpt.data.windows.bounded import is_ready, refuse_small_disk, why_all
-from cpt.data.windows.rows import WindowedRows
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.ranks import is_main_process, main_process_first
+from cpt.recipe.load import load_mixture
 from cpt.recipe.schema import Budget, Data, Evaluation
 from cpt.recipe.sense_data import reported_name
 from cpt.recipe.sense_evaluation import with_public_set
@@ -64,8 +57,7 @@ def build_data(
         budget: how long the run is, to tell how often it reads each source.
         cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
         whole: make all of every source.
-        form: what the sources' rows are: documents, or examples (`cpt.data.forms`). Sources that say it themselves
-            keep theirs.
+        form: of the sources' rows: documents, or examples (`cpt.data.readers.forms`); by default each source's own.
 
     Raises:
         DataError: a source is missing, bad or empty after its filters.
@@ -327,3 +319,29 @@ def check_names(data: Data, evaluation: Evaluation) -> None:
             raise RecipeError(
                 f"`{where}`: {', '.join(twice)} is the name of more than one. Give each a `name:` of its own."
             )
+
+
+# --- open mixture ---
+
+
+def open_mixture(
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    overrides: Sequence[str] = (),
+    *,
+    cache_dir: Path | None = None,
+) -> MixtureRows:
+    """The rows of a mixture file or of a recipe, in the order of training: a torch dataset that a plain DataLoader
+    takes.
+
+    It has no end (its length is 10**12 rows), so leave the DataLoader's `shuffle` off: the rows are shuffled already.
+    For some of them: `torch.utils.data.Subset(rows, range(1000))`. Of a recipe nothing is held out here; a run's own
+    rows are `build_data(...).rows`.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with an end-of-sequence token.
+        overrides: `data.key=value`, on top of the file: `data.sequence_length=512`.
+        cache_dir: where tokens are kept; by default $CPT_CACHE or ~/.cache/cpt.
+    """
+    data, seed = load_mixture(path, overrides)
+    return build_data(data, tokenizer, seed=seed, cache_dir=cache_dir).rows

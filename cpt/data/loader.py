@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cpt.data.mixture.left_out import Stretch, moved_on
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.rows import Row, stack_rows
+from cpt.data.mixture import MixtureRows, Stretch, moved_on
+from cpt.data.rows.rows import Row, stack_rows
 
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches made before the model asks for them
 

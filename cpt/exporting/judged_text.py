@@ -11,16 +11,15 @@ from pathlib import Path
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
+from cpt.cache import default_cache_dir
 from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
-from cpt.data.checking.bad_rows import apply_policy
-from cpt.data.checking.files import keyed_sources
-from cpt.data.form_of_stage import sections_of
-from cpt.data.open_sources import open_source
-from cpt.data.sources import read_piece
-from cpt.data.store.folder import default_cache_dir
+from cpt.data.open_sources import keyed_sources, open_source
+from cpt.data.readers.documents import apply_policy
+from cpt.data.readers.forms import sections_of
+from cpt.data.readers.sources import read_piece
 from cpt.data.store.shards import keep
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError
 from cpt.evaluation.kept_losses import kept_losses, load_losses
 from cpt.models.config import value_of

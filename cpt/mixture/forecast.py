@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cpt.data.checking.report import SourceReport
-from cpt.data.mixture.phases import asked_shares, shares_over
-from cpt.data.mixture.repeats import refused, rows_of_run
-from cpt.data.prepared import PreparedData
+from cpt.data.mixture import asked_shares, shares_over
+from cpt.data.prepared import PreparedData, SourceReport, refused, rows_of_run
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.schema import Data, Recipe
 

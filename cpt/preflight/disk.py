@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cpt.data.store.folder import size_of
+from cpt.cache import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import GIB, free_disk_gib
 from cpt.models.build import DTYPES

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpt.checkpoints.rotation import RULES
-from cpt.data.filters import FILTERS
-from cpt.data.transforms import TRANSFORMS
+from cpt.data.filters.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.extend import hints_of
 from cpt.monitoring.own import CALLBACKS

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from cpt.data.rows import IGNORED, Row
+from cpt.data.rows.rows import IGNORED, Row
 from cpt.rehearsal.full_rows import MOST_ROWS_READ, FullRows
 from cpt.stages.trainer import CPTTrainer
 

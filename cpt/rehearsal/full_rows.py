@@ -4,7 +4,7 @@ label."""
 import torch
 from torch.utils.data import Dataset
 
-from cpt.data.rows import IGNORED, Row
+from cpt.data.rows.rows import IGNORED, Row
 
 MOST_ROWS_READ = 4096  # to fill one row; more of them hold next to nothing
 

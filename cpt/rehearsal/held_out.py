@@ -3,10 +3,9 @@ and less time."""
 
 import numpy as np
 
+from cpt.cache import default_cache_dir
 from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.layout import Layout
-from cpt.data.rows import PackedRows
-from cpt.data.store.folder import default_cache_dir
+from cpt.data.rows.rows import Layout, PackedRows
 
 BATCHES = 4
 FEWEST_DOCUMENTS = 30  # the verdict's intervals are made of documents

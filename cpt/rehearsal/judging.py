@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from cpt.cache import size_of
 from cpt.checkpoints.manifest import read_manifest
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.verify import verify_path
-from cpt.data.store.folder import size_of
 from cpt.errors import CheckpointError, CptError, LaunchError, ResourceError, TrainingError
 from cpt.extend import import_user_module
 from cpt.hardware import host_memory_gib

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from cpt.cache import size_of
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.checkpoints.rotation import find_rule
-from cpt.data.store.folder import size_of
 from cpt.errors import CheckpointError, LaunchError, RecipeError
 from cpt.preflight.gate import check_reality
 from cpt.preflight.places import placed

@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data import documents
-from cpt.data.documents import BadRow, Document, Origin
+from cpt.data.readers import documents
+from cpt.data.readers.documents import BadRow, Document, Origin
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import os
 import fsspec
 import pytest
 
-from cpt.data.files import files_of, kind_of, states_of, tell_formats
-from cpt.data.sources import open_source
+from cpt.data.readers.files import files_of, kind_of, states_of, tell_formats
+from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

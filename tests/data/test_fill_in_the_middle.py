@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.fill_in_the_middle import MARKS, MiddleEncoder
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.examples.encoders import MARKS, MiddleEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 
 TEXTS = [f"def function_{number}(argument):\n    return argument + {number}\n" for number in range(300)]
 PREFIX, SUFFIX, MIDDLE = MARKS[0]

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.forms import (
+from cpt.data.readers.forms import (
     form_of,
     form_of_source,
     with_form,

@@ -3,7 +3,7 @@ import pickle
 
 import numpy as np
 
-from cpt.data.gigatoken_proof import Gigatoken, why_not, without_special_tokens
+from cpt.data.store.tokenization import Gigatoken, why_not, without_special_tokens
 
 
 def lengths_of_words(texts):

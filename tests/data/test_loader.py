@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 from cpt.data import loader as loader_module
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.rows import stack_rows
+from cpt.data.rows.rows import stack_rows
 from cpt.recipe.schema import Data
 
 

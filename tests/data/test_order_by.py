@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from cpt.data import plan
 from cpt.data.build import build_data
+from cpt.data.store import plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 

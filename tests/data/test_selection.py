@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.selection import Selection, part_by_score
+from cpt.data.rows.selection import Selection, part_by_score
 
 
 class Documents:

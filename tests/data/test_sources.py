@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.documents import Document
-from cpt.data.sources import files_with_sizes, open_source, pieces_of, read_piece
+from cpt.data.readers.documents import Document
+from cpt.data.readers.sources import files_with_sizes, open_source, pieces_of, read_piece
 from cpt.errors import DataError, ResourceError
 from cpt.recipe.schema import Source
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.data import tokenization
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store import tokenization
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 
 EOS = 256
@@ -145,8 +145,8 @@ def test_a_tokenizer_that_gigatoken_reads_otherwise_stays_with_hugging_face(toke
 
 def test_a_difference_in_the_runs_own_documents_is_enough(tokenizer, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "cpt")
-    monkeypatch.setattr("cpt.data.gigatoken_proof.HARD_STRINGS", [])
-    monkeypatch.setattr("cpt.data.gigatoken_proof.around_added_tokens", lambda content: [])
+    monkeypatch.setattr("cpt.data.store.tokenization.HARD_STRINGS", [])
+    monkeypatch.setattr("cpt.data.store.tokenization.around_added_tokens", lambda content: [])
     grown = copy.deepcopy(tokenizer)
     grown.add_tokens([AddedToken("word", single_word=True)])
     assert DocumentEncoder(grown).proven_for(["nothing"]).engine.startswith("gigatoken")

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from cpt.data.transforms import apply_transforms, build_transforms, c4_lines, normalise
+from cpt.data.filters.filters import apply_transforms, build_transforms, c4_lines, normalise
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from tiny_documents import PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf
 
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.documents import ingest as ingesting
 from cpt.documents.ingest import ingest
 from cpt.recipe.schema import DocumentSource

@@ -2,7 +2,7 @@ import http.server
 import json
 import threading
 
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.recipe.schema import Source
 
 

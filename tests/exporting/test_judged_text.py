@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, LlamaConfig
 from xxhash import xxh3_64_intdigest
 
 from cpt.checkpoints.trained import Trained
-from cpt.data.form_of_stage import sections_of
-from cpt.data.sources import open_source
+from cpt.data.readers.forms import sections_of
+from cpt.data.readers.sources import open_source
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.exporting.judged_text import MOST_TOKENS, judged_text

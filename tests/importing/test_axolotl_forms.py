@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.forms import BESIDE, NAMED
-from cpt.data.readers.templates import filled_lines
+from cpt.data.readers.example import filled_lines
+from cpt.data.readers.forms import BESIDE, NAMED
 from cpt.importing.axolotl_forms import JUDGED, PAIRS, PREFERENCES, base_of, chat_of_own, chat_of_pairs, chat_of_rl
 
 

@@ -6,7 +6,7 @@ import pytest
 from tiny import write_documents
 from transformers import AutoTokenizer
 
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.init import documents
 from cpt.init.documents import estimate_tokens, licence_named_in, look_at_documents

@@ -4,8 +4,8 @@ from typer.testing import CliRunner
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cli import application
-from cpt.data import plan
 from cpt.data.build import build_data
+from cpt.data.store import plan
 from cpt.errors import DataError, RecipeError
 from cpt.prepare.prepare import prepare_recipe, prepare_shard
 from cpt.recipe.load import load_recipe

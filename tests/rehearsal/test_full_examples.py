@@ -5,7 +5,7 @@ from launching import ROOT
 from rehearsing import rehearse
 from stage_steps import full_rows
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.rehearsal.full_examples import FullExamples, LastTokenLearned, LongestPrompts, longest_examples
 from cpt.rehearsal.full_rows import FullRows
 

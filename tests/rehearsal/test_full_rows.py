@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_faults import trainer_of
 
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.rehearsal.full_rows import FullRows, real_tokens
 
 

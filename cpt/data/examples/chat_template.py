@@ -6,7 +6,7 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from cpt.data.examples.chat import NOT_TOKEN, Message
+from cpt.data.readers.chat import NOT_TOKEN, Message
 
 # Some templates write today's date. Stored tokens must be the same tomorrow, so for them it is always 26 July 2024,
 # which Llama 3's fall back to.

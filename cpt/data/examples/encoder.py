@@ -13,14 +13,14 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.documents import DocumentView
-from cpt.data.examples.chat import NOT_TOKEN
 from cpt.data.examples.chat_template import Refused, Span, same_every_day
-from cpt.data.examples.example import example_of
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
 from cpt.data.examples.writer import ExampleWriter, Written
-from cpt.data.forms import form_of_source
-from cpt.data.tokenization import DocumentEncoder, Ids
+from cpt.data.readers.chat import NOT_TOKEN
+from cpt.data.readers.documents import DocumentView
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import form_of_source
+from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, DocumentSource
 

@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.components import ComponentLists
-from cpt.data.documents import Document, Origin, Piece
-from cpt.data.examples.chat import Message
 from cpt.data.examples.chat_template import ASSISTANT
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.example import Example, Words, example_of
 from cpt.data.examples.segments import CONTEXT, LEARNED, LONG_PROMPT, NOTHING_LEARNED, UNWANTED, Segments
-from cpt.data.filters import build_filters, reason_to_drop
-from cpt.data.parallel import map_in_order
-from cpt.data.sources import read_piece
+from cpt.data.filters.filters import ComponentLists, apply_transforms, build_filters, build_transforms, reason_to_drop
+from cpt.data.readers.chat import Message
+from cpt.data.readers.documents import Document, Origin, Piece
+from cpt.data.readers.example import Example, Words, example_of
+from cpt.data.readers.sources import read_piece
+from cpt.data.store.parallel import map_in_order
 from cpt.data.store.shards import batches
-from cpt.data.transforms import apply_transforms, build_transforms
 from cpt.recipe.schema import DocumentSource
 from cpt.recipe.sense_data import reported_name
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cpt.data.examples.chat import Message
 from cpt.data.examples.chat_template import ASSISTANT, ChatTemplate, Refused, Span, Tools, control_pattern, marked
-from cpt.data.examples.example import Example, Words, example_of
+from cpt.data.readers.chat import Message
+from cpt.data.readers.example import Example, Words, example_of
 from cpt.errors import RecipeError
 
 REMEMBERED = 4096  # texts: a filter looks at a batch of documents before it is encoded

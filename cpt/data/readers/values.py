@@ -4,12 +4,10 @@ import math
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping, Sequence
 
-from cpt.data.documents import BadValue, Document, Origin
-from cpt.data.examples.chat import CONTROL
-from cpt.data.examples.example import example_columns, example_text
-from cpt.data.examples.turns import BEFORE, columns_of_turns
-from cpt.data.forms import ELSEWHERE, NAMED, columns_named, form_of_source
-from cpt.data.readers.templates import template_columns
+from cpt.data.readers.chat import CONTROL
+from cpt.data.readers.documents import BadValue, Document, Origin
+from cpt.data.readers.example import BEFORE, columns_of_turns, example_columns, example_text, template_columns
+from cpt.data.readers.forms import ELSEWHERE, NAMED, columns_named, form_of_source
 from cpt.recipe.schema import DocumentSource, Source
 
 

@@ -7,8 +7,7 @@ fsspec opens.
     were there before
 
 Names are those of the store on a disk (`store.py`), and tell all that decides the content. Objects are never changed,
-only written anew with the same content, so that it does not matter how many machines write at once.
-"""
+only written anew with the same content, so that it does not matter how many machines write at once."""
 
 import os
 import tarfile

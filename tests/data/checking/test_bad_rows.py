@@ -2,7 +2,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.checking.bad_rows import absurd_share, refuse_too_many
+from cpt.data.readers.documents import absurd_share, refuse_too_many
 from cpt.errors import DataError
 
 

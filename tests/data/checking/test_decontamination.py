@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from cpt.data.checking.decontamination import Judged, decontaminate, load_runs, read_runs
+from cpt.data.filters.decontamination import Judged, decontaminate, load_runs, read_runs
 from cpt.errors import DataError
 
 WORDS = [f"word{number}" for number in range(5000)]

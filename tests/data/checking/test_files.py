@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 
-from cpt.data.checking.files import check_sources, unchecked_sources
+from cpt.data.open_sources import check_sources, unchecked_sources
 from cpt.recipe.schema import Component, Data, Evaluation, Source
 
 
@@ -45,5 +45,5 @@ def test_only_the_first_row_is_read(tmp_path):
 
 
 def test_the_check_needs_no_heavy_library():
-    code = "import sys, cpt.data.checking.files; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    code = "import sys, cpt.data.open_sources; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

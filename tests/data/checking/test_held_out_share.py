@@ -3,9 +3,9 @@ import random
 import numpy as np
 import pytest
 
+from cpt.data import held_out as held_out_share
 from cpt.data.build import build_data
-from cpt.data.checking import held_out_share
-from cpt.data.checking.held_out_share import size_warnings
+from cpt.data.held_out import size_warnings
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 

@@ -1,7 +1,7 @@
 import json
 
-from cpt.data.checking import rows as check_rows
-from cpt.data.checking.rows import count_source
+from cpt.data_commands import check as check_rows
+from cpt.data_commands.check import count_source
 from cpt.recipe.schema import Source
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow, BadValue, Document
-from cpt.data.examples.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
-from cpt.data.sources import Piece, read_piece
+from cpt.data.readers.chat import CONTROL, MARK, NOT_TOKEN, PART, messages_of, transcript
+from cpt.data.readers.documents import BadRow, BadValue, Document
+from cpt.data.readers.sources import Piece, read_piece
 from cpt.recipe.schema import Source
 
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text))

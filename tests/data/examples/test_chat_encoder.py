@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from cpt.data.examples.chat import CONTROL, transcript
-from cpt.data.examples.chat_encoder import ChatEncoder, refused
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.examples.encoders import ChatEncoder, refused
+from cpt.data.readers.chat import CONTROL, transcript
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 
 CHATML = (

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from cpt.data.examples.chat import CONTROL
 from cpt.data.examples.encoder import ExampleEncoder, refused
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED
-from cpt.data.forms import source_with_form
 from cpt.data.readers import values
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.readers.chat import CONTROL
+from cpt.data.readers.forms import source_with_form
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.encoders import encoder_of
+from cpt.data.examples.encoders import encoder_of
 from cpt.data.examples.gate import (
     DROPPED,
     ECHO,
@@ -16,9 +16,9 @@ from cpt.data.examples.gate import (
     missing_tokens,
 )
 from cpt.data.examples.segments import LONG_PROMPT, NOTHING_LEARNED
-from cpt.data.forms import source_with_form
-from cpt.data.sources import pieces_of
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.readers.forms import source_with_form
+from cpt.data.readers.sources import pieces_of
+from cpt.data.store.tokenization import DocumentEncoder
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"

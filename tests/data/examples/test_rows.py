@@ -8,7 +8,7 @@ import torch
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
 from cpt.data.prepared import PreparedData
-from cpt.data.rows import IGNORED
+from cpt.data.rows.rows import IGNORED
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Budget, Data, Evaluation, HeldOut, Phase
 

@@ -1,8 +1,8 @@
 import pytest
 
-from cpt.data.documents import BadValue
-from cpt.data.examples.example import example_of
-from cpt.data.forms import source_with_form
+from cpt.data.readers.documents import BadValue
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import source_with_form
 from cpt.data.readers.values import text_of
 from cpt.recipe.schema import Source
 

@@ -2,7 +2,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.left_out import RowsOfSteps
+from cpt.data.mixture import RowsOfSteps
 
 
 class Numbers(Dataset):

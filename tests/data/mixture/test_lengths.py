@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from cpt.data.build import build_data
-from cpt.data.mixture.lengths import cut_documents
-from cpt.data.rows import IGNORED
+from cpt.data.mixture import cut_documents
+from cpt.data.rows.rows import IGNORED
 from cpt.models.build import build_model
 from cpt.recipe.load import load_recipe
 from cpt.stages.build import build_trainer

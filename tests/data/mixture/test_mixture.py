@@ -11,9 +11,9 @@ from torch.utils.data import Dataset
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.mixture import ENDLESS, MixtureRows, share_out
-from cpt.data.mixture.order import endless
-from cpt.data.rows import stack_rows
+from cpt.data.mixture import ENDLESS, MixtureRows, share_out
+from cpt.data.rows.rows import stack_rows
+from cpt.data.store.order import endless
 from cpt.recipe.schema import Data
 
 

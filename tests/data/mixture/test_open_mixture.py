@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.mixture.open_mixture import open_mixture
+from cpt.data.build import open_mixture
 from cpt.errors import RecipeError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.mixture.order import shuffled
+from cpt.data.store.order import shuffled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 65_535, 65_536, 100_000])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cpt.data.mixture.phases import LINEAR_BLOCKS, asked_shares
+from cpt.data.mixture import LINEAR_BLOCKS, asked_shares
 from cpt.recipe.schema import Data, Phase, Source
 
 

@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cpt.data.mixture.mixture import MixtureRows
-from cpt.data.mixture.repeats import allowed_epochs, rows_of_run, tell_repeats
+from cpt.data.mixture import MixtureRows
+from cpt.data.prepared import allowed_epochs, rows_of_run, tell_repeats
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Source
 

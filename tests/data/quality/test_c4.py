@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.quality.c4 import c4
+from cpt.data.filters.built_in import c4
 
 PAGE = 'It was late. "Who is there?" she asked. Nobody answered!'
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.quality.fineweb import fineweb
+from cpt.data.filters.built_in import fineweb
 
 
 def reason(*lines, **options):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.quality.gopher import gopher_quality, gopher_repetition, repeated_n_grams
+from cpt.data.filters.built_in import gopher_quality, gopher_repetition, repeated_n_grams
 
 PROSE = " ".join(f"the house of number{number} and road{number * 7}" for number in range(20))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.quality.language import language
+from cpt.data.filters.built_in import language
 from cpt.errors import RecipeError
 
 ENGLISH = {"text": "The cat sat on the mat, and nobody knew what it was thinking about.", "source": "s", "where": "s"}

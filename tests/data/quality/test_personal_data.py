@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from cpt.data.quality.personal_data import mask_pii
+from cpt.data.filters.built_in import mask_pii
 
 
 def masked(text, **options):

@@ -1,4 +1,4 @@
-from cpt.data.quality.plain import keep_share, length, pattern
+from cpt.data.filters.built_in import keep_share, length, pattern
 
 
 def view(text):

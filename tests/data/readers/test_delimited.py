@@ -1,7 +1,7 @@
 import pytest
 
-from cpt.data.documents import Document
-from cpt.data.readers import delimited
+from cpt.data.readers import text_formats as delimited
+from cpt.data.readers.documents import Document
 
 
 def test_csv_fields_may_hold_line_breaks_quotes_and_much_text(tmp_path, texts):

@@ -1,7 +1,7 @@
 import pytest
 
 from cpt.data.readers.formats import READERS, Range, ranges_of
-from cpt.data.sources import open_source
+from cpt.data.readers.sources import open_source
 from cpt.recipe.schema import Source
 
 

@@ -8,7 +8,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import get_session
 
-from cpt.data.readers.hub_errors import what_it_means
+from cpt.data.readers.hub import what_it_means
 from cpt.errors import DataError, ResourceError
 
 

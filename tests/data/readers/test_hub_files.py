@@ -8,8 +8,8 @@ from loopback_hub import TOKEN, Client, Hub
 
 READ = """
 result = None
-from cpt.data.readers import hub_files
-from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
+from cpt.data.readers import hub as hub_files
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece, states_of
 from cpt.recipe.schema import Source
 import huggingface_hub
 hub_files.find.cache_clear()

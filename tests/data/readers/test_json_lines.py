@@ -1,6 +1,6 @@
 import pytest
 
-from cpt.data.readers import lines
+from cpt.data.readers import text_formats as lines
 
 GOOD = b'{"text": "one"}\n'
 

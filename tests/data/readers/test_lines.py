@@ -1,8 +1,8 @@
 import pytest
 
-from cpt.data.documents import Piece
-from cpt.data.readers import lines
-from cpt.data.readers.lines import lines_of
+from cpt.data.readers import text_formats as lines
+from cpt.data.readers.documents import Piece
+from cpt.data.readers.text_formats import lines_of
 
 CONTENT = (  # a byte order mark, CRLF, a blank line, U+2028, no end of line
     b"\xef\xbb\xbfone\r\n\ntwo \xe2\x80\xa8 still two\nthree"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.documents import BadRow
+from cpt.data.readers.documents import BadRow
 
 ROWS = b"".join(json.dumps({"text": f"text {number} ö"}).encode() + b"\n" for number in range(5000))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpt.data.documents import BadRow, Piece
-from cpt.data.readers.parquet import first_byte, groups_of
+from cpt.data.readers.documents import BadRow, Piece
+from cpt.data.readers.tables import first_byte, groups_of
 
 
 def write(path, column, name="text", **options):

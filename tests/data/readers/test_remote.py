@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.documents import Document
-from cpt.data.files import files_of, states_of
-from cpt.data.readers import remote
-from cpt.data.sources import pieces_of, read_piece
+from cpt.data.readers import opening as remote
+from cpt.data.readers.documents import Document
+from cpt.data.readers.files import files_of, states_of
+from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

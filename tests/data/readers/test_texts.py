@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cpt.data.readers import texts as text_files
+from cpt.data.readers import text_formats as text_files
 
 
 def test_a_document_file_keeps_its_text_to_the_byte(tmp_path, texts):

@@ -1,8 +1,8 @@
 import pytest
 
 from cpt.data.build import build_data
-from cpt.data.store.entries import Entry, complaint, entries, to_prune
 from cpt.recipe.schema import Data
+from cpt.store_command import Entry, complaint, entries, to_prune
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 
-from cpt.data import plan
 from cpt.data.open_sources import open_source
-from cpt.data.store.fill import make_shards
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store import plan
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import make_shards
 from cpt.recipe.schema import Data
 
 

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from cpt.data.store.folder import begin_unfinished, publish_once
+from cpt.cache import begin_unfinished, publish_once
 from cpt.errors import DataError
 
 SLOW_FILL = """
 import sys, time
 from pathlib import Path
-from cpt.data.store.folder import publish_once
+from cpt.cache import publish_once
 def fill(folder):
     (folder / "half").write_text("half")
     print("filling", flush=True)
@@ -83,7 +83,7 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
 
     def slow(folder):
         (folder / "content").write_text("first half, ")
-        monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+        monkeypatch.setattr("cpt.cache.machine", lambda: "other")
         publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
         with (folder / "content").open("a") as file:
             file.write("second half")
@@ -94,7 +94,7 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
 
 
 def test_what_another_machine_is_filling_is_removed_only_when_it_is_surely_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr("cpt.data.store.folder.machine", lambda: "other")
+    monkeypatch.setattr("cpt.cache.machine", lambda: "other")
     for name in ("alive", "dead"):
         with (tmp_path / f"{name}.lock").open("a+") as lock:
             begin_unfinished(tmp_path / name, lock, is_locked=True)

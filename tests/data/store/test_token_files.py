@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cpt.data.store.folder import publish_once
+from cpt.cache import publish_once
 from cpt.data.store.token_files import StoredDocuments, TokenFiles, TokenWriter
 from cpt.errors import DataError
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from cpt.data import plan
-from cpt.data.sources import open_source
-from cpt.data.store import shards
+from cpt.data.readers.sources import open_source
+from cpt.data.store import plan, shards
 from cpt.data.store import tokenized as tokenized_module
-from cpt.data.store.fill import make_shards
 from cpt.data.store.token_files import TokenFiles
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import make_shards
 from cpt.errors import DataError
 from cpt.recipe.schema import Component, Source
 
@@ -182,10 +181,10 @@ PREPARE = """
 import sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from cpt.data import plan
-from cpt.data.store.fill import make_shards
+from cpt.data.store import plan
+from cpt.data.store.tokenized import make_shards
 from cpt.data.open_sources import open_source
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.recipe.schema import Data, Source
 plan.SHARD_BYTES = 20_000
 source = Source(path=sys.argv[1])

@@ -4,12 +4,11 @@ import shutil
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.data import plan
 from cpt.data.build import build_data
-from cpt.data.store import shards
+from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket
-from cpt.data.store.uploading import upload
 from cpt.errors import DataError, ResourceError
+from cpt.prepare.prepare import upload
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 
 SHARD, WINDOW = 2_000, 8_000
@@ -149,7 +148,7 @@ def test_what_was_left_out_as_a_copy_is_known_to_all(build, tmp_path, monkeypatc
     first = build("first", whole=True, deduplicate="exact")
     upload(first, bucket())
     monkeypatch.setattr(shards, "fill_shard", lambda *_: pytest.fail("made and not fetched"))
-    monkeypatch.setattr("cpt.data.quality.duplicates.first_of_each", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr("cpt.data.rows.selection.first_of_each", lambda *_: pytest.fail("compared again"))
     assert all_rows(build("other", deduplicate="exact"), range(200)) == all_rows(first, range(200))
 
 

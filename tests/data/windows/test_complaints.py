@@ -2,9 +2,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cpt.data.plan import Plan
-from cpt.data.windows.complaints import refuse_bad_windows
-from cpt.data.windows.entry import START
+from cpt.data.rows.window_index import START, refuse_bad_windows
+from cpt.data.store.plan import Plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
 

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpt.data.windows.entry import START
-from cpt.data.windows.index import WindowIndex
+from cpt.data.rows.window_index import START, WindowIndex
 
 ROWS = [3, 0, 5, 1, 8, 2]
 

@@ -4,12 +4,11 @@ import time
 import pytest
 from faulty_store import FaultyStore
 
-from cpt.data import plan
+from cpt.cache import size_of
 from cpt.data.build import build_data
-from cpt.data.store import shards
+from cpt.data.store import plan, shards
 from cpt.data.store.bucket import bucket
-from cpt.data.store.folder import size_of
-from cpt.data.store.uploading import upload
+from cpt.prepare.prepare import upload
 from cpt.recipe.schema import Data, Source
 
 SHARD, WINDOW = 2_000, 8_000

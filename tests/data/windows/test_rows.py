@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from tiny_run import DAMAGES, damage
 
-from cpt.data import plan
 from cpt.data.build import build_data
+from cpt.data.store import plan
 from cpt.errors import DataError
 from cpt.recipe.schema import Data, Evaluation, Source
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpt.data.filters import build_filters
-from cpt.data.transforms import build_transforms
+from cpt.data.filters.filters import build_filters, build_transforms
 from cpt.errors import CptError, RecipeError
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.extend import check_options
