@@ -27,7 +27,6 @@ DEAD_AFTER_SECONDS = 86_400  # without a change, what another machine was fillin
 
 
 def default_cache_dir() -> Path:
-    """$CPT_CACHE, or ~/.cache/cpt."""
     return Path(os.environ.get("CPT_CACHE") or "~/.cache/cpt").expanduser()
 
 

@@ -53,7 +53,6 @@ def command(
 
 
 def what_becomes_of_them(found: Contamination, recipe: Recipe) -> str:
-    """Whether the run reads them."""
     if not found.num_contaminated:
         return ""
     if is_refused(recipe.data):
@@ -70,7 +69,6 @@ def contamination_of(recipe: Recipe, tasks: Sequence[str] = (), task_folder: Pat
 
 
 def questions(tasks: Sequence[str], folder: Path | None) -> Iterator[Judged]:
-    """Of lm-eval's tasks."""
     if tasks:
         from cpt.evaluation.tasks import (
             task_texts,

@@ -27,8 +27,6 @@ LEFT_BEHIND = (".unfinished", ".removed")
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of the store."""
-
     folder: Path
     kind: Kind
     state: State
@@ -40,13 +38,11 @@ class Entry:
 
 
 def entries(cache_dir: Path) -> list[Entry]:
-    """Everything in the store, what was used last first."""
     found = [entry_of(folder, kind) for kind in KINDS for folder in (cache_dir / kind).glob("*") if folder.is_dir()]
     return sorted(found, key=lambda entry: entry.unused_seconds)
 
 
 def entry_of(folder: Path, kind: Kind) -> Entry:
-    """A folder, with what it says of itself."""
     description: SourceDescription | None = None
     state: State = "unfinished" if folder.suffix in LEFT_BEHIND else "complete"
     if state == "complete" and kind == "tokens":
@@ -118,7 +114,6 @@ def remove(entry: Entry) -> bool:
 
 
 def made_of(folder: Path) -> str:
-    """The name of the entry that a leftover was to become."""
     return folder.name.partition(".")[0]
 
 
@@ -231,7 +226,6 @@ def prune_command(
 
 
 def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
-    """Remove one entry, or not, and say so."""
     gone = dry_run or remove(entry)
     said = ("would remove" if dry_run else "removed") if gone else "in use, stays:"
     typer.echo(
@@ -241,7 +235,6 @@ def tell_removal(entry: Entry, *, dry_run: bool) -> bool:
 
 
 def in_units(num_bytes: int) -> str:
-    """A size that people read."""
     for unit, size in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -249,7 +242,6 @@ def in_units(num_bytes: int) -> str:
 
 
 def ago(seconds: float) -> str:
-    """A time that people read."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -81,8 +81,6 @@ def build_data(
 
 @dataclass(frozen=True)
 class Builder:
-    """What building takes."""
-
     data: Data
     evaluation: Evaluation
     encoder: DocumentEncoder
@@ -93,7 +91,6 @@ class Builder:
 
     @property
     def layout(self) -> Layout:
-        """How documents are laid out in rows."""
         return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
 
     def build(self, *, whole: bool) -> PreparedData:
@@ -129,7 +126,6 @@ class Builder:
         return PreparedData(mixture, windowed, held_out, reports, fingerprint, limit, self.form, files, judges)
 
     def tell(self, mixture: MixtureRows, windowed: Sequence[WindowedRows], reports: Sequence[SourceReport]) -> None:
-        """Say what the sources are, and what the run will repeat."""
         for report, rows in zip(reports, windowed, strict=True):
             if is_main_process():
                 tell(report, rows)
@@ -137,7 +133,6 @@ class Builder:
             tell_repeats(self.data, mixture, reports, self.num_rows(reports))
 
     def first_shards(self, source: TokenizedSource, *, needs_all: bool) -> list[Wanted]:
-        """What must be there before the first row."""
         if not source.plan.is_streamed or needs_all and not is_ready(self.data, source):
             return everything([source])
         held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -283,12 +278,10 @@ class Builder:
 
 
 def documents_of(source: TokenizedSource, verified: bool) -> StoredDocuments:
-    """All documents of a source."""
     return source.documents(range(len(source.plan.shards)), verified=verified)
 
 
 def everything(sources: Sequence[TokenizedSource]) -> list[Wanted]:
-    """All shards of some sources."""
     return [(source, number) for source in sources for number in range(len(source.plan.shards))]
 
 

@@ -99,15 +99,12 @@ class Contamination:
 
     @property
     def num_contaminated(self) -> int:
-        """Training documents, over all sources."""
         return sum(count for by_set in self.counts.values() for count in by_set.values())
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
         return {**asdict(self), "contaminated": self.num_contaminated, "summary": self.summary()}
 
     def summary(self) -> str:
-        """One sentence."""
         read = sum(self.documents.values())
         copies = (
             "1 more is an exact copy"
@@ -256,7 +253,6 @@ class ChosenTexts(NamedTuple):
 
 
 def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> ChosenTexts:
-    """Go through the documents of some pieces."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
@@ -360,7 +356,6 @@ class Searcher:
     """A file of `Runs.save`."""
 
     def __call__(self, pieces: Sequence[Piece]) -> "Found":
-        """Go through the documents of some pieces."""
         runs, found = load_runs(self.index), Found()
         for text, document in texts_of(self.work, pieces):
             if runs.is_own(text):  # held out, or a copy: its hash keeps it from training
@@ -394,7 +389,6 @@ class Found:
 
 
 def search_source(searcher: Searcher) -> Found:
-    """Look through a source on all cores."""
     source, key = searcher.work.source, searcher.work.key
     pieces = pieces_of(source, key, PIECE_BYTES)
     # A limit counts over all pieces in order, which only one process can do.

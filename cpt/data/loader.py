@@ -112,7 +112,6 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def made_ahead(self) -> Iterator[Row]:
-        """The micro-batches, made and pinned in a thread."""
         pins = self.pin_memory and torch.accelerator.is_available()
         device = torch.accelerator.current_device_index() if pins else 0  # a thread has a current device of its own
         rows, stacks = self.dataset, self.collates_plainly
@@ -155,7 +154,6 @@ def make_ahead(
 
 
 def as_it_is(batch: Row) -> Row:
-    """Nothing to add."""
     return batch
 
 
@@ -167,7 +165,6 @@ class Completed:
     complete: Callable[[Row], Row]
 
     def __call__(self, rows: Any) -> Row:
-        """The batch of some rows."""
         return self.complete(self.collate(rows))
 
 

@@ -37,7 +37,6 @@ class RowsOfSteps:
         return moved_on(step * self.rows_per_step, self.left_out)
 
     def of(self, step: int) -> Stretch:
-        """The rows of a step."""
         first = self.first(step)
         return first, first + self.rows_per_step
 
@@ -291,7 +290,6 @@ class MixtureRows(Dataset[Row]):
         return self.locate(number)[0]
 
     def locate(self, number: int) -> tuple[int, int]:
-        """The source of a global row and the row's number there."""
         source, _, row = self.place(number)
         return source, row
 

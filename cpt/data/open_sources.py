@@ -61,7 +61,6 @@ def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = Fal
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
-    """Each source and held-out set with its place in the recipe."""
     yield from ((f"data.sources[{number}]", source) for number, source in enumerate(data.sources))
     yield from (
         (f"evaluation.perplexity[{number}]", held_out) for number, held_out in enumerate(evaluation.perplexity)

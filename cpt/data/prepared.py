@@ -23,8 +23,6 @@ log = logging.getLogger("cpt")
 
 @dataclass(frozen=True)
 class SourceReport:
-    """What became of one source."""
-
     name: str
     documents: int
     """Trained on."""
@@ -158,8 +156,6 @@ def tell_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceRepor
 
 @dataclass(frozen=True)
 class PreparedData:
-    """All that a run reads."""
-
     rows: MixtureRows
     windowed: list[WindowedRows]
     """The same rows by source."""
@@ -200,7 +196,6 @@ class PreparedData:
         }
 
     def shares(self, rows: int, first: int = 0) -> dict[str, float]:
-        """Each source's share of these tokens."""
         tokens = self.tokens(rows, first)
         return {name: number / sum(tokens.values()) for name, number in tokens.items()}
 

@@ -51,7 +51,6 @@ class FileCounts:
 
     @property
     def num_bad(self) -> int:
-        """Rows that are lost."""
         return sum(row["rows"] for row in self.bad)
 
 
@@ -87,7 +86,6 @@ def workers_for(source: DocumentSource, key: str, pieces: Sequence[Piece]) -> in
 
 
 def count_piece(source: DocumentSource, key: str, piece: Piece) -> FileCounts:
-    """Read a piece to its end."""
     counts, longest = FileCounts(piece.path), 0
     for item in read_piece(source, piece, key):
         if not isinstance(item, Document):
@@ -104,7 +102,6 @@ def count_piece(source: DocumentSource, key: str, piece: Piece) -> FileCounts:
 
 
 def sum_up(path: str, parts: Iterator[FileCounts]) -> FileCounts:
-    """The parts of a file as one."""
     whole = FileCounts(path)
     for part in parts:
         whole.documents += part.documents
@@ -129,7 +126,6 @@ OneSource = Annotated[str | None, typer.Option(help="Only the source of this nam
 
 
 def chosen_sources(recipe: Recipe, name: str | None) -> Iterator[tuple[str, DocumentSource]]:
-    """All sources and held-out sets, or the one of that name."""
     keyed = list(keyed_sources(*sections_of(recipe)))
     names = [reported_name(one) for _, one in keyed]
     if name is not None and name not in names:
@@ -158,7 +154,6 @@ class ExampleGate:
 
     @cached_property
     def encoder(self) -> DocumentEncoder:
-        """The tokenizer's, loaded where there are examples."""
         from cpt.tokenizer.load import load_tokenizer  # seconds
 
         return DocumentEncoder(load_tokenizer(self.recipe.tokenizer, self.recipe.model))
@@ -345,7 +340,6 @@ def show_counts(console: Console, name: str, files: Sequence[FileCounts]) -> Non
 
 
 def numbers_of(files: Sequence[FileCounts]) -> list[str]:
-    """Documents, empty ones, characters and bad rows of all of them."""
     rows = zip(
         *((counts.documents, counts.empty, counts.num_characters, counts.num_bad) for counts in files), strict=True
     )

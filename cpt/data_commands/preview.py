@@ -151,7 +151,6 @@ def show_examples(
 
 
 def shown(token: str) -> str:
-    """A token on one line."""
     return token.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
@@ -234,6 +233,5 @@ def show_row(
 
 
 def excerpt(text: str) -> str:
-    """The beginning and the end of a text on one line."""
     flat = " ".join(text.split())
     return flat if len(flat) <= EXCERPT else f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"

@@ -28,7 +28,6 @@ SHORTEST, LONGEST = 4, 20  # of the histogram: powers of two; what is shorter or
 
 
 def print_forecast(forecast: Forecast, console: Console) -> None:
-    """The sources, the phases where there are any, and the verdict."""
     console.print(sources_table(forecast))
     console.print(documents_table(forecast))
     if forecast.phases:

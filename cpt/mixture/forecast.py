@@ -15,8 +15,6 @@ WORTHWHILE_EPOCHS = 4  # up to so many repeats are about as good as new text (ar
 
 @dataclass(frozen=True)
 class SourceForecast(SourceReport):
-    """One source over the whole run."""
-
     asked: float
     """Share of the run's tokens."""
     seen: float
@@ -38,8 +36,6 @@ class PhaseForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will see."""
-
     name: str
     tokens: int
     """Of the whole run, padding included."""
@@ -151,7 +147,6 @@ def exhausted(recipe: Recipe, sources: list[SourceForecast]) -> list[str]:
 
 
 def repeated_often(sources: list[SourceForecast]) -> list[str]:
-    """The sources that are repeated more often than it pays."""
     often = [f"{source.name} ({source.epochs:.1f} times)" for source in sources if source.epochs > WORTHWHILE_EPOCHS]
     what = (
         f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text (arXiv"

@@ -57,7 +57,6 @@ def part_of(words: str) -> tuple[int, int]:
 
 
 def report(prepared: PreparedData, seconds: float) -> None:
-    """Print what is ready."""
     if partial := [source.name for source in prepared.sources if source.is_estimate]:
         typer.echo(
             f"Ready: the beginning of {', '.join(partial)}; `data.disk_bytes` bounds the store ({seconds:.1f} s)."

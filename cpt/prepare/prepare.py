@@ -78,7 +78,6 @@ def upload_shards(source: TokenizedSource, numbers: Sequence[int], store: Bucket
 
 
 def upload_shard(folder: Path, store: Bucket) -> None:
-    """One shard, as one object."""
     try:
         store.put_folder(folder, object_of(folder.parent, folder.name))
     except OSError as problem:
@@ -195,7 +194,6 @@ def all_shards(sources: Sequence[TokenizedSource]) -> list[Wanted]:
 
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
-    """Those that neither this machine nor the bucket has."""
     by_source: dict[TokenizedSource, list[int]] = {}
     for source, number in shards:
         by_source.setdefault(source, []).append(number)

@@ -102,7 +102,6 @@ class ChatTemplate:
         return self._framed_turns(text, len(numbers)) or self._turns_one_by_one(messages, tools, text, numbers)
 
     def ends_turn(self, text: str, span: Span) -> bool:
-        """Whether the last thing in a span is a control token."""
         return any(found.end() == span[1] for found in self.control.finditer(text, *span))
 
     @cached_property

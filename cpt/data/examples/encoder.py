@@ -116,7 +116,6 @@ class ExampleEncoder(DocumentEncoder):
             raise DataError(f"an example cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
     def _example(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
-        """Ids and segments of an example from those of its texts."""
         framed = [self._framed(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
             return self._preference(*framed)
@@ -184,7 +183,6 @@ class ExampleEncoder(DocumentEncoder):
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
     def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
-        """The tokens of pieces, one after the other."""
         at, parts = 0, list[Tokens]()
         for number, piece in enumerate(pieces):
             if number % 2:

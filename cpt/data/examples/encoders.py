@@ -109,7 +109,6 @@ class ChatEncoder(DocumentEncoder):
             raise DataError(f"a chat cannot be written: {problem}. It begins: {text[:80]!r}") from problem
 
     def _encode_whole(self, chats: Sequence[str]) -> Flat:
-        """As transformers does."""
         if self._slow is None:
             parts = [
                 np.array(encoding.ids, self.dtype)
@@ -120,7 +119,6 @@ class ChatEncoder(DocumentEncoder):
         return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
 
     def _encode_by_parts(self, chats: Sequence[str]) -> Flat:
-        """Control tokens by their ids, and the texts between them."""
         split = [self._split(chat) for chat in chats]  # text, control token, text, control token ... text
         pieces = [piece for some in split for piece in some]
         is_text = np.concatenate([np.empty(0, bool), *(np.arange(len(some)) % 2 == 0 for some in split)]).astype(bool)
@@ -229,7 +227,6 @@ class MiddleEncoder(DocumentEncoder):
         )
 
     def parts_of(self, text: str) -> list[str]:
-        """The text, or its prefix, middle and suffix."""
         if drawn(text, "rate") >= self.options["rate"]:
             return [text]
         one, other = sorted(int(drawn(text, cut) * (len(text) + 1)) for cut in ("one", "other"))

@@ -53,8 +53,6 @@ Hashes = NDArray[np.uint64]
 
 
 class Judged(NamedTuple):
-    """An evaluation document."""
-
     set_name: str
     """The held-out set or task."""
     where: str
@@ -148,7 +146,6 @@ class Runs:
         return Overlap(set_name, where, b" ".join(words[begin : begin + WORDS]).decode(), share, is_enough)
 
     def is_own(self, text: str) -> bool:
-        """Whether the text is one of the evaluation documents."""
         wanted = np.uint64(xxh3_64_intdigest(text.encode()))
         place = int(np.searchsorted(self.own, wanted))
         return place < len(self.own) and bool(self.own[place] == wanted)
@@ -255,7 +252,6 @@ def decontaminate(
 
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...]) -> Runs:
-    """The runs of the documents in some files."""
     sources = [DocumentSource(path=path) for path in paths]
     named = (
         (reported_name(source), document)
@@ -288,7 +284,6 @@ def runs_of(words: Hashes) -> Hashes:
 
 
 def num_covered(begins: NDArray[Any]) -> int:
-    """How many words stand in runs that begin here."""
     if not len(begins):
         return 0
     return WORDS + int(np.minimum(np.diff(np.unique(begins)), WORDS).sum())

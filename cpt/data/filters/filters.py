@@ -68,7 +68,6 @@ def module_text(kind: str, name: str, built_in: BuiltIn) -> str:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The function's name behind its options."""
     return function.func.__name__ if isinstance(function, partial) else str(function)
 
 
@@ -130,7 +129,6 @@ TRANSFORMS: dict[str, Callable[..., DocumentView | list[DocumentView]]] = {
 
 
 def build_transforms(lists: TransformLists) -> list[Transform]:
-    """The transforms that the recipe names, in order, their options checked."""
     return build_components("transform", lists, TRANSFORMS)
 
 
@@ -199,7 +197,6 @@ FILTERS: dict[str, Callable[..., str | None]] = {
 
 
 def build_filters(lists: FilterLists) -> list[Filter]:
-    """The filters that the recipe names, in order, their options checked."""
     return build_components("filter", lists, FILTERS)
 
 

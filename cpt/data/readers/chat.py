@@ -128,7 +128,6 @@ def messages_of(text: str) -> list[Message]:
 
 
 def as_message(head: str, content: str) -> Message:
-    """A message from its first line and its content."""
     role, brace, more = head.partition(" {")
     if not brace:
         return {"role": role, "content": content}
@@ -153,7 +152,6 @@ def as_json(value: object, where: str) -> str:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """All texts inside lists and objects, their keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
@@ -166,18 +164,15 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def refuse_control(text: str, where: str) -> None:
-    """Refuse the characters that stand between the parts of a chat."""
     for mark in CONTROL:
         if mark in text:
             raise BadValue("control character", f"U+{ord(mark):04X} in {where}: this is no text")
 
 
 def not_a_chat(what: str) -> BadValue:
-    """What was expected."""
     return BadValue("not a chat", f"{what}, expected a list of messages: {{role: a word, content: a text}}")
 
 
 def shown(value: object) -> str:
-    """A value as a message can hold it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -94,7 +94,6 @@ class Document(NamedTuple):
 
     @property
     def where(self) -> str:
-        """As an error would name it."""
         return self.origin.where(self.number)
 
     @property
@@ -122,7 +121,6 @@ class BadRow:
 
     @property
     def where(self) -> str:
-        """As an error would name it."""
         return self.origin.where(self.number)
 
 
@@ -144,7 +142,6 @@ COUNTED: dict[str, tuple[int, int]] = {}  # file -> a byte and the lines before 
 
 
 def lines_before(path: str, byte: int) -> int:
-    """How many lines end before a byte of a file."""
     if not byte:
         return 0
     at, lines = COUNTED.get(path, (0, 0))
@@ -215,7 +212,6 @@ def apply_policy(
 
 
 def complaint(bad: BadRow, key: str) -> str:
-    """What is wrong, where, and what to do."""
     at = "" if bad.byte is None else f" Byte {bad.byte:,} of the file."
     return f"{bad.where}: {bad.detail}.{at} {REMEDIES.get(bad.reason, REMEDY).format(key=key)}"
 
@@ -262,7 +258,6 @@ def refuse_too_many(
 
 
 def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
-    """Reason -> rows, for reports."""
     counts: Counter[str] = Counter()
     for row in found:
         counts[row["reason"]] += row["rows"]

@@ -159,12 +159,10 @@ def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def system_turn(text: object) -> list[Message]:
-    """The system's message, where there is one."""
     return [{"role": "system", "content": text}] if isinstance(text, str) and text.strip() else []
 
 
 def earlier_turns(pairs: object, column: str) -> list[Message]:
-    """Questions and answers that came before."""
     if not pairs:
         return []
     if not isinstance(pairs, list) or not all(is_pair(pair) for pair in pairs):
@@ -174,7 +172,6 @@ def earlier_turns(pairs: object, column: str) -> list[Message]:
 
 
 def is_pair(pair: object) -> bool:
-    """Two texts."""
     return isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
 
 
@@ -324,12 +321,10 @@ def unpacked(value: object) -> object:
 
 
 def joined(parts: Mapping[str, str]) -> str:
-    """Parts as one text."""
     return "\n".join(f"{PART}{name}\n{text}" for name, text in parts.items())
 
 
 def words_of(value: object, column: str) -> str:
-    """A plain text, or messages as a transcript."""
     if isinstance(value, list):
         return transcript(value, column)
     if not isinstance(value, str):

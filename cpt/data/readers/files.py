@@ -34,7 +34,6 @@ ASKED_AT_ONCE = 16
 
 
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
-    """What a source's path means."""
     if is_url(path):
         return "url"
     if is_function(path):
@@ -57,7 +56,6 @@ def files_of(source: DocumentSource, key: str) -> list[File]:
 
 
 def find_local(source: DocumentSource, key: str) -> list[File]:
-    """The files of a file's name, a folder or a glob."""
     path = Path(source.path).expanduser()
     if (path / "dataset_dict.json").is_file():  # saved by `datasets`, one folder a split
         path = path / source.split
@@ -92,7 +90,6 @@ def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
 
 
 def as_file(name: str, found: os.stat_result) -> File:
-    """A local file as it was found."""
     return File(name, found.st_size, str(found.st_mtime_ns))
 
 
@@ -141,7 +138,6 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
 
 
 def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
-    """What a server says of a file."""
     return persistently(lambda: dict(system.info(name))) if is_http(system) else dict(system.info(name))
 
 

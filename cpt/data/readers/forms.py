@@ -86,7 +86,6 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
 
 
 def is_plain(source: DocumentSource) -> bool:
-    """Whether a source says that it is of plain texts."""
     stem = source.path.lower().removesuffix(".gz").removesuffix(".zst")
     is_text_file = stem.endswith((".txt", ".md"))
     return source.chat is None and (is_text_file or source.template is not None or source.text_column != "text")
@@ -110,7 +109,6 @@ def source_with_form(source: Kind, form: str, key: str) -> Kind:
 
 
 def form_of_source(source: DocumentSource) -> str:
-    """The form that a source's rows are read in."""
     return source.chat.get(FORM, "document") if isinstance(source.chat, Mapping) else "document"
 
 
@@ -136,7 +134,6 @@ def refuse_other_columns(source: DocumentSource, key: str) -> None:
 
 
 def wanted(form: str) -> str:
-    """The columns of a form, in words."""
     return " or ".join(", ".join(names) for names in NAMED[form])
 
 

@@ -47,7 +47,6 @@ class Unreachable(Exception):  # noqa: N818 -- it is caught where the Hub is ask
 
 
 def parts_of(path: str) -> tuple[str, str, str]:
-    """Dataset, commit and name of a file on the Hub."""
     found = HUB_FILE.fullmatch(path)
     assert found is not None, path
     return found[1], found[2], found[3]
@@ -193,7 +192,6 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
 
 @cache
 def find(asked: Asked, key: str) -> HubDataset:
-    """From memory where that cannot have changed, else from the Hub."""
     memory = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(asked).encode())}.json"
     remembered = recall(memory)
     is_pinned = asked.revision is not None and COMMIT.fullmatch(asked.revision) is not None
@@ -217,7 +215,6 @@ def find(asked: Asked, key: str) -> HubDataset:
 
 
 def recall(memory: Path) -> HubDataset | None:
-    """What was found the last time."""
     found = read_sealed(memory)
     if found is None:
         return None

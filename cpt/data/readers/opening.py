@@ -41,33 +41,27 @@ class RemoteFile(io.RawIOBase):
         self._stream: Any = None
 
     def readable(self) -> bool:
-        """It is for reading."""
         return True
 
     def seekable(self) -> bool:
-        """It can be read from any byte on."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
         base = self.size if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
         self._at = base + offset
         return self._at
 
     def tell(self) -> int:
-        """The byte that is read next."""
         return self._at
 
     @cached_property
     def size(self) -> int:
-        """Bytes of the file."""
         try:
             return int(self._file.seek(0, io.SEEK_END))
         except ValueError:  # fsspec's word for a stream
             return int(self._system.size(self._name))
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as one request does."""
         limit = self._stop - self._at if self._at < self._stop else PAST_STOP
         data = self._persistently(lambda: self._read(min(len(buffer), limit)))
         buffer[: len(data)] = data
@@ -80,7 +74,6 @@ class RemoteFile(io.RawIOBase):
         return self._stream is None
 
     def close(self) -> None:
-        """Let go of the connection."""
         if not self.closed:
             for file in (self._file, self._stream):
                 if file is not None:
@@ -99,7 +92,6 @@ class RemoteFile(io.RawIOBase):
         return self._read_on(wanted)
 
     def _read_on(self, wanted: int) -> bytes:
-        """From a connection that gives the file from its beginning."""
         if self._stream is None or self._stream.loc > self._at:
             self._stream = open_stream(self._system, self._name)
         try:
@@ -124,14 +116,12 @@ class RemoteFile(io.RawIOBase):
 
 
 def has_ranges(path: str) -> bool:
-    """Whether a file's server gives it from any byte on."""
     with RemoteFile(path, begin=1) as file:
         file.read(1)
         return file.is_ranged
 
 
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
-    """True for a plain HTTP server."""
     return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
 
@@ -214,7 +204,6 @@ def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 
 
 def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
-    """The file as it lies there."""
     if is_url(path):
         return io.BufferedReader(RemoteFile(path, begin, stop), REMOTE_BUFFER)
     file = Path(path).open("rb", buffering=BUFFER)  # noqa: SIM115
@@ -231,7 +220,6 @@ def open_random(path: str) -> Any:
 
 
 def size_of(path: str) -> int:
-    """Bytes of the file as it lies there."""
     if not is_url(path):
         return Path(path).stat().st_size
     system, name = fsspec.core.url_to_fs(path)
@@ -239,5 +227,4 @@ def size_of(path: str) -> int:
 
 
 def is_whole(piece: Piece) -> bool:
-    """True for a piece that is all of its file."""
     return piece.start == 0 and piece.stop is None

@@ -71,7 +71,6 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 
 
 def gives_parts(file: str, key: str) -> bool:
-    """Whether a file's HTTP server gives it from any byte on."""
     try:
         return has_ranges(file)
     except OSError as problem:
@@ -130,7 +129,6 @@ def read_hub_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[D
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    """The documents of a piece of a file."""
     if format_of(piece.path) in TEXTS:
         refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")

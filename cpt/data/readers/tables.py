@@ -61,7 +61,6 @@ def without_nulls(value: object) -> object:
 
 
 def as_python(value: pa.Scalar) -> object:
-    """The value of a cell."""
     try:
         return value.as_py()
     except UnicodeDecodeError as problem:
@@ -69,7 +68,6 @@ def as_python(value: pa.Scalar) -> object:
 
 
 def as_bytes(value: pa.Scalar) -> object:
-    """A cell as it lies there."""
     return value.as_buffer().to_pybytes() if isinstance(value, pa.StringScalar | pa.LargeStringScalar) else value
 
 
@@ -94,7 +92,6 @@ BATCH = 1000
 
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The rows of a piece's row groups."""
     origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
     num_rows = number = 0
     try:
@@ -125,7 +122,6 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
 
 
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
-    """The row groups that begin in the piece."""
     begins, at = [], 0
     for group in range(metadata.num_row_groups):
         at = max(
@@ -137,7 +133,6 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
 
 
 def first_byte(group: pq.RowGroupMetaData) -> int:
-    """Where a row group begins in the file."""
     if not group.num_columns:
         return 0
     column = group.column(0)
@@ -152,7 +147,6 @@ Batches = Iterator[tuple[int, int, pa.RecordBatch]]  # where it begins; rows of 
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The rows of a piece's batches."""
     whole = Origin(piece.path, "document")
     batches = batches_of(piece.path)
     num_rows = 0  # of the file so far

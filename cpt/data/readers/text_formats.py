@@ -125,7 +125,6 @@ def read_text_lines(piece: Piece) -> Iterator[Document | BadRow]:
 
 
 def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Document | BadRow:
-    """Bytes as a document."""
     try:
         refuse_long(raw)
         return Document(decode(raw), origin, number)
@@ -137,7 +136,6 @@ def text_document(raw: bytes, origin: Origin, number: int, byte: int) -> Documen
 
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The rows of a piece."""
     origin, lines = lines_of(piece)
     column = (
         source.text_column
@@ -163,7 +161,6 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
 
 
 def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, byte: int) -> Document | BadRow:
-    """A row that takes a closer look."""
     try:
         return document_of(parse_object(line, columns_of(source)[0]), source, origin, number)
     except BadValue as bad:
@@ -171,7 +168,6 @@ def read_row(line: bytes, source: DocumentSource, origin: Origin, number: int, b
 
 
 def parse_object(line: bytes, column: str) -> dict[str, Any]:
-    """The object that stands in a line."""
     refuse_long(line)
     try:
         row = orjson.loads(line)
@@ -234,7 +230,6 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
 
 
 def is_json_lines(raw: bytes) -> bool:
-    """True where the first line is an object by itself."""
     first, _, rest = raw.lstrip().partition(b"\n")
     try:
         return bool(rest.strip()) and isinstance(orjson.loads(first), dict)
@@ -317,7 +312,6 @@ class Records:
 
 
 def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    """The records of a file."""
     records = Records(piece)
     try:
         columns = records.next() or []

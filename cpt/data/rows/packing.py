@@ -53,7 +53,6 @@ class Packing:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
         return len(self.first_piece) - 1
 
     def pieces(self, row: int, epoch: int) -> tuple[Int64, Int64]:
@@ -171,12 +170,10 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
 
 
 def in_order(lengths: Int64, sequence_length: int) -> Int64:
-    """Pieces fill one row after the other."""
     return (lengths.cumsum() - lengths) // sequence_length
 
 
 def one_per_row(lengths: Int64, sequence_length: int) -> Int64:
-    """Each piece has a row of its own."""
     return np.arange(len(lengths))
 
 
@@ -205,12 +202,10 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 def fill_packing(
     starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None, folder: Path
 ) -> None:
-    """Write the packing into an empty folder."""
     packed = pack(starts, lengths, sequence_length, packing, seed, stride)
     for field in fields(packed):
         np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
 
 
 def open_packing(folder: Path) -> Packing:
-    """A stored packing, memory-mapped."""
     return Packing(*(open_array(folder / f"{field.name}.npy") for field in fields(Packing)))

@@ -100,7 +100,6 @@ class ReadAhead:
             shards.close()
 
     def finish_sources(self) -> None:
-        """Describe the sources all of whose shards are there."""
         for source in (rows.tokenized for rows in self.rows):
             if not self.unwanted.is_set() and not source.missing(range(len(source.plan.shards))):
                 source.finish()
@@ -185,14 +184,12 @@ class ReadAhead:
         return (stop.epoch, stop.place + BEHIND) < foremost
 
     def count_if_present(self, stop: Stop) -> None:
-        """Take note of a window on the disk."""
         rows = self.rows[stop.source]
         if rows.window_folder(stop.window).exists():
             self.present[stop.source, stop.window] = rows.num_bytes(stop.window)
         self.has_room()
 
     def file_bytes(self, place: tuple[int, int]) -> int:
-        """Of the part of the files that a source's window is."""
         source, window = place
         plan = self.rows[source].tokenized.plan
         return sum(plan.num_bytes[shard] for shard in plan.windows[window])

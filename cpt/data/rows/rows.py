@@ -56,7 +56,6 @@ class PackedRows(Sequence[Row]):
 
     @property
     def num_positions(self) -> int:
-        """Tokens and padding."""
         return len(self) * self.sequence_length
 
     @overload
@@ -142,7 +141,6 @@ class PaddedRows(PackedRows):
 
 
 def kind_of_rows(packing: str) -> type[PackedRows]:
-    """What a packing's rows are."""
     return PaddedRows if packing == "token_budget" else PackedRows
 
 
@@ -219,7 +217,6 @@ class Layout:
         return self.form in ONE_A_ROW
 
     def content(self) -> dict[str, Any]:
-        """All that decides the rows, for a key."""
         return {name: value for name, value in asdict(self).items() if name != "form" or value != "document"}
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
@@ -229,7 +226,6 @@ class Layout:
         return partial(fill_packing, starts, lengths, self.sequence_length, self.packing, seed, self.stride)
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
-        """The rows whose packing lies in a folder."""
         if self.is_one_a_row:
             return ExampleRows(documents, folder, self.sequence_length, self.pad, self.form)
         return kind_of_rows(self.packing)(documents, folder, self.sequence_length, self.pad)

@@ -207,7 +207,6 @@ class Selection:
     longest_held_out: int | None = None
 
     def content(self) -> dict[str, Any]:
-        """All that decides it, for a key."""
         return {
             "held_out_share": self.held_out_share,
             "judged": xxh3_128_hexdigest(self.judged.tobytes()),
@@ -242,13 +241,11 @@ class Selection:
         return np.flatnonzero(self.is_held_out(documents) & ~is_repeated)
 
     def is_held_out(self, documents: StoredDocuments) -> NDArray[np.bool_]:
-        """Which documents the hash of their text keeps from training."""
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
         return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
 
     def is_repeated(self, shards: Sequence[int]) -> dict[str, NDArray[np.bool_]]:
-        """Documents of these shards that were there before, by reason."""
         return {} if self.repeated is None else self.repeated.of_shards(shards)
 
 

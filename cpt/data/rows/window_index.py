@@ -62,7 +62,6 @@ class WindowEntry:
 
     @property
     def end(self) -> int:
-        """Rows up to the end of this window."""
         return self.first_row + self.rows
 
 
@@ -82,7 +81,6 @@ class Total:
 
 
 def entry_of(content: Mapping[str, Any]) -> WindowEntry:
-    """An entry as JSON gives it back."""
     lengths = {int(length): count for length, count in content["lengths"].items()}
     return WindowEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
 
@@ -111,7 +109,6 @@ def summed(entries: Iterable[WindowEntry]) -> WindowEntry:
 
 
 def added(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
-    """The sums of what is counted by reason, or by length."""
     total: Counter[Key] = Counter()
     for one in counts:
         total.update(one)
@@ -142,18 +139,15 @@ def write_table(folder: Path, entries: Sequence[WindowEntry]) -> None:
 
 
 def write_total(folder: Path, rows: int, windows: int, besides: Mapping[str, Any] | None = None) -> None:
-    """Write what one time through is."""
     write_once(folder / TOTAL, sealed({"rows": rows, "windows": windows, **(besides or {})}))
 
 
 def save(path: Path, table: NDArray[Any]) -> None:
-    """As a .npy file, whatever its name."""
     with path.open("wb") as file:
         np.save(file, table)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """All of a file."""
     path.write_bytes(content)
 
 
@@ -176,7 +170,6 @@ def read_total(folder: Path) -> Total | None:
 
 
 def is_table(path: Path, digest: str) -> bool:
-    """Whether a table is there and what was written."""
     return path.exists() and size_and_hash(path)[1] == digest
 
 
@@ -247,7 +240,6 @@ def refuse_bad_windows(tokenized: TokenizedSource, known: WindowEntry, window: i
 
 
 def all_held_out(tokenized: TokenizedSource, entry: WindowEntry) -> str:
-    """Why nothing of a source is left to train on."""
     if long := {
         reason: entry.left_out[reason] for reason in (NOTHING_LEARNED, LONG_PROMPT) if entry.left_out.get(reason)
     }:
@@ -373,7 +365,6 @@ class WindowIndex(ABC):
         return entry
 
     def entry_file(self, window: int) -> Path:
-        """Stays when the window is removed."""
         return self.folder / f"{window:06}.json"
 
     def find(self, turn: int) -> tuple[int, int, int]:
@@ -419,7 +410,6 @@ class WindowIndex(ABC):
         return place if epoch == 0 else self.order(epoch)[0][place]
 
     def place_of(self, epoch: int, window: int) -> int:
-        """Where a window comes in the order of a time through."""
         return window if epoch == 0 else self.order(epoch)[0].index(window)
 
     def window_of(self, row: int) -> int | None:
@@ -484,11 +474,9 @@ class WindowIndex(ABC):
         return [(int(path.name[:6]), int(path.name[7:])) for path in (self.folder / MARKS).glob("*")]
 
     def forget_marks(self) -> None:
-        """Those of an earlier run."""
         rmtree(self.folder / MARKS, ignore_errors=True)
 
     def leave_mark(self, epoch: int, window: int) -> None:
-        """Tell whoever removes windows that a reader is here."""
         marks = self.folder / MARKS
         marks.mkdir(exist_ok=True)
         (marks / f"{epoch:06}-{window:06}").touch()

@@ -75,8 +75,6 @@ OPENED = 2  # windows of a source that a process keeps open
 
 @dataclass(frozen=True)
 class Here:
-    """The window that is being read."""
-
     first_turn: int
     end_turn: int
     order: str
@@ -227,7 +225,6 @@ class WindowedRows(WindowIndex):
             self.make(window)
 
     def window(self, window: int) -> PackedRows:
-        """The rows of a window."""
         if window not in self._opened:
             self.prepare(window)
             for rows in self._opened.values():  # where reading is over but for slower threads
@@ -314,7 +311,6 @@ class WindowedRows(WindowIndex):
             rmtree(folder, ignore_errors=True)
 
     def num_bytes(self, window: int) -> int:
-        """That a window takes on the disk."""
         return sum(size_of(folder) for folder in [self.window_folder(window), *self.own_folders(window)])
 
     def own_folders(self, window: int) -> list[Path]:

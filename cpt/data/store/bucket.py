@@ -44,7 +44,6 @@ def bucket() -> "Bucket | None":
 
 @lru_cache(maxsize=4)
 def opened(url: str) -> "Bucket":
-    """A bucket by its URL."""
     if "://" not in url:
         raise ResourceError(
             f"{VARIABLE} is `{url}`, expected a URL: s3://bucket/prefix. A folder that machines share is CPT_CACHE."
@@ -60,8 +59,6 @@ def opened(url: str) -> "Bucket":
 
 @dataclass(frozen=True)
 class Bucket:
-    """A place for objects by name."""
-
     url: str
     system: Any
     """Of fsspec."""
@@ -72,11 +69,9 @@ class Bucket:
         return self._ask(name, lambda: bytes(self.system.cat_file(f"{self.root}/{name}")))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object."""
         self._tell(name, lambda: self._pipe(name, content))
 
     def has(self, name: str) -> bool:
-        """Whether there is such an object."""
         return bool(self._ask(name, lambda: self.system.exists(f"{self.root}/{name}")))
 
     def names(self, folder: str) -> set[str]:
@@ -89,7 +84,6 @@ class Bucket:
         return self._ask(folder, listed) or set()
 
     def put_folder(self, folder: Path, name: str) -> None:
-        """Write the files of a folder as one object."""
         with tempfile.NamedTemporaryFile(dir=folder.parent, suffix=".unfinished") as packed:
             with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 for path in sorted(folder.iterdir()):
@@ -124,7 +118,6 @@ class Bucket:
         )
 
     def missing(self, name: str) -> DataError:
-        """What to say of an object that the manifest lists."""
         return DataError(
             f"{self.url}/{name}: not there, though the manifest lists it. Run `cpt prepare` again where {VARIABLE} is"
             " the same."
@@ -179,7 +172,6 @@ def digest_of(file: IO[bytes], num_bytes: int | None = None) -> str:
 
 
 def is_sound(packed: Path) -> bool:
-    """Whether an object is what was written."""
     with packed.open("rb") as file:
         size = packed.stat().st_size - DIGEST
         return size > 0 and digest_of(file, size).encode() == file.read()
@@ -195,7 +187,6 @@ def unpack(packed: Path, folder: Path) -> None:
 
 
 def without_circumstances(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Equal content makes an equal object, whoever packs it and when."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o644

@@ -27,7 +27,6 @@ def shuffled(place: int, size: int, seed: int) -> int:
 
 @lru_cache(maxsize=64)
 def permutation(size: int, seed: int) -> NDArray[np.int64]:
-    """A whole permutation, kept for the sources and epochs in use."""
     return np.random.default_rng(seed).permutation(size)
 
 

@@ -121,7 +121,6 @@ class Worker(Generic[Argument, Result]):
         self._thread: threading.Thread | None = None
 
     def start(self, function: bytes) -> None:
-        """Begin to hand out arguments for a pickled function."""
         self._thread = threading.Thread(target=self._serve, args=(function,), daemon=True)
         self._thread.start()
 

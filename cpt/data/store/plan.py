@@ -48,7 +48,6 @@ class Plan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is one window."""
         return len(self.windows) == 1
 
     @property

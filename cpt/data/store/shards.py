@@ -187,7 +187,6 @@ def keep(documents: Iterable[Document], work: ShardWork, dropped: Counter[str]) 
 
 
 def apply(transforms: Sequence[Transform], view: DocumentView, dropped: Counter[str]) -> list[DocumentView]:
-    """The document itself where there is nothing to do."""
     return apply_transforms(view, transforms, dropped) if transforms else [view]
 
 

@@ -33,8 +33,6 @@ ARRAYS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class ShardDescription:
-    """What stands beside the arrays."""
-
     documents: int
     tokens: int
     dtype: str
@@ -114,7 +112,6 @@ class TokenWriter:
         made_by: tuple[str, str] = ("", "error"),
         texts: str = "",
     ) -> None:
-        """Write what the tokens are found by."""
         for file in self._files.values():
             file.close()
         description = ShardDescription(
@@ -186,7 +183,6 @@ class TokenFiles:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk."""
         for path in [*self.folder.iterdir(), self.folder]:
             sync(path)
 
@@ -207,7 +203,6 @@ class StoredDocuments:
 
     @property
     def num_tokens(self) -> int:
-        """Of all documents."""
         return self._first_tokens[-1]
 
     @cached_property
@@ -217,7 +212,6 @@ class StoredDocuments:
 
     @cached_property
     def digest(self) -> str:
-        """Changes when any document does."""
         return key_of({"parts": [part.description.digest for part in self.parts]})
 
     @property
@@ -242,7 +236,6 @@ class StoredDocuments:
         return np.concatenate([np.empty(0), *(part.scores for part in self.parts)])
 
     def rest(self) -> None:
-        """Give mapped memory back for now."""
         for part in self.parts:
             part.rest()
 
@@ -260,13 +253,11 @@ class StoredDocuments:
 
 
 def arrays(scored: bool, segmented: bool) -> list[str]:
-    """Those that stand in a folder."""
     left_out = {"scores": not scored, "segments": not segmented}
     return [name for name in ARRAYS if not left_out.get(name, False)]
 
 
 def open_documents(folders: Sequence[Path]) -> StoredDocuments:
-    """The documents of these folders."""
     return StoredDocuments([TokenFiles(folder) for folder in folders])
 
 
@@ -289,7 +280,6 @@ def read_shard_description(folder: Path) -> ShardDescription:
 
 
 def digest_of(digests: Sequence[str]) -> str:
-    """One digest of the arrays' digests."""
     return xxh3_128_hexdigest(" ".join(digests).encode())
 
 
@@ -334,7 +324,6 @@ class SourceDescription:
 
 
 def as_text(description: SourceDescription) -> str:
-    """As JSON with its hash."""
     return sealed(asdict(description), indent=1)
 
 
@@ -385,5 +374,4 @@ def fetch_description(folder: Path) -> SourceDescription | None:
 
 
 def manifest_of(folder: Path) -> str:
-    """Its name in a bucket."""
     return f"tokens/{folder.name}/{DESCRIPTION}"

@@ -145,7 +145,6 @@ def first_difference(texts: Sequence[str], one: Encode, other: Encode) -> str | 
 
 
 def shortened(text: str) -> str:
-    """A text that fits on a line."""
     return text if len(text) <= 80 else f"{text[:60]} ..."
 
 
@@ -344,7 +343,6 @@ def backend_as_text(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def chat_template_of(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """The tokenizer's chat template, of several the default one."""
     templates = tokenizer.chat_template
     return templates.get("default") if isinstance(templates, dict) else templates
 

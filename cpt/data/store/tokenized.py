@@ -109,12 +109,10 @@ class TokenizedSource:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether a bucket has all shards."""
         store = bucket()
         return store is not None and self.description is not None and store.has(manifest_of(self.folder))
 
     def unmade(self, numbers: Sequence[int]) -> list[int]:
-        """Which of these shards are neither there nor in a bucket."""
         missing, store = self.missing(numbers), bucket()
         if not missing or store is None:
             return missing
@@ -274,7 +272,6 @@ class TokenizedSource:
         return description
 
     def describe(self) -> SourceDescription:
-        """Go through all shards and write down what they are."""
         hashes = beside(
             lambda: {
                 name: version if is_url(name) else hash_file(name, self.work.key) for name, _, version in self.states
@@ -340,7 +337,6 @@ def key_content(
 
 
 def reading_content(source: DocumentSource, filters: FilterLists, transforms: ComponentLists) -> dict[str, Any]:
-    """All that decides the documents, but for the files."""
     order, kind = order_of(source), kind_of(source.path)
     return {
         "format": FORMAT,
@@ -363,7 +359,6 @@ def absolute(path: str) -> str:
 
 
 def order_of(source: DocumentSource) -> str | None:
-    """What the source is ordered by."""
     return source.order_by if isinstance(source, Source) else None
 
 
