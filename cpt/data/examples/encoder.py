@@ -13,7 +13,7 @@ import tokenizers
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from cpt.data.examples.chat_template import Refused, Span, same_every_day
+from cpt.data.examples.chat_template import Refused, Span, control_pattern, same_every_day
 from cpt.data.examples.segments import CONTEXT, LEARNED, ROW, UNWANTED, Segments
 from cpt.data.examples.writer import ExampleWriter, Written
 from cpt.data.readers.chat import NOT_TOKEN
@@ -53,9 +53,8 @@ class ExampleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder._slow is not None:
             raise RecipeError(
-                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not tell which characters"
-                " a token stands for, so what is learned cannot be told. Set `tokenizer.path` to one with a"
-                " tokenizer.json."
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters of"
+                " its tokens. Set `tokenizer.path` to one with a tokenizer.json."
             )
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
@@ -64,7 +63,11 @@ class ExampleEncoder(DocumentEncoder):
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_whole", "writer")}
+        return {
+            name: value
+            for name, value in super().__getstate__().items()
+            if name not in ("_whole", "_control", "writer")
+        }
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -179,7 +182,7 @@ class ExampleEncoder(DocumentEncoder):
 
     def _pieces(self, written: Written) -> list[str]:
         """A text cut at its control tokens; one that the template did not write has none."""
-        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
+        pieces = self._control.split(written.text) if written.is_chat else [written.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
     def _joined(self, pieces: Sequence[str], texts: Any) -> Tokens:
@@ -211,6 +214,10 @@ class ExampleEncoder(DocumentEncoder):
     @cached_property
     def _whole(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self._model)
+
+    @cached_property
+    def _control(self) -> re.Pattern[str]:
+        return control_pattern(list(self.control_tokens))
 
     def _options_as_texts(self) -> dict[str, Any]:
         tokens = {name: str(token) for name, token in self.named_tokens.items() if isinstance(token, str)}
