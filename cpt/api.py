@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.checkpoints import export
 from cpt.compare.comparison import compare
-from cpt.data.mixture.open_mixture import open_mixture
+from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at
 from cpt.evaluation.findings import findings

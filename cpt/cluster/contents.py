@@ -9,9 +9,9 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from cpt.data.checking.files import keyed_sources
-from cpt.data.files import files_of, kind_of
-from cpt.data.form_of_stage import sections_of
+from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.files import files_of, kind_of
+from cpt.data.readers.forms import sections_of
 from cpt.errors import DataError
 from cpt.recipe.schema import DocumentSource, Recipe
 

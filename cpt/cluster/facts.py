@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
+from cpt.cache import default_cache_dir
 from cpt.cluster.contents import contents_of
 from cpt.cluster.links import interface_to, link_speeds
 from cpt.cluster.place import Place, addresses_of, hostname, processes_here
-from cpt.data.store.folder import default_cache_dir
 from cpt.errors import CptError
 from cpt.hardware import SHARED_MEMORY, find_gpus, free_disk_gib, shared_memory_gib
 from cpt.recipe.schema import Recipe

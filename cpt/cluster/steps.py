@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cpt.cache import default_cache_dir
 from cpt.cluster.comparing import compare
 from cpt.cluster.complaint import Complaint, Unfit, as_lines
 from cpt.cluster.facts import Gathering
@@ -15,7 +16,6 @@ from cpt.cluster.meeting import AtANode, AtTheMaster
 from cpt.cluster.place import Place, processes_here
 from cpt.cluster.shared_folders import Token, unshared, unwritable
 from cpt.cluster.timing import Children, gigabytes_per_second, judge_speeds
-from cpt.data.store.folder import default_cache_dir
 from cpt.errors import CptError
 from cpt.hardware import find_gpus
 from cpt.recipe.schema import Recipe

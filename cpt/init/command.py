@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from cpt.command_line import refuse_ignored
-from cpt.data.checking.held_out_share import size_warnings
-from cpt.data.files import kind_of
-from cpt.data.sources import files_with_sizes
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.held_out import size_warnings
+from cpt.data.readers.files import kind_of
+from cpt.data.readers.sources import files_with_sizes
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.paired import FEW
 from cpt.hardware import find_gpus

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.documents import BadRow, Document, Piece
-from cpt.data.files import CONVERTED
-from cpt.data.quality.language import language_identifier
+from cpt.data.filters.built_in import language_identifier
+from cpt.data.readers.documents import BadRow, Document, Piece
+from cpt.data.readers.files import CONVERTED
 from cpt.data.readers.formats import TEXTS
 from cpt.data.readers.opening import format_of
-from cpt.data.sources import files_with_sizes, kind_of, pieces_of, read_piece
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.readers.sources import files_with_sizes, kind_of, pieces_of, read_piece
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import DocumentSource
 

@@ -5,16 +5,15 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
 
-from cpt.data.checking.files import keyed_sources
-from cpt.data.documents import Document
-from cpt.data.encoders import encoder_of
 from cpt.data.examples.chat_template import Refused
 from cpt.data.examples.encoder import ExampleEncoder
-from cpt.data.examples.example import example_of
-from cpt.data.form_of_stage import sections_of
-from cpt.data.forms import form_of_source
-from cpt.data.sources import kind_of, pieces_of, read_piece
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.documents import Document
+from cpt.data.readers.example import example_of
+from cpt.data.readers.forms import form_of_source, sections_of
+from cpt.data.readers.sources import kind_of, pieces_of, read_piece
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.preflight.found import PreflightReport
 from cpt.recipe.schema import Data, DocumentSource, Recipe

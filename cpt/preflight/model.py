@@ -9,10 +9,10 @@ from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.data.checking.files import keyed_sources
-from cpt.data.encoders import encoder_of
-from cpt.data.form_of_stage import sections_of
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.examples.encoders import encoder_of
+from cpt.data.open_sources import keyed_sources
+from cpt.data.readers.forms import sections_of
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.hub import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.models.adapters import check_lora, lora_options
