@@ -14,7 +14,7 @@ from rich.table import Table
 from cpt.console import open_console
 from cpt.data.build import build_data
 from cpt.data.readers.forms import form_of_stage
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import ResourceError
 from cpt.mixture.forecast import Forecast, SourceForecast, forecast
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe

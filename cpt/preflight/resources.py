@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from cpt.data.store.folder import size_of
+from cpt.cache import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import GIB, Gpu, free_disk_gib
 from cpt.models.build import DTYPES

@@ -20,13 +20,13 @@ import typer
 from transformers import AutoConfig, AutoTokenizer
 
 from cpt import errors
+from cpt.cache import size_of
 from cpt.checkpoints.manifest import Manifest, read_manifest
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.checkpoints.verify import verify_path
 from cpt.command_line import refuse_ignored
 from cpt.console import open_console, show_step, while_working
-from cpt.data.store.folder import size_of
 from cpt.errors import (
     CheckpointError,
     CptError,

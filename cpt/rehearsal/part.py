@@ -17,10 +17,9 @@ from torch.utils.data import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
+from cpt.cache import default_cache_dir
 from cpt.data.held_out import HeldOutSet, held_out_set
-from cpt.data.layout import Layout
-from cpt.data.rows import IGNORED, PackedRows
-from cpt.data.store.folder import default_cache_dir
+from cpt.data.rows.rows import IGNORED, Layout, PackedRows
 from cpt.errors import Interrupted
 from cpt.evaluation.samples import PromptSamples
 from cpt.launchers.processes import leave_processes

@@ -8,7 +8,7 @@ import pytest
 from tiny import TINY_LLAMA
 from transformers import AutoTokenizer
 
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.init.documents import DocumentFacts, read_documents
 from cpt.init.rules import BaseModel
 from cpt.models.build import build_model

@@ -5,7 +5,7 @@ import pytest
 from tiny import write_documents, write_recipe
 from transformers import AutoTokenizer
 
-from cpt.data.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
 from cpt.init import documents
 from cpt.init.documents import read_documents
