@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from cpt.checkpoints.model_card import HUB_ID, LICENCE_NOT_KNOWN
-from cpt.data.readers.hub_errors import broken
+from cpt.data.readers.hub import broken
 from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.exporting.sealed import CARD, sha256
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpt.data.mixture.phases import Changes, asked_shares, shares_over
+from cpt.data.mixture import Changes, asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Data

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cpt.data.files import hash_file, states_of
+from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
 from cpt.errors import CptError, DataError
 from cpt.models.hashes import hash_weights

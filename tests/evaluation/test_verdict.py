@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import write_recipe
 
-from cpt.data.checking.contamination import Contamination, Hit
+from cpt.data.contamination import Contamination, Hit
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.kept_losses import DocumentLosses, save_losses
 from cpt.evaluation.paired import Difference, bits_per_byte_difference

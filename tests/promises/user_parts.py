@@ -43,7 +43,7 @@ def length(text: str) -> float:
 
 
 class Seen(TrainerCallback):
-    """Writes a line for each micro-batch that the model trains on: step, rank and a digest of each row."""
+    """Writes a line for each micro-batch that the model trains on: step, rank, a digest of each row and its ids."""
 
     def __init__(self, *, file: str) -> None:
         self.file = Path(file)
@@ -58,9 +58,8 @@ class Seen(TrainerCallback):
                     hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows
                 ]
                 with self.file.open("a") as file:
-                    file.write(
-                        json.dumps({"step": state.global_step + 1, "rank": args.process_index, "rows": digests}) + "\n"
-                    )
+                    line = {"step": state.global_step + 1, "rank": args.process_index, "rows": digests}
+                    file.write(json.dumps({**line, "ids": inputs["input_ids"].tolist()}) + "\n")
 
         model.register_forward_pre_hook(note, with_kwargs=True)
 

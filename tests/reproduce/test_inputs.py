@@ -4,7 +4,7 @@ import shutil
 import pytest
 from tiny import write_recipe
 
-from cpt.data.files import hash_file
+from cpt.data.readers.files import hash_file
 from cpt.errors import DataError
 from cpt.recipe.load import load_recipe
 from cpt.reproduce.inputs import changed_data, paired, refuse_changed_inputs
