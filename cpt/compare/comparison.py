@@ -16,7 +16,7 @@ from cpt.compare.machines import code_topic, machine_topic, versions_topic
 from cpt.compare.recipes import recipe_topic
 from cpt.compare.record import Record, missing_parts, read_record, short_names
 from cpt.compare.rows import Row, Topic
-from cpt.runs.metrics import FILE_NAME as METRICS
+from cpt.runs.folder import METRICS
 
 MOST_NAMED = 5  # in a title
 WORTH_PROCESSES = 2**28  # bytes of metrics

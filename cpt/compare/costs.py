@@ -7,7 +7,7 @@ import numpy as np
 
 from cpt.compare.record import Record
 from cpt.compare.rows import Row, Topic, known
-from cpt.runs.metrics import Floats
+from cpt.runs.folder import Floats
 
 UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 

@@ -79,8 +79,8 @@ def loss_topic(records: Sequence[Record], comparable: Sequence[bool]) -> Topic:
 
 def bit_equality(first: Record, other: Record) -> str:
     """Up to which step two runs logged the very same losses; empty where they have no step in common."""
-    steps, losses = first.metrics.over("step", "loss")
-    other_steps, other_losses = other.metrics.over("step", "loss")
+    steps, losses = first.metrics.curve("loss", "step")
+    other_steps, other_losses = other.metrics.curve("loss", "step")
     if np.array_equal(steps, other_steps) and (steps[1:] > steps[:-1]).all():  # as they mostly are
         common, mine, its = steps, np.arange(len(steps)), np.arange(len(steps))
     else:

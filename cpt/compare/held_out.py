@@ -13,7 +13,7 @@ from cpt.compare.rows import Row, Topic, known
 from cpt.errors import DataError
 from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.evaluation.paired import FEWEST, Difference, bits_per_byte_difference, quantile, ratio_and_error
-from cpt.runs.last_figures import EVALUATED, UNIT
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
 
 FIRST = "-"  # in the column of the run that the others are compared with
 
@@ -23,7 +23,7 @@ def held_out_topic(records: Sequence[Record], not_compared: list[str]) -> Topic:
     intervals."""
     rows = []
     for name in sets_of(records):
-        values = [record.metrics.last(f"{EVALUATED}{name}{UNIT}") for record in records]
+        values = [record.metrics.last(f"{EVALUATED}{name}{BITS_PER_BYTE}") for record in records]
         told = [told_bits(value, record, name) for value, record in zip(values, records, strict=True)]
         rows.append(Row(name, tuple(told), tuple(values)))
         rows += paired_rows(records, name, not_compared)
@@ -43,15 +43,15 @@ def sets_of(records: Sequence[Record]) -> list[str]:
     """The held-out sets that any run has."""
     names = dict.fromkeys(name for record in records for name in record.metrics.names)
     return [
-        name.removeprefix(EVALUATED).removesuffix(UNIT)
+        name.removeprefix(EVALUATED).removesuffix(BITS_PER_BYTE)
         for name in names
-        if name.startswith(EVALUATED) and name.endswith(UNIT)
+        if name.startswith(EVALUATED) and name.endswith(BITS_PER_BYTE)
     ]
 
 
 def tokens_of_evaluation(record: Record) -> float | None:
     """When the last one was."""
-    tokens = [record.metrics.curve(f"{EVALUATED}{name}{UNIT}")[0] for name in sets_of([record])]
+    tokens = [record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}")[0] for name in sets_of([record])]
     return max((float(one[-1]) for one in tokens if len(one)), default=None)
 
 

@@ -9,7 +9,7 @@ from cpt.compare.record import Record
 from cpt.compare.rows import Row, Topic, differing
 from cpt.evaluation.kept_losses import DocumentLosses
 from cpt.recipe.tree import Location
-from cpt.runs.read_back import Content
+from cpt.runs.folder import Content
 
 MOST_FILES = 20
 HASH_SHOWN = 12

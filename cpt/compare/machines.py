@@ -9,7 +9,7 @@ from xxhash import xxh3_64_hexdigest
 from cpt.compare.inputs import at, shortened, text_at
 from cpt.compare.record import Record
 from cpt.compare.rows import Row, Topic, differing
-from cpt.runs.read_back import Content
+from cpt.runs.folder import Content
 
 NOT_INSTALLED = "not installed"
 FILES_NAMED = 4

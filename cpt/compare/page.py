@@ -9,7 +9,7 @@ from cpt.compare.curves import SMOOTHED_OVER, LossCurve
 from cpt.compare.held_out import sets_of
 from cpt.compare.layout import TextTable, tables_of
 from cpt.compare.record import Record
-from cpt.runs.last_figures import EVALUATED, UNIT
+from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
 from cpt.runs.page import Listing, Part, Section, Table, html_page
 from cpt.runs.plots import Curve, Plot
 
@@ -48,7 +48,8 @@ def plots_of(comparison: Comparison) -> Iterator[Plot]:
     yield from plot("Training loss", "nats per token", [smoothed(record, "loss", SMOOTHED_OVER) for record in losses])
     for name in sets_of(comparison.records):
         curves = [
-            Curve(record.name, *record.metrics.curve(f"{EVALUATED}{name}{UNIT}")) for record in comparison.records
+            Curve(record.name, *record.metrics.curve(f"{EVALUATED}{name}{BITS_PER_BYTE}"))
+            for record in comparison.records
         ]
         yield from plot(f"Held-out text: {name}", "bits per byte", curves)
     yield from plot(

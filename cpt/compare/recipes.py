@@ -13,7 +13,7 @@ from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Location
 from cpt.recipe.words import in_yaml
 from cpt.recipe.yaml_lines import resolve_scalar
-from cpt.runs.read_back import Content
+from cpt.runs.folder import Content
 
 ASIDE = ("name", "output_dir")  # which run it is, not what it does
 LONGEST = 100

@@ -8,12 +8,19 @@ from pathlib import Path
 from cpt.errors import CheckpointError
 from cpt.evaluation.kept_losses import DocumentLosses, kept_losses, load_losses
 from cpt.recipe.run_results import RECIPE
-from cpt.runs.events import FILE_NAME as EVENTS
-from cpt.runs.metrics import FILE_NAME as METRICS
-from cpt.runs.metrics import Metrics, read_metrics
-from cpt.runs.read_back import Content, read_object, read_objects, read_tree
-from cpt.runs.record import ENVIRONMENT, INPUTS
-from cpt.runs.standing import read_status
+from cpt.runs.folder import (
+    ENVIRONMENT,
+    EVENTS,
+    INPUTS,
+    METRICS,
+    Content,
+    Metrics,
+    read_metrics,
+    read_object,
+    read_objects,
+    read_recipe,
+    read_status,
+)
 
 STARTS, VERDICT = "starts.jsonl", "verdict.json"
 FIGURES = (
@@ -63,7 +70,7 @@ def read_record(folder: Path, name: str) -> Record:
     return Record(
         folder=folder,
         name=name,
-        recipe=read_tree(folder / RECIPE, unreadable),
+        recipe=read_recipe(folder / RECIPE, unreadable),
         starts=[start for start in (environment, *read_objects(folder / STARTS, unreadable)) if start],
         inputs=read_object(folder / INPUTS, unreadable),
         status=read_status(folder),

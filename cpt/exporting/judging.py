@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cpt.checkpoints.model_card import METRICS, read_judgements
+from cpt.checkpoints.model_card import read_judgements
 from cpt.checkpoints.trained import Trained
 from cpt.exporting.cost import Bound, Cost, cost, gain_of, logits_of_ids, logits_of_windows
 from cpt.exporting.judged_text import JudgedText
+from cpt.runs.folder import METRICS
 
 BYTES_UNQUANTISED = 2  # a parameter, as models are published
 

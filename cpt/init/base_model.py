@@ -21,8 +21,7 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Tokenizer
-from cpt.runs.read_back import read_objects
-from cpt.runs.record import EXPORT, RECIPE
+from cpt.runs.folder import EXPORT, METRICS, RECIPE, read_objects
 from cpt.tokenizer.load import load_tokenizer
 
 CARD_LICENCE = re.compile(r"^license:\s*[\"']?([\w.-]+)", re.MULTILINE)
@@ -108,7 +107,7 @@ def licence_of(path: str, base: KnownBase | None) -> tuple[str | None, str]:
 def run_that_made(path: str) -> KnownBase | None:
     """How a run of ours trained the model that it left in this folder."""
     run = Path(path).expanduser().parent
-    metrics, recipe = run / "metrics.jsonl", run / RECIPE
+    metrics, recipe = run / METRICS, run / RECIPE
     if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
         return None
     rates = [row["learning_rate"] for row in read_objects(metrics, []) if "learning_rate" in row]

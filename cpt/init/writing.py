@@ -12,7 +12,7 @@ from cpt.init.documents import DocumentFacts, TokenEstimate
 from cpt.init.memory import ADAPTERS_ONLY
 from cpt.init.sentences import told_cost, told_documents, told_model, told_tokens, what_would_change
 from cpt.planner.target import Target
-from cpt.runs.record import EXPORT
+from cpt.runs.folder import EXPORT
 from cpt.shipped import training_program
 
 WIDTH = 118

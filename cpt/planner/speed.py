@@ -10,7 +10,7 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.optimizer_terms import PAGED, state_bytes, update_traffic
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import METRICS, read_objects
 
 ASSUMED_MFU, MFU_RANGE = (
     0.35,
@@ -138,7 +138,7 @@ def measured_speed(run: Path, tokens_per_step: int) -> Speed:
     Raises:
         RecipeError: it has none.
     """
-    rows = read_objects(run / "metrics.jsonl", [])
+    rows = read_objects(run / METRICS, [])
     figures = sorted(float(row[LINE_WITH_SPEED]) for row in rows if LINE_WITH_SPEED in row)
     if not figures:
         raise RecipeError(

@@ -18,7 +18,8 @@ from cpt.probe.plan import Plan, ProbeRun
 from cpt.recipe.difference import differing_keys
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.record import RECIPE, Run
+from cpt.runs.folder import METRICS, RECIPE
+from cpt.runs.record import Run
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 LOG = "probe.log"  # what the run printed
@@ -62,7 +63,7 @@ def carry_out(plan: Plan, run: ProbeRun, launcher: str | None = None) -> Outcome
         train(recipe, folder, launcher)
         for heavy in (Run(folder).export_folder, *folder.glob("checkpoint-*")):
             shutil.rmtree(heavy, ignore_errors=True)
-    return Outcome(run, read_course(folder / "metrics.jsonl"))
+    return Outcome(run, read_course(folder / METRICS))
 
 
 def is_done(recipe: Recipe, folder: Path) -> bool:

@@ -22,6 +22,7 @@ from cpt.rehearsal.starting import Ended
 from cpt.rehearsal.table import Finding, bad, good, not_run
 from cpt.rehearsal.watching import HELD_OUT, LEFT_OUT, LENGTH, Memory
 from cpt.runs.events import read_events
+from cpt.runs.folder import METRICS
 
 LESS_MEMORY = (
     "Set `training.gradient_checkpointing: true`, `data.sequence_length` lower, or take a DeepSpeed profile that"
@@ -154,7 +155,7 @@ def is_of(ended: Ended, place: str | None) -> bool:
 
 def losses(run: Path) -> dict[int, float]:
     """By step."""
-    path = run / "metrics.jsonl"
+    path = run / METRICS
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 

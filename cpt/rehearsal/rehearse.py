@@ -23,7 +23,8 @@ from cpt.rehearsal.recipes import STEP_OF_WEIGHTS, rehearsed
 from cpt.rehearsal.starting import Ended, Launch, run_part
 from cpt.rehearsal.table import Finding, bad, good, not_run
 from cpt.rehearsal.watching import LENGTH
-from cpt.runs.record import EXPORT, hold
+from cpt.runs.folder import EXPORT
+from cpt.runs.record import hold
 from cpt.safety.out_of_memory import LEARNED
 from cpt.stages.length import RunLength
 

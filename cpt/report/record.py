@@ -6,9 +6,7 @@ from typing import Any
 
 from cpt.errors import CheckpointError
 from cpt.report.found import mapping, number
-from cpt.runs.metrics import Metrics, read_metrics
-from cpt.runs.read_back import read_object, read_objects, read_tree
-from cpt.runs.standing import read_status
+from cpt.runs.folder import Metrics, read_metrics, read_object, read_objects, read_recipe, read_status
 
 RECIPE, STATUS, METRICS = "recipe.yaml", "status.json", "metrics.jsonl"
 ENVIRONMENT, INPUTS, PLAN, VERDICT = "environment.json", "inputs.json", "plan.json", "verdict.json"
@@ -68,7 +66,7 @@ def read_record(folder: Path) -> Record:
     return Record(
         folder=folder,
         recipe_text=text_of(folder / RECIPE),
-        recipe=read_tree(folder / RECIPE, unreadable),
+        recipe=read_recipe(folder / RECIPE, unreadable),
         metrics=read_metrics(folder),
         environment=read_object(folder / ENVIRONMENT, unreadable),
         inputs=read_object(folder / INPUTS, unreadable),

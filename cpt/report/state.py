@@ -3,7 +3,7 @@
 from cpt.report.found import number, text
 from cpt.report.record import RECIPE, Record
 from cpt.report.telling import told_count
-from cpt.runs.standing import DIED
+from cpt.runs.folder import DIED
 
 
 def told_state(record: Record) -> str:

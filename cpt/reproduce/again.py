@@ -17,7 +17,8 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.reproduce.record import Record
 from cpt.runs.environment import deciding_variables
-from cpt.runs.record import RECIPE, Run
+from cpt.runs.folder import RECIPE
+from cpt.runs.record import Run
 
 PROGRAM = Path(__file__).with_name("program.py")
 SUFFIX, TAG = "-reproduced", "reproduces "

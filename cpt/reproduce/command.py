@@ -22,7 +22,7 @@ from cpt.reproduce.inputs import refuse_changed_inputs
 from cpt.reproduce.record import METRICS, Record, contents, lines_of, read_record
 from cpt.reproduce.surroundings import Difference, changes_on_the_way, differing_surroundings
 from cpt.runs.environment import describe_environment
-from cpt.runs.record import EXPORT, INPUTS
+from cpt.runs.folder import EXPORT, INPUTS
 
 DIFFERS = 3  # the exit code: 2 is a mistake of the user's
 

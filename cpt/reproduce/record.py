@@ -9,8 +9,7 @@ from typing import Any
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_objects
-from cpt.runs.record import ENVIRONMENT, INPUTS, RECIPE, STARTS
+from cpt.runs.folder import ENVIRONMENT, INPUTS, RECIPE, STARTS, read_objects
 
 METRICS = "metrics.jsonl"
 

@@ -8,10 +8,10 @@ from cpt.errors import RecipeError
 from cpt.extend import did_you_mean
 from cpt.recipe.schema import Recipe
 from cpt.recipe.sense_data import reported_name
+from cpt.runs.folder import METRICS
 from cpt.search.settings import Settings
 from cpt.search.space import SEARCH, Space
 
-METRICS = "metrics.jsonl"
 TEXT_STAGES = ("pretrain", "cpt")
 OF_TRAINING = ("loss", "loss_smoothed", "grad_norm", "tokens_per_second")
 OF_SETS = ("bits_per_byte", "loss", "perplexity", "accuracy")

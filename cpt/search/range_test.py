@@ -18,7 +18,8 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node, Place
 from cpt.recipe.words import in_yaml
-from cpt.runs.record import RECIPE, Run, write_json
+from cpt.runs.folder import RECIPE
+from cpt.runs.record import Run, write_json
 from cpt.runs.small_files import write_whole
 from cpt.search.figures import Tail
 from cpt.search.gates import mistakes_of

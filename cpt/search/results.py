@@ -15,7 +15,8 @@ from cpt.console import open_console
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe
 from cpt.recipe.words import in_yaml, shortened
-from cpt.runs.record import EXPORT, write_json
+from cpt.runs.folder import EXPORT
+from cpt.runs.record import write_json
 from cpt.runs.small_files import write_whole
 from cpt.search.library import optuna
 from cpt.search.record import SearchRecord, trial_name

@@ -5,11 +5,11 @@ import torch
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cpt.checkpoints.model_card import METRICS
 from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
 from cpt.exporting.judged_text import in_windows
 from cpt.exporting.judging import Judge, gain_of_run
+from cpt.runs.folder import METRICS
 
 
 @pytest.fixture(scope="module")

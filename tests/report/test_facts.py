@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cpt.report.facts import facts, headline, seconds_in_steps
-from cpt.runs.metrics import read_metrics
+from cpt.runs.folder import read_metrics
 
 
 def test_the_headline_is_the_verdicts_or_how_the_run_stands(record):
