@@ -63,7 +63,7 @@ def main_module(module: str) -> str:
 def stopped_after_parsing() -> Iterator[None]:
     """Every parser ends the program when it has read the words without a complaint."""
 
-    def and_no_further(parse):  # noqa: ANN001, ANN202
+    def and_no_further(parse):
         def stop(self: argparse.ArgumentParser, *arguments: object, **options: object) -> None:
             parse(self, *arguments, **options)
             raise WasParsed
