@@ -90,7 +90,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "cpt.compare.command:command",
             "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
         ),
-        "report": ("cpt.report.command:command", "Tell a run's whole story in one HTML file."),
+        "report": ("cpt.report.story:command", "Tell a run's whole story in one HTML file."),
         "reproduce": (
             "cpt.reproduce.command:command",
             "Run a run again from its record, and say whether its losses are the same.",

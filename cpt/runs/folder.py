@@ -324,14 +324,14 @@ def read_run(folder: Path, figures: Collection[str] | None = None) -> RunRecord:
     )
 
 
-def get(content: object, path: str) -> Any:
-    """The value at `a.b.c` of nested mappings; None where a part of the path is missing."""
-    for key in path.split("."):
+def get(content: object, *keys: str) -> Any:
+    """The value under these keys, one inside the other; None where one is missing."""
+    for key in keys:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content
 
 
-def get_dict(content: object, path: str) -> Content:
-    """The mapping at a path; empty if there is none."""
-    found = get(content, path)
+def get_dict(content: object, *keys: str) -> Content:
+    """The mapping under these keys; empty if there is none."""
+    found = get(content, *keys)
     return found if isinstance(found, dict) else {}

@@ -1,163 +1,83 @@
-"""A self-contained HTML page of sections: text, facts, tables and plots, read without a network, in light and dark, on
-a phone too."""
+"""A self-contained HTML page of text, facts, tables, code and plots, rendered from `page.html`."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from cpt.runs.page_style import DRAW, STYLE
-from cpt.runs.plots import Bars, Drawing, Intervals, Plot, as_text, figure_json, plotly_script
+from jinja2 import Environment
 
-NUMBER = re.compile(r"[-+±]?[\d.,]+(e[-+]?\d+)?( ?(%|GiB|MiB|s|ms|h|W|°C|±.*|to .*))*")
-LONG = 44  # characters of a fact that takes more room than others
-# Nothing is fetched, whatever stands in the page: the browser itself sees to it.
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+from cpt.errors import ResourceError
+from cpt.files import write_atomic
+from cpt.runs.plots import Plot, plotly_script
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; numbers stand to the right."""
+    """Rows of text."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    has_texts: bool = False
-    """Long ones, to be compared: columns are equally wide, and on a narrow screen beneath each other."""
+    title: str = ""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Short names and what they are."""
+    """Names and values."""
 
     pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Sentences, each with its point."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Code:
-    """Text as it is written, in a box; folded away behind `title` where there is one."""
+    """Preformatted text, folded behind `title` if there is one."""
 
     text: str
     title: str = ""
 
 
-Part = str | Table | Facts | Listing | Code | Drawing
+Part = str | Table | Facts | Code | Plot
+KINDS = {Plot: "plot", Table: "table", Facts: "facts", Code: "code", str: "text"}
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; one without a title stands at the top."""
+    """A heading and its parts; a section without parts is not shown."""
 
     title: str
     parts: Sequence[Part]
 
 
 def html_page(title: str, sections: Sequence[Section], lead: str = "") -> str:
-    """The whole page; sections without parts are left out.
+    """The whole page.
 
     Args:
-        lead: what the page says first, in large letters.
+        lead: its first sentence, in large letters.
 
     Raises:
-        ResourceError: there is a plot, and plotly is not installed.
+        ResourceError: it has plots, and plotly is not installed.
     """
     shown = [section for section in sections if section.parts]
-    has_plots = any(isinstance(part, Plot | Bars | Intervals) for section in shown for part in section.parts)
-    named = [(number, section.title) for number, section in enumerate(shown) if section.title]
-    links = "".join(f'<a href="#s{number}">{as_text(name)}</a>' for number, name in named) if len(named) > 2 else ""
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            (
-                '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme"'
-                ' content="light dark">'
-            ),
-            f"<title>{as_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header><h1>{as_text(title)}</h1>",
-            f'<p class="lead">{as_text(lead)}</p>' if lead else "",
-            f"<nav>{links}</nav>" if links else "",
-            "</header>\n<main>",
-            *(section_html(number, section) for number, section in enumerate(shown)),
-            "</main>",
-            f"<script>{plotly_script()}</script>\n<script>{DRAW}</script>" if has_plots else "",
-            "</body>\n</html>\n",
-        ]
-    )
+    has_plots = any(isinstance(part, Plot) for section in shown for part in section.parts)
+    environment = Environment(autoescape=True)
+    environment.filters["groupby_runs"] = consecutive
+    template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.render(title=title, lead=lead, sections=shown, plotly=plotly_script() if has_plots else "")
 
 
-def section_html(number: int, section: Section) -> str:
-    """Its heading and parts; plots that follow each other stand side by side where there is room."""
-    parts: list[str] = []
-    row: list[str] = []
-    for part in [*section.parts, ""]:
-        if isinstance(part, Plot | Bars | Intervals):
-            row.append(drawing_html(part))
-            continue
-        if row:
-            parts.append(f'<div class="plots">{"".join(row)}</div>')
-            row = []
-        parts.append(part_html(part))
-    heading = f"<h2>{as_text(section.title)}</h2>" if section.title else ""
-    return f'<section id="s{number}">{heading}{"".join(parts)}</section>'
+def consecutive(parts: Sequence[Part]) -> Iterable[tuple[str, list[Any]]]:
+    """Parts of one kind that follow each other, as (kind, parts)."""
+    return [(kind, list(group)) for kind, group in groupby(parts, key=lambda part: KINDS[type(part)])]
 
 
-def part_html(part: str | Table | Facts | Listing | Code) -> str:
-    """Anything that is not drawn."""
-    if isinstance(part, Table):
-        return table_html(part)
-    if isinstance(part, Facts):
-        return f"<dl>{''.join(fact_html(name, value) for name, value in part.pairs)}</dl>"
-    if isinstance(part, Listing):
-        return f"<ul>{''.join(f'<li>{as_text(line)}</li>' for line in part.lines)}</ul>"
-    if isinstance(part, Code):
-        box = f"<pre>{as_text(part.text)}</pre>"
-        return f"<details><summary>{as_text(part.title)}</summary>{box}</details>" if part.title else box
-    return "".join(f"<p>{as_text(paragraph)}</p>" for paragraph in part.split("\n\n") if paragraph.strip())
+def write_page(path: Path, text: str) -> None:
+    """Write a page that the user asked for.
 
-
-def fact_html(name: str, value: str) -> str:
-    """Long ones have a line of their own."""
-    kind = ' class="long"' if len(value) > LONG else ""
-    return f"<div{kind}><dt>{as_text(name)}</dt><dd>{as_text(value)}</dd></div>"
-
-
-def table_html(table: Table) -> str:
-    """In a box of its own, which a narrow screen moves sideways."""
-    box = "texts" if table.has_texts else "table"
-    head = "".join(
-        f"<th{alignment(table, place)}>{as_text(column)}</th>" for place, column in enumerate(table.columns)
-    )
-    rows = "".join(
-        f"<tr>{''.join(cell_html(table, place, cell) for place, cell in enumerate(row))}</tr>" for row in table.rows
-    )
-    caption = f"<caption>{as_text(table.caption)}</caption>" if table.caption else ""
-    return f'<div class="{box}"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-def cell_html(table: Table, place: int, cell: str) -> str:
-    """With its column's name where the heading may be far away."""
-    name = f' data-column="{as_text(table.columns[place])}"' if table.has_texts else alignment(table, place)
-    return f"<td{name}><div>{as_text(cell)}</div></td>" if table.has_texts else f"<td{name}>{as_text(cell)}</td>"
-
-
-def alignment(table: Table, place: int) -> str:
-    """Columns of numbers stand to the right."""
-    cells = [row[place] for row in table.rows if place < len(row) and row[place]]
-    return ' class="number"' if cells and all(NUMBER.fullmatch(cell) for cell in cells) else ""
-
-
-def drawing_html(drawing: Drawing) -> str:
-    """A place for plotly, with the figure beside it."""
-    note = f"<small>{as_text(drawing.note)}</small>" if drawing.note else ""
-    title = as_text(drawing.title)
-    place = (
-        f'<div class="plot" role="img" aria-label="{title}"></div><script'
-        f' type="application/json">{figure_json(drawing)}</script>'
-    )
-    return f"<figure><figcaption>{title}</figcaption>{place}{note}</figure>"
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    try:
+        write_atomic(path, text.encode("utf-8", "replace"))
+    except (OSError, ValueError) as problem:  # ValueError: an empty name
+        raise ResourceError(f"{path} cannot be written: {problem}. Name a file in an existing folder.") from problem

@@ -1,10 +1,8 @@
-"""Plots of a run's page as plotly draws them: curves thinned out with their extremes kept, bars, and differences with
-intervals."""
+"""Plots of a page, drawn by plotly: curves, bars, and values with their intervals."""
 
-import html
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,42 @@ from numpy.typing import ArrayLike, NDArray
 from cpt.errors import ResourceError
 
 MOST_POINTS = 2000  # of one curve; a screen has fewer columns
-MOST_IN_A_PLOT, FEWEST_POINTS = 4000, 250  # of all its curves together, and of each of very many
-FEW_ROWS = 10  # of a plot of intervals, which then stand further apart
-MOST_LINES = 60  # of marks, drawn down through the plot
-DIGITS = 6
-SMALL = 0.01  # a scale that ends below is written with exponents
+SMALL = 0.01  # axes that end below have exponents; plotly's default would write 10 µ
+SMOOTHED_OVER = 0.02  # of the values of a curve
 COLORS = ("#3b82c4", "#d97706", "#2f9e6e", "#c2527f", "#7c6fd6", "#8a8f1f", "#21a0b5", "#b4632f", "#6b7a90", "#d0473f")
-"""Told apart on white and on black."""
-MARK_COLOR = "#d0473f"
+LAYOUT: dict[str, Any] = {
+    "template": "plotly_white",
+    "colorway": COLORS,
+    "height": 340,
+    "margin": {"l": 64, "r": 16, "t": 12, "b": 48},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+}
 
-Floats = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class Plot:
+    """A plotly figure with its heading, and a sentence beneath it."""
+
+    title: str
+    traces: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
+    note: str = ""
+
+    def html(self) -> str:
+        """A `<div>` and the script that fills it; the page holds plotly.js.
+
+        Raises:
+            ResourceError: plotly is not installed.
+        """
+        try:
+            from plotly.graph_objects import Figure
+        except ImportError as problem:
+            raise no_plotly() from problem
+        figure = Figure(list(self.traces), {**LAYOUT, **self.layout})
+        text: str = figure.to_html(
+            full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+        )
+        return text
 
 
 @dataclass(frozen=True)
@@ -33,84 +57,141 @@ class Curve:
     x: ArrayLike
     y: ArrayLike
     faint: bool = False
-    """Drawn pale, in the colour of the curve that follows: raw values behind their smoothed ones."""
-    symbol: str = ""
-    """Of each point, as plotly calls it (`circle`, `x`); by default there is only the line."""
-    hover: Sequence[str] = ()
-    """What each point says under the mouse, besides its place; such a curve is not thinned out."""
+    """Pale and in the color of the next curve: raw values behind smoothed ones."""
+    mode: str = "lines"
+    """`lines`, `markers` or `lines+markers`."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Curves over one axis."""
+def curves(
+    title: str,
+    y_title: str,
+    lines: Sequence[Curve],
+    *,
+    x_title: str = "tokens",
+    marks: Sequence[tuple[float, str]] = (),
+    note: str = "",
+) -> list[Plot]:
+    """A plot of the curves with points; none if no curve has any.
 
-    title: str
-    x_title: str
-    y_title: str
-    curves: Sequence[Curve]
-    log_y: bool = False
-    from_zero: bool = False
-    """The y axis begins at 0."""
-    marks: Sequence[tuple[float, str]] = ()
-    """Moments: where on the x axis, and what happened."""
-    note: str = ""
-    """A sentence beneath it."""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Groups of bars, one bar of each series in a group, side by side or on top of each other."""
-
-    title: str
-    y_title: str
-    groups: Sequence[str]
-    series: Mapping[str, Sequence[float | None]]
-    stacked: bool = False
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Values with their intervals, a line for each; 0 is marked."""
-
-    title: str
-    x_title: str
-    rows: Sequence[tuple[str, float, float, float]]
-    """Name, value, low, high."""
-    note: str = ""
-
-
-Drawing = Plot | Bars | Intervals
-
-
-def figure_json(drawing: Drawing) -> str:
-    """Data and layout for plotly.js, safe inside a `<script>` element.
-
-    Raises:
-        ResourceError: plotly is not installed.
+    Args:
+        marks: places on the x axis, and what happened there.
     """
-    try:
-        from plotly.graph_objects import Figure
-    except ImportError as problem:
-        raise no_plotly() from problem
-    if isinstance(drawing, Plot):
-        traces, layout = plot_figure(drawing)
-    elif isinstance(drawing, Bars):
-        traces, layout = bars_figure(drawing)
-    else:
-        traces, layout = intervals_figure(drawing)
-    shared = {
-        "template": "none",
-        "colorway": COLORS,
-        "margin": {"l": 64, "r": 16, "t": 12, "b": 48},
-        "font": {"size": 12},
+    traces: list[dict[str, Any]] = []
+    color = 0
+    for line in lines:
+        x, y = thinned(np.asarray(line.x, dtype=np.float64), np.asarray(line.y, dtype=np.float64))
+        if len(x):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "name": as_text(line.name),
+                    "x": x,
+                    "y": y,
+                    "mode": "markers" if len(x) == 1 else line.mode,
+                    "opacity": 0.35 if line.faint else 1.0,
+                    "line": {"color": COLORS[color % len(COLORS)], "width": 1 if line.faint else 2},
+                }
+            )
+            color += not line.faint
+    if not traces:
+        return []
+    highest = max(np.abs(trace["y"]).max() for trace in traces)
+    layout: dict[str, Any] = {
+        "xaxis": {"title": x_title},
+        "yaxis": {"title": y_title, "exponentformat": "e" if highest < SMALL else "B"},
+        "showlegend": len(traces) > 1,
+        "hovermode": "x unified" if len(traces) <= 8 and x_title == "tokens" else "closest",
     }
-    text: str = Figure(traces, {**shared, **layout}).to_json()
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    if marks:
+        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False}
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "events",
+                "x": [x for x, _ in marks],
+                "y": [0.98] * len(marks),
+                "yaxis": "y2",
+                "marker": {"symbol": "triangle-down", "size": 11, "color": "#d0473f"},
+                "text": [as_text(text) for _, text in marks],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    return [Plot(title, traces, layout, note)]
+
+
+def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most `MOST_POINTS` finite points; the lowest and highest of each stretch stay, so spikes stay visible."""
+    there = np.isfinite(x) & np.isfinite(y)
+    x, y = x[there], y[there]
+    if len(x) <= MOST_POINTS:
+        return x, y
+    stretches = np.array_split(np.arange(len(x)), MOST_POINTS // 2 - 1)
+    extremes = [place for one in stretches for place in (one[y[one].argmin()], one[y[one].argmax()])]
+    places = np.unique([0, *extremes, len(x) - 1])
+    return x[places], y[places]
+
+
+def smoothed(values: NDArray[np.float64], share: float = SMOOTHED_OVER) -> NDArray[np.float64]:
+    """The mean of each value and its neighbours; near the ends, of those that exist.
+
+    Args:
+        share: of all values.
+    """
+    reach = round(len(values) * share / 2)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    low, high = np.maximum(0, places - reach), np.minimum(len(values), places + reach + 1)
+    means: NDArray[np.float64] = (sums[high] - sums[low]) / (high - low)
+    return means
+
+
+def bars(title: str, y_title: str, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> Plot:
+    """Groups of stacked bars."""
+    traces = [
+        {"type": "bar", "name": as_text(name), "x": [as_text(group) for group in groups], "y": list(values)}
+        for name, values in series.items()
+    ]
+    return Plot(title, traces, {"barmode": "stack", "yaxis": {"title": y_title}})
+
+
+def intervals(title: str, x_title: str, rows: Sequence[tuple[str, float, float, float]], note: str = "") -> list[Plot]:
+    """Values with their intervals, one per line, and a line at 0.
+
+    Args:
+        rows: name, value, low, high.
+    """
+    if not rows:
+        return []
+    names, values, lows, highs = zip(*reversed(rows), strict=True)
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": values,
+        "y": [as_text(name) for name in names],
+        "marker": {"size": 10},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": np.subtract(highs, values),
+            "arrayminus": np.subtract(values, lows),
+        },
+    }
+    layout = {
+        "xaxis": {"title": x_title, "zerolinecolor": "#888888", "zerolinewidth": 2, "rangemode": "tozero"},
+        "yaxis": {"automargin": True},
+        "height": 120 + 40 * len(rows),
+    }
+    return [Plot(title, [trace], layout, note)]
+
+
+def as_text(text: str) -> str:
+    """Text that plotly shows as it is; half of a surrogate pair, which JSON cannot hold, becomes `?`."""
+    return escape(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def plotly_script() -> str:
-    """plotly.js itself, to stand once in a page.
+    """plotly.js, to be included once in a page.
 
     Raises:
         ResourceError: plotly is not installed.
@@ -124,173 +205,5 @@ def plotly_script() -> str:
 
 
 def no_plotly() -> ResourceError:
-    """What to install."""
+    """The error with the install line."""
     return ResourceError("the plots of a page need plotly. Install it: pip install 'cpt[report]'")
-
-
-def plot_figure(plot: Plot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Traces and layout of curves."""
-    traces: list[dict[str, Any]] = []
-    color = 0
-    most = min(MOST_POINTS, max(FEWEST_POINTS, MOST_IN_A_PLOT // max(1, len(plot.curves))))
-    for curve in plot.curves:
-        has_few = len(plot.curves) <= 2
-        traces.append(
-            curve_trace(curve, most)
-            | {"legendgroup": "" if has_few else str(color), "showlegend": has_few or not curve.faint}
-        )
-        traces[-1]["line"]["color"] = traces[-1]["marker"]["color"] = COLORS[color % len(COLORS)]
-        color += not curve.faint
-    zero = {"rangemode": "tozero"} if plot.from_zero else {}
-    highest = max((abs(value) for trace in traces for value in trace["y"] if value is not None), default=0.0)
-    layout: dict[str, Any] = {
-        "xaxis": axis(plot.x_title),
-        "yaxis": axis(
-            plot.y_title,
-            type="log" if plot.log_y else "linear",
-            exponentformat="B" if highest > SMALL else "e",
-            **zero,
-        ),
-        "hovermode": "closest" if len(traces) > 8 or any(curve.hover for curve in plot.curves) else "x unified",
-        "showlegend": len(traces) + bool(plot.marks) > 1,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-    }
-    if plot.marks:
-        traces.append(marks_trace(plot.marks))
-        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-        layout["shapes"] = [mark_line(x) for x in sorted({x for x, _ in plot.marks})[:MOST_LINES]]
-    return traces, layout
-
-
-def curve_trace(curve: Curve, most: int) -> dict[str, Any]:
-    """A line, thinned out where it is long."""
-    x, y = np.asarray(curve.x, dtype=np.float64), np.asarray(curve.y, dtype=np.float64)
-    has_points = bool(curve.symbol) or (len(x) < 3 and not curve.faint)
-    trace: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers" if len(x) == 1 else "lines+markers" if has_points else "lines",
-        "name": as_text(curve.name),
-        "opacity": 0.35 if curve.faint else 1.0,
-        "line": {"width": 1 if curve.faint else 2},
-        "marker": {"size": 9 if len(x) == 1 else 6, "symbol": curve.symbol or "circle"},
-    }
-    if curve.hover:
-        trace |= {"text": [as_text(text) for text in curve.hover], "hovertemplate": "%{text}<extra></extra>"}
-    else:
-        x, y = thinned(x, y, most)
-    return trace | {"x": rounded(x, 12), "y": rounded(y)}
-
-
-def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
-    """At most `most` points: of each stretch of the curve its lowest and its highest, and both ends; what is not
-    finite is left out."""
-    kept = np.isfinite(x) & np.isfinite(y)
-    x, y = x[kept], y[kept]
-    if len(x) <= most:
-        return x, y
-    stretches = np.array_split(np.arange(len(x)), max(1, (most - 2) // 2))
-    extremes = [place for one in stretches for place in (one[y[one].argmin()], one[y[one].argmax()])]
-    places = np.unique([0, *extremes, len(x) - 1])
-    return x[places], y[places]
-
-
-def marks_trace(marks: Sequence[tuple[float, str]]) -> dict[str, Any]:
-    """A triangle at the top for each moment, which says under the mouse what happened."""
-    told: dict[float, list[str]] = {}
-    for x, text in marks:
-        told.setdefault(x, []).append(as_text(text))
-    texts = [
-        "<br>".join([*lines[:5], *([f"and {len(lines) - 5} more"] if len(lines) > 5 else [])])
-        for lines in told.values()
-    ]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "events",
-        "x": list(told),
-        "y": [0.985] * len(told),
-        "yaxis": "y2",
-        "marker": {"symbol": "triangle-down", "size": 11, "color": MARK_COLOR},
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-
-
-def mark_line(x: float) -> dict[str, Any]:
-    """A dotted line from the triangle down."""
-    line = {"color": MARK_COLOR, "width": 1, "dash": "dot"}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, "opacity": 0.6}
-
-
-def bars_figure(bars: Bars) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Traces and layout of bars."""
-    groups = [as_text(group) for group in bars.groups]
-    traces = [
-        {"type": "bar", "name": as_text(name), "x": groups, "y": rounded(values), "hovertemplate": "%{x}: %{y:.4~g}"}
-        for name, values in bars.series.items()
-    ]
-    return traces, {
-        "barmode": "stack" if bars.stacked else "group",
-        "xaxis": {"type": "category", "automargin": True},
-        "yaxis": axis(bars.y_title, rangemode="tozero"),
-        "showlegend": len(traces) > 1,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "bargap": 0.35,
-    }
-
-
-def intervals_figure(intervals: Intervals) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Traces and layout of values with their intervals, the first one on top."""
-    names, values, lows, highs = zip(*reversed(intervals.rows), strict=True) if intervals.rows else ((), (), (), ())
-    above = [high - value for high, value in zip(highs, values, strict=True)]
-    below = [value - low for value, low in zip(values, lows, strict=True)]
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": rounded(values),
-        "y": [as_text(name) for name in names],
-        "marker": {"size": 10},
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": rounded(above),
-            "arrayminus": rounded(below),
-            "thickness": 2,
-        },
-        "hovertemplate": "%{y}: %{x:.3~g}<extra></extra>",
-    }
-    zero = {
-        "type": "line",
-        "x0": 0,
-        "x1": 0,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"color": "#888888", "width": 1, "dash": "dash"},
-    }
-    return [trace], {
-        "xaxis": axis(intervals.x_title, rangemode="tozero"),
-        "yaxis": {"type": "category", "automargin": True, "range": [-0.5, len(names) - 0.5]},
-        "shapes": [zero],
-        "height": 120 + (44 if len(names) < FEW_ROWS else 26) * len(names),
-        "showlegend": False,
-    }
-
-
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """With a title that stands clear of the numbers."""
-    return {"title": {"text": as_text(title), "standoff": 8}, "automargin": True, "exponentformat": "B", **more}
-
-
-def as_text(text: str) -> str:
-    """Text that stays text, in HTML and for plotly, which takes tags for mark-up; what no file can hold, half of a
-    pair, becomes `?`."""
-    return html.escape(text.encode("utf-8", "replace").decode("utf-8"))
-
-
-def rounded(values: ArrayLike | Sequence[float | None], digits: int = DIGITS) -> list[float | None]:
-    """Significant digits, enough to be read off; None where there is no number."""
-    return [
-        float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
-        for value in np.asarray(values, dtype=object)
-    ]

@@ -1,12 +1,10 @@
-"""The folder of a run that has all a run can have, in small."""
+"""A small run folder with everything that a run can have."""
 
 import json
 import math
 
 import pytest
 import yaml
-
-from cpt.report.record import read_record
 
 RECIPE = {
     "name": "code",
@@ -179,47 +177,16 @@ METRICS = [
 ]
 
 
-@pytest.fixture(scope="session")
-def write_run():
-    """Writes all files of the run into a folder."""
-
-    def write(folder):
-        (folder / "final").mkdir(parents=True)
-        (folder / "final" / "config.json").write_text("{}")
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-        status = {
-            "state": "finished",
-            "updated": "2026-01-02T03:10:05+00:00",
-            "step": 100,
-            "steps": 100,
-            "seconds": 61.0,
-        }
-        parts = {"environment": ENVIRONMENT, "inputs": INPUTS, "plan": PLAN, "status": status, "verdict": VERDICT}
-        for name, content in parts.items():
-            (folder / f"{name}.json").write_text(json.dumps(content))
-        for name, lines in {"metrics": METRICS, "events": EVENTS, "samples": SAMPLES}.items():
-            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        return folder
-
-    return write
-
-
 @pytest.fixture
-def run_folder(tmp_path, write_run):
-    """All files of it."""
-    return write_run(tmp_path / "code")
-
-
-@pytest.fixture
-def record(run_folder):
-    """The same, read."""
-    return read_record(run_folder)
-
-
-@pytest.fixture
-def lone_record(run_folder):
-    """Of a run that has only written its recipe yet."""
-    for path in [*run_folder.glob("*.json"), *run_folder.glob("*.jsonl")]:
-        path.unlink()
-    (run_folder / "final" / "config.json").unlink()
-    return read_record(run_folder)
+def run_folder(tmp_path):
+    """All files of the run."""
+    folder = tmp_path / "code"
+    (folder / "final").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    status = {"state": "finished", "updated": "2026-01-02T03:10:05+00:00", "step": 100, "steps": 100, "seconds": 61.0}
+    parts = {"environment": ENVIRONMENT, "inputs": INPUTS, "plan": PLAN, "status": status, "verdict": VERDICT}
+    for name, content in parts.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    for name, lines in {"metrics": METRICS, "events": EVENTS, "samples": SAMPLES}.items():
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
