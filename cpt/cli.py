@@ -92,7 +92,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "report": ("cpt.report.story:command", "Tell a run's whole story in one HTML file."),
         "reproduce": (
-            "cpt.reproduce.command:command",
+            "cpt.reproduce.again:command",
             "Run a run again from its record, and say whether its losses are the same.",
         ),
     },

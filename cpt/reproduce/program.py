@@ -1,7 +1,6 @@
-"""The run that repeats another one, started by any launcher: `program.py RECIPE [--steps N]`; `cpt reproduce` starts
-it.
+"""The run that repeats another one: `program.py RECIPE [--steps N]`, started by `cpt reproduce` through any launcher.
 
-Its folder must not be first on the path that modules are looked for on, whose files could hide others.
+Its folder must not be first on the module search path, where its files could hide others.
 """
 
 from contextlib import suppress
@@ -23,19 +22,19 @@ from cpt.train import train
 
 
 class EnoughSteps(Interrupted):
-    """Nothing more was asked of this run."""
+    """The requested steps are done."""
 
 
-class EndsAtLog(TrainerCallback):
-    """Leaves the run at the first log of a loss from a step on, when those before it have written it down."""
+class EndAtLog(TrainerCallback):
+    """Ends the run at the first log of a loss from a step on; it comes after the callbacks that write the log."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """On all processes alike."""
+        """All processes end."""
         if "loss" in kwargs["logs"] and state.global_step >= self.step:
-            raise EnoughSteps(f"it was asked for {state.global_step} steps")
+            raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
 
 
 def command(
@@ -45,13 +44,13 @@ def command(
         int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
     ] = None,
 ) -> None:
-    """Run it."""
+    """Run the recipe."""
     show_log()
     disable_progress_bar()
 
     def ready(trainer: CPTTrainer) -> None:
         if steps is not None:
-            trainer.add_callback(EndsAtLog(steps))
+            trainer.add_callback(EndAtLog(steps))
 
     with suppress(EnoughSteps):
         train(load_recipe(recipe), ready=ready)
