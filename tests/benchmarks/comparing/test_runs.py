@@ -1,5 +1,5 @@
 from benchmarks.comparing.runs import write_runs
-from cpt.compare.comparison import compare
+from cpt.analysis.compare import compare
 
 
 def test_the_runs_of_the_benchmark_are_whole_and_differ_as_planned(tmp_path):

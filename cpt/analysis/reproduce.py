@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cpt.analysis.compare import surroundings
 from cpt.command_line import refuse_ignored
-from cpt.compare.comparison import surroundings
 from cpt.data.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
@@ -48,7 +48,7 @@ from cpt.stages.inputs import hash_of_tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 DIFFERS = 3  # the exit code; 2 is a mistake of the user's
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = Path(__file__).with_name("reproduce_program.py")
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # its numbers mean nothing on another machine
 OF_A_START = ("variable ", "host memory", "host_memory_gib", "platform")  # set as they were, or irrelevant to results

@@ -8,9 +8,9 @@ from typing import Any
 
 from jinja2 import Environment
 
+from cpt.analysis.plots import Plot, plotly_script
 from cpt.errors import ResourceError
 from cpt.files import write_atomic
-from cpt.runs.plots import Plot, plotly_script
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from cpt.analysis.page import Code, Facts, Part, Section, Table, html_page, write_page
+from cpt.analysis.plots import Curve, Plot, bars, curves, intervals, smoothed
 from cpt.data.mixture.phases import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
@@ -32,8 +34,6 @@ from cpt.runs.folder import (
     read_run,
 )
 from cpt.runs.listing import find_run
-from cpt.runs.page import Code, Facts, Part, Section, Table, html_page, write_page
-from cpt.runs.plots import Curve, Plot, bars, curves, intervals, smoothed
 
 PAGE = "report.html"
 SHOWN_VERSIONS = ("cpt", "torch", "transformers", "trl", "deepspeed")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from run_folders import keep_document_losses, write_lines, write_run
 
+from cpt.analysis import compare as module
+from cpt.analysis.compare import compare, differing_values, loss_at, short_names
 from cpt.cli import main
-from cpt.compare import comparison as module
-from cpt.compare.comparison import compare, differing_values, loss_at, short_names
 from cpt.recipe.difference import UNSET
 
 

@@ -12,12 +12,7 @@ from launching import zero_profile
 from safetensors.numpy import save_file
 from tiny import write_recipe
 
-from cpt.cli import main
-from cpt.data.files import hash_file
-from cpt.errors import DataError, ResourceError
-from cpt.hardware import count_cpu_cores
-from cpt.recipe.load import dump_recipe, load_recipe
-from cpt.reproduce.again import (
+from cpt.analysis.reproduce import (
     changed_data,
     changes,
     compare_results,
@@ -28,6 +23,11 @@ from cpt.reproduce.again import (
     repetition_of,
     report,
 )
+from cpt.cli import main
+from cpt.data.files import hash_file
+from cpt.errors import DataError, ResourceError
+from cpt.hardware import count_cpu_cores
+from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.runs.folder import Metrics, RunRecord
 
 ROOT = Path(__file__).parents[2]

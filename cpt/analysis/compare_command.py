@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from cpt.compare.comparison import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
+from cpt.analysis.compare import MOST_COLUMNS, ComparedRun, Comparison, Topic, comparable_losses, compare
+from cpt.analysis.page import Part, Section, Table, html_page, write_page
+from cpt.analysis.plots import Curve, Plot, curves, smoothed
 from cpt.console import open_console
 from cpt.errors import CheckpointError
 from cpt.runs.folder import BITS_PER_BYTE, EVALUATED
 from cpt.runs.listing import find_run
-from cpt.runs.page import Part, Section, Table, html_page, write_page
-from cpt.runs.plots import Curve, Plot, curves, smoothed
 
 
 def command(

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from chromium_here import open_chromium
 
-from cpt.cli import main
-from cpt.errors import ResourceError
-from cpt.report.story import (
+from cpt.analysis.page import Code, Facts, Section, Table, html_page
+from cpt.analysis.plots import MOST_POINTS, Curve, Plot, curves, intervals, smoothed
+from cpt.analysis.report import (
     against_plan,
     facts,
     held_out,
@@ -22,9 +22,9 @@ from cpt.report.story import (
     state,
     training,
 )
+from cpt.cli import main
+from cpt.errors import ResourceError
 from cpt.runs.folder import read_run
-from cpt.runs.page import Code, Facts, Section, Table, html_page
-from cpt.runs.plots import MOST_POINTS, Curve, Plot, curves, intervals, smoothed
 
 
 def plots(parts):

@@ -1,4 +1,4 @@
-"""The run that repeats another one: `program.py RECIPE [--steps N]`, started by `cpt reproduce` through any launcher.
+"""The repetition of a run: `reproduce_program.py RECIPE [--steps N]`, started by `cpt reproduce` through any launcher.
 
 Its folder must not be first on the module search path, where its files could hide others.
 """
