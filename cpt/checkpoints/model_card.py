@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from cpt.files import write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.peft_methods import LORA, method_of
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDICT_PAGE, read_object, read_objects
-from cpt.runs.small_files import write_whole
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FIGURE = re.compile(r"eval_(.+)_bits_per_byte")
@@ -58,7 +58,7 @@ def write_model_card(
         serving_part(name if folder.name.startswith(".") or folder.name == EXPORT else folder.name, adapter),
     ]
     card = ModelCard(f"---\n{header.to_yaml()}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n")
-    write_whole(folder / "README.md", str(card))
+    write_atomic(folder / "README.md", str(card), reuse_space=True)
 
 
 def card_data(name: str, recipe: Recipe | None, judgements: list[Judgement], adapter: bool) -> ModelCardData:

@@ -23,11 +23,11 @@ from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict
 from cpt.evaluation.verdict_page import write_verdict
+from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, RECIPE, VERDICT, read_object, read_objects
 from cpt.runs.record import Run
-from cpt.runs.small_files import LinesFile
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")

@@ -28,7 +28,7 @@ from cpt.hub import hub_is_reachable
 from cpt.models.adapters import check_adapter_under_zero3
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
-from cpt.monitoring.own import check_callbacks
+from cpt.monitoring.callbacks import check_callbacks
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens

@@ -11,7 +11,7 @@ from cpt.data.filters import FILTERS
 from cpt.data.transforms import TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.extend import hints_of
-from cpt.monitoring.own import CALLBACKS
+from cpt.monitoring.callbacks import CALLBACKS
 from cpt.optim.build import FOR_ALL as OF_ALL_OPTIMIZERS
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from cpt.files import DAMAGED
+from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.run_results import EXPORT as EXPORT
 from cpt.recipe.run_results import RECIPE as RECIPE
 from cpt.recipe.run_results import STATUS as STATUS
@@ -119,6 +119,32 @@ def parse_object(line: bytes) -> Content | None:
         except (ValueError, RecursionError):
             return None
     return content if isinstance(content, dict) else None
+
+
+def keep_lines_until(path: Path, step: int) -> None:
+    """Remove the lines of a JSONL file after a step.
+
+    Raises:
+        OSError: the file cannot be changed; it is as it was.
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if is_until(line, step)]
+    if damaged := sum(parse_object(line) is None for line in lines if line.endswith(b"\n")):
+        log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
+    if kept == lines[: len(kept)]:  # as usual; a shorter file needs no disk space
+        os.truncate(path, len(b"".join(kept)))
+    else:
+        write_atomic(path, b"".join(kept), reuse_space=True)
+
+
+def is_until(line: str | bytes, step: int) -> bool:
+    """Whether it is a whole line of a step that is not after `step`."""
+    try:
+        return line[-1:] in ("\n", b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, KeyError, TypeError):  # a damaged line
+        return False
 
 
 def note(unreadable: list[str] | None, sentence: str) -> None:

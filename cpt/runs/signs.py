@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from cpt.files import write_atomic
 from cpt.runs.folder import HEARTBEATS
-from cpt.runs.small_files import write_whole
 
 Phase = Literal["starting", "training", "between", "ending"]
 
@@ -42,7 +42,7 @@ def write_sign(folder: Path, sign: Sign) -> None:
     path = folder / HEARTBEATS / f"rank-{sign.rank}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(sign)))
+        write_atomic(path, json.dumps(asdict(sign)), reuse_space=True)
 
 
 def read_signs(folder: Path) -> list[Sign]:

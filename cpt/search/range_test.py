@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from cpt.errors import Interrupted, RecipeError, TrainingError
+from cpt.files import write_atomic
 from cpt.launchers.attempts import command_of_attempt
 from cpt.ranks import tell
 from cpt.recipe.difference import differing_keys
@@ -20,7 +21,6 @@ from cpt.recipe.tree import Node, Place
 from cpt.recipe.words import in_yaml
 from cpt.runs.folder import RECIPE
 from cpt.runs.record import Run, write_json
-from cpt.runs.small_files import write_whole
 from cpt.search.figures import Tail
 from cpt.search.gates import mistakes_of
 from cpt.search.growing import exponential
@@ -145,7 +145,7 @@ def watched(run: Run, recipe: Recipe, wanted: Range, processes: int, launcher: s
     """
     file = run.folder.with_name(f"{run.folder.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, dump_recipe(recipe))
+    write_atomic(file, dump_recipe(recipe), reuse_space=True)
     words = command_of_attempt([str(file), "--resume", "none"], processes, launcher)
     signals, points, ending, is_hopeless = Signals(), list[tuple[int, float]](), None, False
     with signals.noted():

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cpt.errors import CheckpointError, LaunchError, RecipeError
+from cpt.files import write_atomic
 from cpt.recipe.difference import differences, differing_keys, shown
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.record import Run, hold, write_json
-from cpt.runs.small_files import write_whole
 from cpt.search.figures import TEXT_STAGES, held_out_sets
 from cpt.search.space import Space, recipe_with
 
@@ -69,7 +69,7 @@ class SearchRecord:
         }
         path = self.folder / RECIPES / f"{trial_name(number)}.yaml"
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, dump_recipe(recipe.model_copy(update=named)))
+        write_atomic(path, dump_recipe(recipe.model_copy(update=named)), reuse_space=True)
         return path
 
 
@@ -106,7 +106,7 @@ def claim(recipe: Recipe, root: Node, space: Space, *, new: bool = False) -> Sea
         raise RecipeError(
             f"{folder} is there already and holds no search. Give the search another name: `search: {{name: ...}}`."
         )
-    write_whole(folder / SEARCHED, dump_recipe(recipe))
+    write_atomic(folder / SEARCHED, dump_recipe(recipe), reuse_space=True)
     write_json(folder / RECORD, described(space))
     return SearchRecord(folder, space, recipe, root, lock)
 

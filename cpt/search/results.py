@@ -12,12 +12,12 @@ from typing import Any
 from rich.table import Table
 
 from cpt.console import open_console
+from cpt.files import write_atomic
 from cpt.ranks import tell
 from cpt.recipe.load import dump_recipe
 from cpt.recipe.words import in_yaml, shortened
 from cpt.runs.folder import EXPORT
 from cpt.runs.record import write_json
-from cpt.runs.small_files import write_whole
 from cpt.search.library import optuna
 from cpt.search.record import SearchRecord, trial_name
 from cpt.search.settings import Settings
@@ -137,7 +137,7 @@ def write_best(record: SearchRecord, best: Result, results: Sequence[Result]) ->
         *(f"#   {key} = {in_yaml(value)}" for key, value in values.items()),
     ]
     path = record.folder / BEST
-    write_whole(path, "\n".join(told) + "\n" + dump_recipe(recipe))
+    write_atomic(path, "\n".join(told) + "\n" + dump_recipe(recipe), reuse_space=True)
     return path
 
 

@@ -1,10 +1,10 @@
 import json
-import os
 
 import pytest
 from full_disk import disk_of_its_own, files_end_at, fill, set_read_only
 
-from cpt.runs.small_files import LinesFile, append, keep_lines_until, overwrite, write_whole
+from cpt.files import LinesFile, append
+from cpt.runs.folder import keep_lines_until
 
 
 @pytest.fixture
@@ -55,22 +55,6 @@ def test_a_line_after_a_half_one_begins_anew(tmp_path):
     (tmp_path / "lines").write_text('{"st')
     append(tmp_path / "lines", "whole\n")
     assert (tmp_path / "lines").read_text() == '{"st\nwhole\n'
-
-
-def test_a_file_is_replaced_on_a_full_disk_where_it_has_the_room(disk):
-    path = disk / "status.json"
-    write_whole(path, json.dumps({"step": 1000}))
-    fill(disk)
-    for step in (1, 200000):
-        write_whole(path, json.dumps({"step": step}))
-        assert json.loads(path.read_text()) == {"step": step}
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(path, json.dumps({"step": 3, "message": "x" * 100_000}))
-    assert json.loads(path.read_text()) == {"step": 200000} and sorted(os.listdir(disk)) == ["ballast", "status.json"]
-
-
-def test_what_is_not_there_cannot_be_overwritten(tmp_path):
-    assert not overwrite(tmp_path / "new", b"x") and not (tmp_path / "new").exists()
 
 
 def test_lines_are_taken_out_of_a_file_on_a_full_disk(disk):
