@@ -33,7 +33,7 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.tokenizer.load import load_tokenizer

@@ -52,7 +52,7 @@ from cpt.preflight.resources import checkpoints_at_once
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, Run, hold
 
 PROGRAM = Path(__file__).with_name("part.py")
