@@ -23,7 +23,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "doctor": (
             "cpt.doctor:command",
-            "Show what this machine has, or whether the nodes of a cluster fit together.",
+            "Show what this machine has, or compare the nodes of a cluster.",
         ),
         "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),

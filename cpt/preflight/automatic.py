@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from cpt.cluster.place import place_of_process
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import Gpu, find_gpus, host_memory_gib
 from cpt.models.compiled import check_compiling
@@ -26,7 +25,7 @@ from cpt.planner.memory import facts_for, plan_memory
 from cpt.planner.setup import Setup, attention_on_gpu, setup_of
 from cpt.planner.speed import assumed_mfu, planned_speed
 from cpt.planner.target import Target, peak_of
-from cpt.ranks import main_process_decides, tell, world_size
+from cpt.ranks import main_process_decides, num_nodes, tell, world_size
 from cpt.recipe.automatic import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
 from cpt.recipe.schema import Recipe
 from cpt.stages.deepspeed_profile import Profile, read_profile, zero_section
@@ -180,8 +179,7 @@ def values_here(
 
 def nodes_here() -> int:
     """Machines of this run; 1 if they have different numbers of processes."""
-    place = place_of_process()
-    return place.num_nodes if place is not None and place.world_size % place.num_nodes == 0 else 1
+    return num_nodes() if world_size() % num_nodes() == 0 else 1
 
 
 def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None) -> Target:
