@@ -23,7 +23,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "doctor": (
             "cpt.doctor:command",
-            "Show what this machine has, or whether the nodes of a cluster fit together.",
+            "Show what this machine has, or compare the nodes of a cluster.",
         ),
         "init": ("cpt.init.command:command", "Write a commented recipe for your documents, a model and a GPU."),
         "import": ("cpt.importing.command:command", "Write a recipe from a config of axolotl or LLaMA-Factory."),
@@ -40,7 +40,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "rehearse": (
             "cpt.rehearsal.command:command",
-            "Do once, in minutes, all that a run will do, before days are spent on it.",
+            "Try everything a run will do, once and in minutes, before it takes days.",
         ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },

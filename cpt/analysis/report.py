@@ -12,7 +12,7 @@ import typer
 
 from cpt.analysis.page import Code, Facts, Part, Section, Table, html_page, write_page
 from cpt.analysis.plots import Curve, Plot, bars, curves, intervals, smoothed
-from cpt.data.mixture.phases import asked_shares, shares_over
+from cpt.data.mixture import asked_shares, shares_over
 from cpt.errors import CptError
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.load import load_recipe

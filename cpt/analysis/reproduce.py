@@ -15,7 +15,7 @@ import typer
 
 from cpt.analysis.compare import surroundings
 from cpt.command_line import refuse_ignored
-from cpt.data.files import hash_file, states_of
+from cpt.data.readers.files import hash_file, states_of
 from cpt.data.readers.opening import is_url
 from cpt.errors import CheckpointError, CptError, DataError, LaunchError, ResourceError, TrainingError
 from cpt.files import size_and_hash

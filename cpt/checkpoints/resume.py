@@ -20,8 +20,8 @@ BAD = "bad-"
 REASON = "reason.txt"
 BEGAN = "began_from.json"  # names a checkpoint of another run that this one began with
 LAST_WRITTEN = "trainer_state.json"  # the Trainer writes it after weights, optimizer and RNG states
-# Set by torchrun and SLURM in a process that they start again with the words of its first start.
-RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+# Set by `cpt train --supervise`, torchrun and SLURM in a process that they restart with the words of its first start.
+RESTART_COUNTS = ("CPT_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 Wanted = Literal["latest", "none"] | Path
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from cpt.data.checking.contamination import Contamination, find_contamination
-from cpt.data.checking.decontamination import Judged
-from cpt.data.checking.files import unchecked_sources
-from cpt.data.form_of_stage import form_of_stage, sections_of
-from cpt.data.forms import ONE_A_ROW
-from cpt.data.sources import files_with_sizes
+from cpt.data.contamination import Contamination, find_contamination
+from cpt.data.filters.decontamination import Judged
+from cpt.data.open_sources import unchecked_sources
+from cpt.data.readers.forms import ONE_A_ROW, form_of_stage, sections_of
+from cpt.data.readers.sources import files_with_sizes
 from cpt.errors import CptError, DataError
 from cpt.evaluation.domain_test import Question, domain_test
 from cpt.evaluation.evaluate import Asked, measure, model_at

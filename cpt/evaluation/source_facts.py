@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpt.data.checking.decontamination import REASON
+from cpt.data.filters.decontamination import REASON
 from cpt.runs.folder import INPUTS, read_object
 
 

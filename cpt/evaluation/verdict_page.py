@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cpt.data.checking.contamination import Contamination
+from cpt.data.contamination import Contamination
 from cpt.errors import ResourceError
 from cpt.evaluation.findings import Findings, ScoreFinding
 from cpt.evaluation.frontier import plot_frontier

@@ -12,7 +12,7 @@ from types import FrameType
 import typer
 
 from cpt.checkpoints.own_code import import_own_code
-from cpt.data.form_of_stage import form_of_stage
+from cpt.data.readers.forms import form_of_stage
 from cpt.errors import ResourceError
 from cpt.recipe.load import load_recipe
 from cpt.runs.folder import RECIPE

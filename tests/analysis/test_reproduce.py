@@ -24,7 +24,7 @@ from cpt.analysis.reproduce import (
     report,
 )
 from cpt.cli import main
-from cpt.data.files import hash_file
+from cpt.data.readers.files import hash_file
 from cpt.errors import DataError, ResourceError
 from cpt.hardware import count_cpu_cores
 from cpt.recipe.load import dump_recipe, load_recipe

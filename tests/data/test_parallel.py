@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpt.data.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DataError, ResourceError
 
 WORK = """
@@ -93,7 +93,7 @@ def test_workers_end_with_a_parent_that_is_killed(work, tmp_path):
     """And a script without a main guard is not run again in its workers."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import users_work\nfrom cpt.data.parallel import map_in_order\n"
+        "import users_work\nfrom cpt.data.store.parallel import map_in_order\n"
         "results = map_in_order(lambda: users_work.square, range(10_000), 2)\n"
         "for _ in range(5):\n    print(next(results)[1], flush=True)\n"
         "import time; time.sleep(60)\n"

@@ -11,8 +11,8 @@ from transformers import TrainerControl, TrainerState
 
 from cpt.data.build import build_data
 from cpt.data.loader import CPTDataLoader
-from cpt.data.mixture.left_out import RowsOfSteps
-from cpt.data.rows import IGNORED
+from cpt.data.mixture import RowsOfSteps
+from cpt.data.rows.rows import IGNORED
 from cpt.monitoring import figures as module
 from cpt.monitoring.figures import Cost, RealisedShares, SmoothedLoss, TrainingClock, percentiles
 from cpt.recipe.schema import Data, Model, Phase, Tokenizer
