@@ -40,7 +40,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "rehearse": (
             "cpt.rehearsal.command:command",
-            "Do once, in minutes, all that a run will do, before days are spent on it.",
+            "Try everything a run will do, once and in minutes, before it takes days.",
         ),
         "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
     },

@@ -78,10 +78,9 @@ WITHOUT_EFFECT = [
     ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
     ("reproduce", "runs/x", "--launcher", "torchrun", "--processes", "2"),
     ("search", TINY, "--space", "x.yaml", "--steps", "50"),
-    ("search", TINY, "--space", "x.yaml", "--ray", "--parallel", "2"),
     ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--dry-run"),
     ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--parallel", "2"),
-    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--ray"),
+    ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--storage", "sqlite:///x.db"),
     ("search", TINY, "--learning-rates", "1e-5", "1e-2", "--launcher", "torchrun", "--processes", "2"),
     ("doctor", "--port", "29501"),
     ("doctor", "--nodes", "a,b", "--node-rank", "0", "--folder", "/tmp"),
@@ -130,14 +129,12 @@ WITHOUT_EFFECT = [
         "--revision",
         "main",
     ),
-    ("mixture", TINY, "--plot", "x.png", "--probe", "--dry-run"),
     ("contamination", TINY, "--task-folder", "tasks"),
     ("evaluate", "x/y", "--needle", "4096", "--sequence-length", "512"),
     ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
     ("evaluate", "x/y", "--text", "a=b.txt", "--seed", "5"),
     ("export", "runs/x", "--push-to-hub", "me/x", "--quantize", "int8"),
     ("export", "runs/x", "--output", "/nonexistent/x", "--adapter-only", "--dtype", "float32"),
-    ("export", "runs/x", "--output", "/nonexistent/x", "--gguf", "f16", "--max-shard-size", "1GB"),
 ]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpt.errors import CheckpointError
+from cpt.files import write_atomic
 from cpt.runs.events import record_event
 
 FOLDER = "held_out"  # of a run's folder
@@ -104,13 +105,7 @@ def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
     content = BytesIO()
     np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    try:
-        beside.write_bytes(content.getbuffer())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    write_atomic(path, content.getvalue())
 
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:
