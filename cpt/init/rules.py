@@ -31,6 +31,7 @@ from cpt.planner.terms import GIB
 from cpt.preflight.automatic import fastest_that_fits
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
+from cpt.recipe.references import REPOSITORY
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
@@ -256,7 +257,7 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
         attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
-        read = read_profile(profile) if profile else None
+        read = read_profile(str(REPOSITORY / profile)) if profile else None
         setup = setup_of(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
         facts, activations = facts_for(config, setup), count_activations(config, setup)
         rows = batch // (length * gpus)

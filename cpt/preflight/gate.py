@@ -276,11 +276,11 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
     found.warnings += profile_warnings(given, recipe)
-    reason = "offload_optimizer compiles its optimizer" if offloads(profile, "optimizer") else ""
+    reason = "`training.deepspeed`: offload_optimizer compiles its optimizer" if offloads(profile, "optimizer") else ""
     if not torch.accelerator.is_available():
-        reason = "DeepSpeed on a CPU compiles its communication"
+        reason = "`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
     if reason:
-        found.run(require_programs, "g++", "ninja", reason=f"`training.deepspeed`: {reason}")
+        found.run(require_programs, "g++", "ninja", reason=reason)
     return profile
 
 
