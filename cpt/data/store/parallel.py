@@ -65,13 +65,14 @@ def map_in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+        workers.shutdown()
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process that read and tokenised documents died, most likely out of memory "
             f"({' '.join(str(problem).split())[:300]}). What was finished is kept. Start again with fewer workers:"
             " CPT_WORKERS=1."
         ) from problem
-    finally:  # also where the caller stops early; what they leave half done is never taken for complete
+    finally:  # after an error, or where the caller stops early: what they leave half done is never used
         workers.shutdown(kill_workers=True)
 
 
