@@ -44,7 +44,7 @@ LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
 WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
-STEPS_WANTED, FEWEST_STEPS = 400, 10
+STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
@@ -178,7 +178,9 @@ def choose(
         tokens = max(1, round_down(epochs * domain_tokens / (1 - replay)))
     else:
         epochs = tokens * (1 - replay) / domain_tokens
-    most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, tokens / STEPS_WANTED)
+    # a GPU gets enough tokens at once to be busy, in fewer steps
+    wanted = max(tokens / STEPS_WANTED, min(MOST_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
         raise DataError(
