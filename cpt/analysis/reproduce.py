@@ -427,7 +427,8 @@ def report(result: Reproduction, differences: Sequence[str], run: Path, kept: Pa
     where = f"Compare them: cpt compare {run} {kept}" if kept else ""
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"
-        counts = f"{result.logs:,} logged losses and {result.evaluations:,} evaluations"
+        evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
+        counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}. {where}".strip()]
     if result.difference is not None:
         found = result.difference
