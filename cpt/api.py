@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from cpt.analysis.compare import compare
 from cpt.checkpoints import export
-from cpt.compare.comparison import compare
 from cpt.data.build import open_mixture
 from cpt.data.prepared import PreparedData
 from cpt.evaluation.evaluate import Asked, known_positions, measure, model_at

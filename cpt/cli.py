@@ -87,12 +87,12 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "runs": ("cpt.runs.list_command:command", "List runs: state, tokens, loss, speed, age, tags."),
         "compare": (
-            "cpt.compare.command:command",
+            "cpt.analysis.compare_command:command",
             "Say exactly what differs between runs: recipes, versions, data, curves, evaluations.",
         ),
-        "report": ("cpt.report.command:command", "Tell a run's whole story in one HTML file."),
+        "report": ("cpt.analysis.report:command", "Tell a run's whole story in one HTML file."),
         "reproduce": (
-            "cpt.reproduce.command:command",
+            "cpt.analysis.reproduce:command",
             "Run a run again from its record, and say whether its losses are the same.",
         ),
     },

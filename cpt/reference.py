@@ -16,7 +16,7 @@ from cpt.checkpoints.rotation import RULES
 from cpt.cli import GROUPS, application
 from cpt.data.filters.filters import FILTERS, TRANSFORMS
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
-from cpt.monitoring.own import CALLBACKS
+from cpt.monitoring.callbacks import CALLBACKS
 from cpt.optim.build import OPTIMIZERS
 from cpt.optim.schedules import SCHEDULES
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS

@@ -85,7 +85,7 @@ WITHOUT_EFFECT = [
     ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x.yaml", "--gpus", "2"),
     ("plan", TINY, "--gpu", "H100", "--force"),
     ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
-    ("plan", TINY, "--gpu", "H100", "--links", "nvlink4"),
+    ("plan", TINY, "--gpu", "H100", "--network-gbit", "10"),
     ("launch", TINY, "--port", "29501"),
     ("data", "check", TINY, "--truncated-share", "0.2"),
     (

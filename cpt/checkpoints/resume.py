@@ -13,7 +13,7 @@ from cpt.checkpoints.verify import defects, lacking_state
 from cpt.errors import CheckpointError
 from cpt.ranks import main_process_decides
 from cpt.runs.events import record_event
-from cpt.runs.read_back import read_object
+from cpt.runs.folder import read_object
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"

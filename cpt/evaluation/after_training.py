@@ -21,22 +21,21 @@ from cpt.evaluation.findings import Findings, ScoreFinding, findings
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.evaluation.tasks import domain_questions, task_texts, tasks_of_recipe
 from cpt.evaluation.verdict import NotRun, Verdict
-from cpt.evaluation.verdict_page import CONTENT, write_verdict
+from cpt.evaluation.verdict_page import write_verdict
+from cpt.files import LinesFile
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.read_back import read_object, read_objects
-from cpt.runs.record import RECIPE, Run
-from cpt.runs.small_files import LinesFile
+from cpt.runs.folder import METRICS, RECIPE, VERDICT, read_object, read_objects
+from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
 log = logging.getLogger("cpt")
-METRICS = "metrics.jsonl"
 MOST_BYTES_SEARCHED = 500 * 2**20  # of sources; one core searches 15 to 35 MB a second
 
 
 def needs_judging(run: Run) -> bool:
     """Whether a finished run's verdict rests on its losses alone so far."""
-    page = run.folder / CONTENT
+    page = run.folder / VERDICT
     return run.is_finished and page.is_file() and not read_object(page, []).get("is_complete", True)
 
 

@@ -18,13 +18,14 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_card import METRICS, read_judgements
+from cpt.checkpoints.model_card import read_judgements
 from cpt.checkpoints.proof import TEXT
 from cpt.checkpoints.trained import Trained
 from cpt.errors import CptError, DataError
 from cpt.evaluation.judged_sets import judges_of_recipe, open_judged_sets
 from cpt.models.config import value_of
 from cpt.recipe.schema import Recipe
+from cpt.runs.folder import METRICS
 
 SIZE_FACTOR, SIZE_POWER = 482.01, 0.3478
 SHARE_OF_GAIN = 0.5

@@ -24,7 +24,7 @@ from cpt.checkpoints.trained import Trained
 from cpt.errors import CheckpointError, ResourceError
 from cpt.exporting.cost import Bound, Cost, JudgedText, cost, gain_of_run, judged_text, logits_of_ids
 from cpt.exporting.sealed import CARD
-from cpt.runs.small_files import write_whole
+from cpt.files import write_atomic
 
 Method = Literal["int8", "int4", "nf4"]
 NF4_BLOCK = 64  # weights that share a scale in bitsandbytes
@@ -83,7 +83,7 @@ def add_to_card(card: Path, lines: Sequence[str]) -> None:
     """Add the section "Quantised" before the limits."""
     section = "## Quantised\n\n" + "\n".join(f"- {line}" for line in lines) + "\n\n"
     before, limits, after = card.read_text(encoding="utf-8").partition("## Limits\n")
-    write_whole(card, f"{before}{section}{limits}{after}")
+    write_atomic(card, f"{before}{section}{limits}{after}")
 
 
 def check_quantising(method: Method, dtype: torch.dtype) -> None:

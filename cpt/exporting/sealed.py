@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpt.errors import CheckpointError
-from cpt.runs.small_files import write_whole
+from cpt.files import write_atomic
 
 SEAL, CARD = "export.json", "README.md"
 
@@ -16,7 +16,7 @@ def seal_export(folder: Path, told: Sequence[str]) -> None:
     """Write down every file's sha256, and what was said while it was proven."""
     files = {str(file.relative_to(folder)): sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     proof = [line for line in told if not line.startswith(("Reading", "Wrote", "Serve"))]
-    write_whole(folder / SEAL, json.dumps({"files": files, "proof": proof}, indent=2) + "\n")
+    write_atomic(folder / SEAL, json.dumps({"files": files, "proof": proof}, indent=2) + "\n")
 
 
 def refuse_unsealed(folder: Path) -> Path:

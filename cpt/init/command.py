@@ -196,8 +196,8 @@ def recipe_text(
         with_head = "with embeddings and head" if way.name == "lora" else "without embeddings and head"
         lines += [comment(f"{why}. They learn and forget less (arXiv 2405.09673). On all layers, {with_head}.", 2)]
         lines += ["  lora: cpt" if way.name == "lora" else f"  lora: {json.dumps(ADAPTERS_ONLY)}"]
-    why = "as in the base's own training" if known and known.sequence_length == choices.sequence_length else "of a row"
-    lines += ["", "data:", comment(f"Tokens, {why}; longer rows cost more for each token.", 2)]
+    why = ", as in the base's own training" if known and known.sequence_length == choices.sequence_length else ""
+    lines += ["", "data:", comment(f"Tokens of a row{why}; longer rows cost more for each token.", 2)]
     lines += [f"  sequence_length: {choices.sequence_length}"]
     if not base.packs_documents:
         lines += [comment("This architecture reads a row from end to end: a row is a batch of padded documents.", 2)]

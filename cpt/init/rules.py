@@ -31,9 +31,10 @@ from cpt.planner.terms import GIB
 from cpt.preflight.automatic import fastest_that_fits
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
+from cpt.recipe.references import REPOSITORY
 from cpt.recipe.run_results import result_of_run
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE
 from cpt.stages.deepspeed_profile import read_profile
 from cpt.tokenizer.load import load_tokenizer
@@ -43,7 +44,7 @@ LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
 WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
 EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
-STEPS_WANTED, FEWEST_STEPS = 400, 10
+STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 32_768  # in a micro-batch: more is no faster
@@ -177,7 +178,9 @@ def choose(
         tokens = max(1, round_down(epochs * domain_tokens / (1 - replay)))
     else:
         epochs = tokens * (1 - replay) / domain_tokens
-    most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, tokens / STEPS_WANTED)
+    # a GPU gets enough tokens at once to be busy, in fewer steps
+    wanted = max(tokens / STEPS_WANTED, min(MOST_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
         raise DataError(
@@ -256,7 +259,7 @@ def way_that_fits(base: BaseModel, target: Target, length: int, tokens: int, bat
         }
         recipe, config = Recipe.model_validate(sections), base.model.config
         attention = "sdpa" if target.on_cpu else attention_on_gpu(recipe, config)
-        read = read_profile(profile) if profile else None
+        read = read_profile(str(REPOSITORY / profile)) if profile else None
         setup = setup_of(recipe, gpus, read, attention=attention, on_cpu=target.on_cpu)
         facts, activations = facts_for(config, setup), count_activations(config, setup)
         rows = batch // (length * gpus)

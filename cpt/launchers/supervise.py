@@ -18,8 +18,8 @@ from cpt.launchers.attempts import (
 from cpt.launchers.watch import Watch, patience
 from cpt.process import Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import FILE_NAME as EVENTS
 from cpt.runs.events import read_events, record_event, write_waiting_events
+from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
 from cpt.runs.signs import Sign, forget_signs, is_of_this_host, name_processes, pids_here, read_signs
 from cpt.safety.heartbeat import SIGNAL_FOR_STACKS, STACKS

@@ -8,7 +8,7 @@ from cpt.planner.facts import ModelFacts
 from cpt.planner.setup import Setup
 from cpt.planner.target import Target
 from cpt.planner.terms import PAGED, accumulates_in_fp32, bytes_of_gradient, state_bytes, update_traffic
-from cpt.runs.read_back import read_objects
+from cpt.runs.folder import METRICS, read_objects
 
 # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
@@ -155,7 +155,7 @@ def measured_speed(run: Path) -> Speed:
         RecipeError: it has none.
     """
     key = "tokens_per_second"
-    figures = sorted(float(row[key]) for row in read_objects(run / "metrics.jsonl", []) if key in row)
+    figures = sorted(float(row[key]) for row in read_objects(run / METRICS, []) if key in row)
     if not figures:
         raise RecipeError(
             f"--measured: {run} has no {key} in its metrics.jsonl. Give the folder of a run that trained."

@@ -31,7 +31,7 @@ from cpt.models.compiled import check_compiling, has_experts
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.quantized import check_quantization
 from cpt.models.recomputing import read_recomputing
-from cpt.monitoring.own import check_callbacks
+from cpt.monitoring.callbacks import check_callbacks
 from cpt.optim.build import OFFLOADED, build_optimizer, check_optimizer, check_rounding, find_optimizer
 from cpt.optim.released import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
@@ -276,11 +276,11 @@ def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: Prefligh
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
     found.warnings += profile_warnings(given, recipe)
-    reason = "offload_optimizer compiles its optimizer" if offloads(profile, "optimizer") else ""
+    reason = "`training.deepspeed`: offload_optimizer compiles its optimizer" if offloads(profile, "optimizer") else ""
     if not torch.accelerator.is_available():
-        reason = "DeepSpeed on a CPU compiles its communication"
+        reason = "`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
     if reason:
-        found.run(require_programs, "g++", "ninja", reason=f"`training.deepspeed`: {reason}")
+        found.run(require_programs, "g++", "ninja", reason=reason)
     return profile
 
 

@@ -119,7 +119,8 @@ def prepare_shard(recipe: Recipe, part: int, of: int, cache_dir: Path | None = N
     """
     shards, store = all_shards(open_all(recipe, cache_dir or default_cache_dir())), bucket()
     mine = unmade(shards[part - 1 :: of])
-    for source, number in made(mine, min(num_workers(), len(mine)), list({source for source, _ in mine})):
+    workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
+    for source, number in made(mine, workers, list({source for source, _ in mine})):
         if store is not None:
             upload_shard(source.shard_folder(number), store)
     return len(mine), len(unmade(shards))

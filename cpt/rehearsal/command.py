@@ -7,13 +7,12 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import typer
@@ -21,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from cpt import errors
 from cpt.cache import size_of
-from cpt.checkpoints.manifest import Manifest, read_manifest
+from cpt.checkpoints.manifest import read_manifest
 from cpt.checkpoints.proof import logits_in_another_process, proof_text
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.checkpoints.verify import verify_path
@@ -37,26 +36,24 @@ from cpt.errors import (
     TrainingError,
 )
 from cpt.extend import import_user_module
+from cpt.files import locked
+from cpt.formatting import format_bytes
 from cpt.hardware import GIB, free_disk_gib, host_memory_gib
-from cpt.launchers.attempts import (
-    BY_THE_LAUNCHER,
-    SUPERVISED,
-    command_of_attempt,
-    kill_family,
-    refuse_more_than_the_machine_holds,
-)
+from cpt.launchers.attempts import BY_THE_LAUNCHER, command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.launchers.processes import environment_alone
 from cpt.preflight.found import placed
 from cpt.preflight.gate import check_reality
 from cpt.preflight.resources import checkpoints_at_once
+from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
 from cpt.recipe.schema import Checkpoints, Recipe
 from cpt.recipe.tree import Node
-from cpt.runs.read_back import read_objects
-from cpt.runs.record import EXPORT, Run, hold
+from cpt.runs.folder import read_objects
+from cpt.runs.record import EXPORT, LOCK, Run
+from cpt.stages.checkpointing.resuming import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("part.py")
-NAME, BEFORE_RESUMING = "run", f"{EXPORT}-uninterrupted"
+NAME = "run"
 KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed and accelerate
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
 NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
@@ -69,13 +66,12 @@ class NotRun(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Finding:
+    """One row: what was measured, or the class of the error and its text."""
+
     step: str
-    verdict: str
-    """`ok`, `FAILED` or `not run`."""
+    verdict: Literal["ok", "FAILED", "not run"]
     figure: str
-    """What was measured, or the error with its remedy."""
     error: str | None = None
-    """Class of the error."""
 
 
 @dataclass
@@ -93,6 +89,8 @@ class Rehearsal:
     begin: Callable[[str], None] = lambda step: None
     losses: dict[int, float] = field(default_factory=dict)
     """Of the first steps, by step."""
+    failure: CptError | None = None
+    """What ended the first steps early."""
 
     @property
     def run(self) -> Path:
@@ -106,8 +104,8 @@ class Rehearsal:
             "first steps": self.train_first_steps,
             "save": self.check_saved,
             "export": self.check_exported,
-            "resume": self.resume,
             "disk": self.check_disk,
+            "resume": self.resume,
         }
         failed = ""
         for step, check in steps.items():
@@ -159,7 +157,7 @@ class Rehearsal:
         damaged = [f"{found.folder.name}/{damage}" for found in verify_path(checkpoint) for damage in found.found]
         if damaged:
             raise CheckpointError(f"{'; '.join(damaged[:3])}. Set `output_dir` to another disk.")
-        return f"{in_gib(size_of(checkpoint))}; all files are intact"
+        return f"{format_bytes(size_of(checkpoint))}; all files are intact"
 
     def check_exported(self) -> str:
         """Load the exported model with plain transformers, in a process without this package."""
@@ -167,7 +165,7 @@ class Rehearsal:
         if not (export / "config.json").exists():
             raise self.failure or NotRun("there is no exported model")
         if self.recipe.model.trust_remote_code:
-            return f"{in_gib(size_of(export))}; not loaded here, since it needs its own code"
+            return f"{format_bytes(size_of(export))}; not loaded here, since it needs its own code"
         if self.recipe.model.import_ is not None:
             import_user_module(self.recipe.model.import_)
         try:
@@ -179,31 +177,34 @@ class Rehearsal:
             raise CheckpointError(str(problem)) from problem
         if not is_finite:
             raise CheckpointError("the logits of the exported model are not finite.")
-        return f"{in_gib(size_of(export))}; plain transformers loads it, its logits are finite"
+        return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
 
     def resume(self) -> str:
-        """Continue from the checkpoint in new processes, and compare losses and weights."""
+        """Continue from the checkpoint in new processes: bit for bit, or up to rounding if no more is promised."""
         checkpoint = self.checkpoint()
         if checkpoint is None:
             raise NotRun("nothing was saved")
         for later in published_checkpoints(self.run)[1:]:  # a run may be so short that it saved at its end
             shutil.rmtree(later)
-        export, straight = self.run / EXPORT, self.run / BEFORE_RESUMING
-        if export.exists():
-            export.rename(straight)
-        try:
-            problem, _ = self.start("resumed")
-            if not checkpoint.exists():  # the run refused it and continued from an older state
-                reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
-                raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
-            manifest = read_manifest(checkpoint)
-            if problem is not None and (straight.exists() or max(losses_of(self.run)) <= manifest.step):
-                raise problem
-            half = bool(self.recipe.training.get("bf16") or self.recipe.training.get("fp16"))
-            return compared(self.losses, losses_of(self.run), manifest, (straight, export), half=half)
-        finally:
-            if straight.exists() and not export.exists():
-                straight.rename(export)
+        shutil.rmtree(self.run / EXPORT, ignore_errors=True)  # else the run counts as finished
+        problem, _ = self.start("resumed")
+        if not checkpoint.exists():  # the run refused it and continued from an older state
+            reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
+            raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
+        manifest, resumed = read_manifest(checkpoint), losses_of(self.run)
+        steps = [step for step in self.losses if step > manifest.step]
+        if problem is not None and (self.failure is None or max(resumed) <= manifest.step):
+            raise problem
+        difference = max((abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0)
+        what = f"steps {', '.join(map(str, steps))} in new processes"
+        if all(resumed[step].hex() == self.losses[step].hex() for step in steps):
+            return f"{what}: the same losses, bit for bit"
+        in_16_bits = self.recipe.training.get("bf16") or self.recipe.training.get("fp16")
+        allowed = ROUNDING_IN_16_BITS if in_16_bits else ROUNDING
+        if manifest.exactness == BIT_EXACT or not difference <= allowed:  # NaN is not
+            remedy = "Something that decides the next step is not in the checkpoint: give it a state_dict"
+            raise CheckpointError(f"{what}: losses differ by {difference:.1e}. {remedy}.")
+        return f"{what}: losses differ by {difference:.1e}, as expected of this run ({manifest.exactness})"
 
     def check_disk(self) -> str:
         """Compare the measured sizes, over the whole run, with the free space."""
@@ -215,8 +216,8 @@ class Rehearsal:
         there = sum(size_of(path) for pattern in ("checkpoint-*", EXPORT) for path in folder.glob(pattern))
         free = free_disk_gib(folder) * GIB + size_of(self.scratch) + there
         needed = count * each + export
-        told = f"{count} x {in_gib(each)} of checkpoints + {in_gib(export)} of {EXPORT} = {in_gib(needed)} of "
-        told += f"{in_gib(free)} free in {self.recipe.output_dir}"
+        parts = f"{count} x {format_bytes(each)} of checkpoints + {format_bytes(export)} of {EXPORT}"
+        told = f"{parts} = {format_bytes(needed)} of {format_bytes(free)} free in {self.recipe.output_dir}"
         if needed > free:
             fewer = " Or set `checkpoints.keep` lower." if count > 2 else ""
             raise ResourceError(f"{told}. Free some, or set `output_dir` to another disk.{fewer}")
@@ -251,18 +252,13 @@ class Rehearsal:
         reports.mkdir()
         words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
         # Without PYTHONSAFEPATH, Python would look for modules in the program's folder first.
-        marks = {SUPERVISED: str(os.getpid()), "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
-        environment = {**os.environ, **marks}
+        environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
         with log.open("wb") as output:
-            try:
-                child = subprocess.Popen(words, env=environment, stdout=output, stderr=output, start_new_session=True)
-            except OSError as problem:
-                raise LaunchError(f"--launcher: {words[0]} cannot be started: {problem.strerror}") from problem
+            child = Child(words, environment=environment, output=output)
             try:
                 code = child.wait()
             finally:
-                kill_family(child.pid)
-                child.wait()
+                child.kill_family()
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
         measured = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
         return (None if code == 0 else self.why(code, log)), measured
@@ -291,57 +287,14 @@ class Rehearsal:
         return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
 
-def compared(
-    straight: dict[int, float],
-    resumed: dict[int, float],
-    manifest: Manifest,
-    exports: tuple[Path, Path],
-    *,
-    half: bool,
-) -> str:
-    """Compare a resumed run with the uninterrupted one: bit for bit, or up to rounding where the run promises no more.
-
-    Args:
-        straight: losses of the uninterrupted run, by step.
-        exports: its model, and that of the resumed run.
-    """
-    steps = [step for step in straight if step > manifest.step]
-    missing = [step for step in steps if step not in resumed]
-    if missing:
-        raise CheckpointError(f"the resumed run did not reach step {missing[0]}.")
-    what = f"steps {', '.join(map(str, steps))} in new processes" if steps else "new processes"
-    weights = [weight_hashes(export) for export in exports]
-    same_weights = not all(weights) or weights[0] == weights[1]
-    if same_weights and all(straight[step].hex() == resumed[step].hex() for step in steps):
-        return f"{what}: the same losses{' and weights' if all(weights) else ''}, bit for bit"
-    difference = max((abs(resumed[step] / straight[step] - 1) for step in steps), default=0.0)
-    found = f"{what}: losses differ by {difference:.1e}{'' if same_weights else ', and the weights differ'}"
-    allowed = ROUNDING_IN_16_BITS if half else ROUNDING
-    if manifest.exactness == "bit-exact" or not difference <= allowed:  # NaN is not
-        raise CheckpointError(
-            f"{found}. Something that decides the next step is not in the checkpoint: give it a state_dict."
-        )
-    return f"{found}, as expected of this run ({manifest.exactness})"
-
-
-def weight_hashes(export: Path) -> dict[str, str]:
-    if not export.exists():
-        return {}
-    files = read_manifest(export).files
-    return {name: entry.xxh3_128 for name, entry in files.items() if name.endswith(".safetensors")}
-
-
 def losses_of(run: Path) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl", []) if "loss" in row}
 
 
 def memory_in_words(measured: dict[str, Any]) -> str:
-    gpu = f"GPU {in_gib(measured['gpu'])} of {in_gib(measured['gpu_total'])}, " if "gpu" in measured else ""
-    return f"{gpu}host {in_gib(measured['host'])} a process, of {host_memory_gib():,.1f} GiB"
-
-
-def in_gib(size: float) -> str:
-    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
+    sizes = {name: format_bytes(size) for name, size in measured.items() if name != "seconds"}
+    gpu = f"GPU {sizes['gpu']} of {sizes['gpu_total']}, " if "gpu" in sizes else ""
+    return f"{gpu}host {sizes['host']} a process, of {host_memory_gib():,.1f} GiB"
 
 
 def shown(finding: Finding) -> str:
@@ -361,21 +314,17 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = hold(folder)
+    except OSError as problem:
+        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
+    with locked(folder / LOCK, wait=False) as is_ours:
+        if not is_ours:
+            raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.")
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif lock is None or path.name != Path(lock.name).name:
+            elif path.name != LOCK:
                 path.unlink()
-    except LaunchError as problem:
-        raise LaunchError(f"this recipe is being rehearsed already, in {folder}. Wait for its end.") from problem
-    except OSError as problem:
-        raise RecipeError(f"`output_dir`: cannot write to {recipe.output_dir}: {problem.strerror}.") from problem
-    try:
         yield folder
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def remove_scratch(folder: Path) -> None:

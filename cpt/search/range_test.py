@@ -17,7 +17,8 @@ from cpt.process import Child
 from cpt.ranks import tell
 from cpt.recipe.load import load_recipe
 from cpt.recipe.words import in_yaml
-from cpt.runs.record import METRICS, Run
+from cpt.runs.folder import METRICS
+from cpt.runs.record import Run
 from cpt.search.search import TRAIN
 
 PICTURE = "learning_rates.png"

@@ -91,7 +91,7 @@ def test_without_a_general_set_the_public_one_is_named_and_with_none_there_is_no
     recipe = run(general=None, gpu="RTX 4090")
     assert recipe.data.sources[1].path == "HuggingFaceFW/fineweb-edu" and recipe.data.sources[1].max_documents
     found = run(general="none", output=init.Path("without.yaml"))
-    assert len(found.data.sources) == 1 and "nothing that keeps" in check_reality(found).warnings[0]
+    assert len(found.data.sources) == 1 and "`data.sources`" in check_reality(found).warnings[0]
 
 
 def test_bad_rows_and_repeats_become_settings(run, here):

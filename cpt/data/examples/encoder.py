@@ -53,8 +53,8 @@ class ExampleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder._slow is not None:
             raise RecipeError(
-                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters of"
-                " its tokens. Set `tokenizer.path` to one with a tokenizer.json."
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow one (Python), which does not report the characters"
+                " of its tokens. Set `tokenizer.path` to one with a tokenizer.json."
             )
         self.form = form_of_source(source)
         self.template = None if encoder.chat_template is None else same_every_day(encoder.chat_template)
