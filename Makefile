@@ -63,8 +63,8 @@ $(APART)/.installed: $(INSTALLED)
 	chmod +x $(APART)/bin/cpt
 	touch $@
 
-test-cluster: $(INSTALLED) ## several hosts on this machine, as root: apt-get install openssh-server pdsh iproute2 slurm-wlm munge
-	$(PYTEST) tests/cluster -m 'cluster and not long' $(ARGS)
+test-cluster: $(INSTALLED) ## two hosts on this machine, as root
+	$(PYTEST) tests/launchers -m cluster $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
 	$(PYTEST) -m 'gpu and not quantized' $(ARGS) || $(call unless_there_are_none,gpu)

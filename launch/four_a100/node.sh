@@ -9,6 +9,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." # the folder that the recipe's paths are relative to
 
 FOLDER=launch/four_a100
+# shellcheck disable=SC2034 # for environment.sh
 VENV=.venv
 NODES=1
 GPUS_PER_NODE=4 # processes of a node

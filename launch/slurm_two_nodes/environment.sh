@@ -2,7 +2,8 @@
 # shellcheck shell=bash disable=SC2154 # node.sh sets the names in capitals
 
 # ssh and SLURM start programs with a bare PATH; DeepSpeed also looks there for ninja when it compiles.
-export PATH="$(realpath -s "$VENV")/bin:$PATH"
+PATH="$(realpath -s "$VENV")/bin:$PATH"
+export PATH
 
 # What a process prints before it dies is in the log, and in order.
 export PYTHONUNBUFFERED="${PYTHONUNBUFFERED:-1}"

@@ -9,6 +9,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." # the folder that the recipe's paths are relative to
 
 FOLDER=launch/slurm_two_nodes
+# shellcheck disable=SC2034 # for environment.sh
 VENV=.venv
 NODES=2
 GPUS_PER_NODE=8 # processes of a node

@@ -9,6 +9,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/@BACK@" # the folder that the recipe's paths are relative to
 
 FOLDER=@FOLDER@
+# shellcheck disable=SC2034 # for environment.sh
 VENV=@VENV@
 NODES=@NODES@
 GPUS_PER_NODE=@GPUS@ # processes of a node
