@@ -30,14 +30,13 @@ from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
 from cpt.safety.out_of_memory import is_out_of_memory
 from cpt.stages.length import RunLength
-from cpt.stages.steps.lean_steps import LeanSteps
 from cpt.stages.steps.released_steps import ReleasedSteps
 from cpt.stages.steps.sequence_parallel import SharedRows
 
 METRICS = "metrics.jsonl"
 
 
-class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
+class CPTTrainer(ReleasedSteps, SharedRows):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -205,6 +204,12 @@ class CPTTrainer(ReleasedSteps, LeanSteps, SharedRows):
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead."""
+        if isinstance(data, torch.Tensor) and not self.is_deepspeed_enabled:
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Forward and backward pass of a micro-batch, its activations kept where the recipe says."""
