@@ -8,6 +8,7 @@ from typing import Literal
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded
 
 SAME_STEP_LIMIT = 3
+MOST_FOR_ONE_REASON = 3  # restarts that the run itself asked for, with the same message
 SECONDS_OF_BUDGET = 3600.0
 
 
@@ -50,6 +51,11 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None, resumes: bool =
     if last.state == "finished":
         return Decision("done")
     if last.error == RestartNeeded.__name__:
+        repeated = [ending.message for ending in endings[-MOST_FOR_ONE_REASON - 1 :]].count(last.message)
+        if repeated > MOST_FOR_ONE_REASON:
+            return Decision(
+                "give up", f"{last.message} It was restarted {repeated - 1} times for it", RestartNeeded.exit_code
+            )
         return Decision("again", last.message)
     if last.state == "interrupted":
         return Decision("stop", last.message, Interrupted.exit_code)

@@ -72,7 +72,7 @@ fi
 step=$(told step)
 state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T)
 echo "$(date --iso-8601=seconds) ended with code $code ($(told state) after step ${step:-0}); the job is ${state:-gone}"
-if [ "$code" = 75 ] && [ "$state" = RUNNING ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$MOST_REQUEUES" ]; then
+if { [ "$code" = 75 ] || [ "$code" = 76 ]; } && [ "$state" = RUNNING ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$MOST_REQUEUES" ]; then
     scontrol requeue "$SLURM_JOB_ID" # the same job, at the end of the queue: it goes on from what was saved
 fi
 exit "$code"

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
 from cpt.errors import CheckpointError
 from cpt.rehearsal.table import Finding, bad, good
-from cpt.stages.checkpointing.resuming import BIT_EXACT
+from cpt.stages.resuming import BIT_EXACT
 
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative, of losses
 STATE = (

@@ -9,8 +9,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from cpt.checkpoints.archive import WAITING
-from cpt.checkpoints.disk import RESERVE
 from cpt.checkpoints.rotation import Published, find_rule
+from cpt.checkpoints.transaction import RESERVE
 from cpt.data.store.folder import size_of
 from cpt.errors import ResourceError
 from cpt.hardware import free_disk_gib, nearest_existing

@@ -24,7 +24,7 @@ from cpt.rehearsal.starting import Ended, Launch, run_part
 from cpt.rehearsal.table import Finding, bad, good, not_run
 from cpt.rehearsal.watching import LENGTH
 from cpt.runs.record import EXPORT, hold
-from cpt.safety.out_of_memory import LEARNED
+from cpt.safety.restart import LEARNED
 from cpt.stages.length import RunLength
 
 LONGEST_ROWS, FIRST_STEPS = "longest-rows", "first-steps"  # names of the rehearsed runs

@@ -28,15 +28,14 @@ from cpt.optim.one_kernel_adamw import OneKernelAdamW
 from cpt.optim.schedules import build_schedule
 from cpt.ranks import main_process_decides, tell
 from cpt.recipe.schema import Recipe
-from cpt.safety.out_of_memory import is_out_of_memory
+from cpt.safety.restart import is_out_of_memory
+from cpt.stages.guards import GuardedTrainer
 from cpt.stages.length import RunLength
-from cpt.stages.steps.released_steps import ReleasedSteps
-from cpt.stages.steps.sequence_parallel import SharedRows
 
 METRICS = "metrics.jsonl"
 
 
-class CPTTrainer(ReleasedSteps, SharedRows):
+class CPTTrainer(GuardedTrainer):
     """Hugging Face's Trainer over rows that are a function of their global number.
 
     Args:
@@ -64,9 +63,7 @@ class CPTTrainer(ReleasedSteps, SharedRows):
             arguments.ddp_find_unused_parameters is None
         ):  # only a router may leave parameters out, and looking for them costs each step
             arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
-        if (
-            arguments.ddp_broadcast_buffers is None
-        ):  # else ranks wait for each other in each forward, for constants (see SmallerBatches)
+        if arguments.ddp_broadcast_buffers is None:  # else ranks wait for each other in each forward, for constants
             arguments.ddp_broadcast_buffers = any(isinstance(module, BatchStatistics) for module in model.modules())
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:

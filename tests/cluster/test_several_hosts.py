@@ -9,7 +9,7 @@ from launching import BIN, ROOT
 from several_hosts import PACKAGES, complain_about_what_is_missing, several_hosts, wait_for
 
 from cpt.runs.events import read_events
-from cpt.stages.roll_call import SECONDS_FOR_AN_ANSWER
+from cpt.stages.failures import SECONDS_FOR_AN_ANSWER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 SECONDS_TO_NOTICE = SECONDS_TO_WAIT_FOR_OTHERS + SECONDS_FOR_AN_ANSWER + 15
